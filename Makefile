@@ -27,7 +27,7 @@ PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) -
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; 2 to 4 minutes
+demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
 	$(BIN)/python examples/demo.py --out $(OUT)
 
@@ -38,7 +38,7 @@ live: $(STAMP) ## A live federation of two GPU servers and three devices, round 
 backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR SELECT=tune): hours without a GPU
 	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --select $(SELECT) --run $(RUN)
 
-wheel: ## The wheel and its bill of materials in dist/, without PyTorch: under half a minute
+wheel: ## The wheel and its bill of materials in dist/, without PyTorch
 	@mkdir -p $(DIST) $(WORK) && rm -f $(DIST)/edgefl_derm-*
 	@test -x $(WORK)/wheel-env/bin/pip || $(PYTHON) -m venv $(WORK)/wheel-env
 	$(WORK)/wheel-env/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --constraint constraints.txt pip \
@@ -48,13 +48,13 @@ wheel: ## The wheel and its bill of materials in dist/, without PyTorch: under h
 		--report $(WORK)/device.json --require-hashes --only-binary=:all: --requirement requirements-device.txt
 	$(WORK)/wheel-env/bin/python .ci/bill_of_materials.py $(DIST)/edgefl_derm-*.whl $(WORK)/device.json
 
-test: $(STAMP) ## What a change needs: 6 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
+test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## Only what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
-test-all: $(STAMP) ## All tests: 18 minutes on two cores
+test-all: $(STAMP) ## All tests; docs/results/README.md says how long each target takes
 	$(PYTEST) $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages

@@ -25,9 +25,9 @@ LEAST_COHORT = 2  # others without which a contribution can be told apart: docs/
 USUAL_COHORT = 3  # others that a broadcast holds where there are enough members
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
-_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", ">=": "of at least",
-          "<=": "of at most", ">": "above", "<": "below"}  # fmt: skip
-_WANTED = re.compile(r"\b(?:int|float|str|bool)\b|[<>]=?")
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+          "object": "a table", ">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}  # fmt: skip
+_WANTED = re.compile(r"\b(?:int|float|str|bool|array|object)\b|[<>]=?")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.+)`")  # in a sentence of msgspec
 _MOST_DEADLINE_S = 2**30  # 34 years; folders of earlier versions may hold what was no limit then
 _MAX_CONFIG_BYTES = 256 * 2**10
@@ -62,15 +62,17 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if _METHOD.fullmatch(self.method) is None:
             raise ValueError(f"method {self.method!r} is neither a method's name nor module:Class")
         if _WORD.fullmatch(self.name) is None or _WORD.fullmatch(self.line) is None:
-            raise ValueError("task name and line take 1 to 32 lower-case letters, digits or '-'")
+            raise ValueError("task name and line must be 1 to 32 lower-case letters, digits or '-'")
         if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
-            raise ValueError(f"classes needs at least two different names, found {list(self.classes)}")
+            raise ValueError(
+                f"classes must hold at least two names, all different; found: {', '.join(self.classes) or 'none'}"
+            )
         patch, image_px = self.backbone.get("patch"), self.backbone.get("image_px")
         if self.convolutional:
             if self.shares_maps or not isinstance(image_px, int) or image_px < 1:
-                raise ValueError("a convolutional backbone needs image_px in pixels and shares_maps = false")
+                raise ValueError("a convolutional backbone needs image_px in pixels, and shares_maps = false")
         elif not isinstance(patch, int) or not isinstance(image_px, int) or patch < 1 or image_px % patch:
-            raise ValueError("backbone needs image_px and patch in pixels, image_px a multiple of patch")
+            raise ValueError("backbone needs image_px and patch in pixels, and image_px must be a multiple of patch")
 
     @property
     def convolutional(self) -> bool:
@@ -101,11 +103,11 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.quorum_min > self.quorum_target:
-            raise ValueError(f"quorum needs minimum ({self.quorum_min}) <= target ({self.quorum_target})")
+            raise ValueError(f"quorum_min ({self.quorum_min}) must not be above quorum_target ({self.quorum_target})")
         if self.small_cohort and not self.allow_small_cohort:
             raise ValueError(
-                f"min_cohort {self.min_cohort} lets a site's contribution be told apart; use {LEAST_COHORT} or more, "
-                "or allow it with allow_small_cohort (init: --allow-small-cohort)"
+                f"with min_cohort {self.min_cohort} a site's contribution can be told apart; use {LEAST_COHORT} or "
+                "more, or allow it with allow_small_cohort (with init: --allow-small-cohort)"
             )
 
     @property
@@ -132,7 +134,10 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if not min(self.reply_bytes + 64 * 2**10, _MAX_BODY_BYTES) <= self.body_bytes <= _MAX_BODY_BYTES:
-            raise ValueError("limits.body_bytes is at most 33554432, or 65536 above a smaller limits.reply_bytes")
+            raise ValueError(
+                "limits.body_bytes must be at most 33554432, and at most 65536 above "
+                "limits.reply_bytes if that is smaller"
+            )
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -228,8 +233,8 @@ def _sentence(message: str, table: Mapping[str, Any]) -> str:
         )
     shown = f"{'.'.join(names)} is {found!r}"
     if what.startswith("Invalid enum value"):
-        return f"{shown}; {' and '.join(map(str, get_args(kind)))} are allowed"
+        return f"{shown}; allowed: {', '.join(map(str, get_args(kind)))}"
     if what.startswith("Expected "):
         needed = what.removeprefix("Expected ").partition(", got")[0].replace("`", "")
-        return f"{shown}; {_WANTED.sub(lambda found: _WORDS[found[0]], needed)} is needed"
+        return f"{shown}; it must be {_WANTED.sub(lambda found: _WORDS[found[0]], needed)}"
     return what  # ours, of a check above

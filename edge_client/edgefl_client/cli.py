@@ -47,7 +47,7 @@ def cli(context: click.Context, home_dir: str | None) -> None:
 
 @cli.group()
 def advanced() -> None:
-    """Look into what waits, go back, or do by hand what sync does. These commands are rarely needed."""
+    """See what waits, undo learning, or do by hand what sync does. These commands are rarely needed."""
 
 
 for command in (score, use, watch, trust, enrol, sync, contribute, policy, train, status, doctor):

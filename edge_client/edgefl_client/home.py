@@ -80,7 +80,7 @@ def find_home(given: str | None) -> Home:
     """
     root = Path(given or os.environ.get(ENVIRONMENT) or "~/.edgefl").expanduser()
     if root.exists() and not root.is_dir():
-        raise StorageError(f"the home {root} is no folder; choose another with --home", "home")
+        raise StorageError(f"the home {root} is not a folder; choose another with --home", "home")
     return Home(root)
 
 

@@ -45,7 +45,8 @@ def check_runtime(least: str) -> None:
     """
     if _runtime() < release(least):
         raise BundleError(
-            f"the bundle needs onnxruntime {least} or newer, this is {onnxruntime.__version__}; update onnxruntime",
+            f"the bundle needs onnxruntime {least} or newer, and {onnxruntime.__version__} is installed; update "
+            "onnxruntime",
             "runtime_too_old",
         )
 

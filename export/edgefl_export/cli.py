@@ -77,9 +77,10 @@ _PASSPHRASE = click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Holds the passphrase of the key, readable by you alone; without it EDGEFL_KEY_PASSPHRASE.",
+    help="File with the passphrase of the key, readable by you alone.  [env var: EDGEFL_KEY_PASSPHRASE; "
+    "default: the key is not encrypted]",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 @main.command()
@@ -97,8 +98,8 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     key = key_store.create_key(folder, passphrase)
     if passphrase is None:
         click.echo(
-            f"edgefl-export: {folder / key_store.PRIVATE_NAME} is not encrypted; protect it like a password "
-            "or make one with --passphrase-file",
+            f"edgefl-export: {folder / key_store.PRIVATE_NAME} is not encrypted; protect it like a password, or "
+            "make an encrypted key with --passphrase-file",
             err=True,
         )
     click.echo(key.key_id)
@@ -106,7 +107,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 
 @main.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--site", required=True, metavar="NAME", help="Site whose model leaves.")
+@click.option("--site", required=True, metavar="NAME", help="Site whose model goes into the bundle.")
 @click.option(
     "--sign",
     "signers",
@@ -114,7 +115,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="KEY|DIR",
-    help="Signing key, or the folder keygen made; repeatable for several signatures.",
+    help="Signing key, or the folder that keygen made; repeatable for several signatures.",
 )
 @click.option(
     "-o",
@@ -122,14 +123,14 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.edgefl",
-    help="The bundle.",
+    help="File for the bundle.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "int8"]),
     default="fp32",
     show_default=True,
-    help="Of the graph; int8 is smaller and faster, reads the run's images, and has to agree with fp32.",
+    help="Precision of the graph. int8 is smaller and faster; it needs the run's images and is checked against fp32.",
 )
 @click.option(
     "--graph",
@@ -137,16 +138,16 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     type=click.Choice(["fused", "plain"]),
     default="fused",
     show_default=True,
-    help="fused uses the operator Attention; plain is for runtimes without it.",
+    help="Form of the attention in the graph: fused uses the operator Attention; plain is for runtimes without it.",
 )
 @click.option(
-    "--version", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Above every published one."
+    "--version", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Above all published versions."
 )
 @click.option(
     "--with-training",
     is_flag=True,
-    help="Also export the training step, so that a device can learn; of a run that devices cannot learn, the refusal "
-    "names those they can.",
+    help="Also export the training step, so that a device can learn. Devices can learn some methods only; for any "
+    "other the command fails and lists them.",
 )
 @click.option(
     "--class-info",
@@ -155,18 +156,19 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     help="What the classes mean, and which are malignant: docs/reference/scores.md. A class that nobody describes asks "
     "for a look.  [default: what is known of ISIC's and HAM10000's labels]",
 )
-@click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Product line.")
-@click.option("--federation", callback=_word, metavar="NAME", help="Federation it belongs to.  [default: none]")
-@click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Refused afterwards.  [default: never]")
+@click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Line of bundles.")
+@click.option("--federation", callback=_word, metavar="NAME", help="Federation of the bundle.  [default: none]")
+@click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Time it is valid.  [default: no end]")
 @click.option(
     "--created",
     type=click.IntRange(0),
     envvar="SOURCE_DATE_EPOCH",
     metavar="SECONDS",
-    help="Time of publication since 1970, also from SOURCE_DATE_EPOCH; fix it to repeat a build.  [default: now]",
+    help="Time of publication since 1970, also read from SOURCE_DATE_EPOCH; fix it to get the same bytes again.  "
+    "[default: now]",
 )
 @click.option(
-    "--force", is_flag=True, help="Overwrite FILE, also where its folder holds another bundle of that line and version."
+    "--force", is_flag=True, help="Overwrite FILE, and allow another bundle of this line and version in its folder."
 )
 @_PASSPHRASE
 @_JSON
@@ -257,7 +259,7 @@ def _with_training(
     from edgefl_export.bundles.training import build_training
     from edgefl_protocol.tensors import read_tensors
 
-    click.echo("tracing the training step and comparing ten steps with the trainer: takes minutes …", err=True)
+    click.echo("tracing the training step and comparing ten steps with the trainer: this takes minutes …", err=True)
     data = files["weights.safetensors"]
     training = build_training(finished, site, read_tensors(data, max_bytes=len(data))[0])
     return {**files, **training.files}, training.parity
@@ -276,7 +278,7 @@ def _with_training(
 )
 @_JSON
 def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
-    """Check the bundle FILE as a device does. Signature, validity, members and graph are checked; refused: exit 3."""
+    """Check the bundle FILE as a device does. It checks signature, validity, members and graph; status 3: refused."""
     from edgefl_protocol.bundle import load_bundle
     from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded
@@ -345,7 +347,7 @@ def _bundle_text(facts: Mapping[str, Any]) -> str:
 
     lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
     lines += [f"signed by {key}" for key in facts["signers"]]
-    graph = "of the graph before its layers had 8 bits, " if facts["int8"] else ""
+    graph = "of the graph before its layers got 8 bits, " if facts["int8"] else ""
     lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
     shown = ShownMap.from_json(facts["map"])
@@ -355,7 +357,8 @@ def _bundle_text(facts: Mapping[str, Any]) -> str:
     if facts["undescribed"]:
         names = ", ".join(facts["undescribed"])
         lines.append(
-            f"nobody described {names}: a predicted one asks for a look; describe it with --class-info FILE.toml"
+            f"nobody described {names}: a device refers every picture for which it predicts such a class; describe "
+            "it with --class-info FILE.toml"
         )
     if facts["int8"]:
         found = facts["int8"]

@@ -30,5 +30,6 @@ def refused_settings() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ExportError(
-            f"a device cannot learn as the run did: {error}; leave --with-training out, or export one that keeps to it"
+            f"a device cannot learn as the run did: {error}; leave --with-training out, or export a run that "
+            "devices can learn"
         ) from error

@@ -33,7 +33,9 @@ def create_key(folder: Path, passphrase: bytes | None) -> SigningKey:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot make the folder {folder}: {error.strerror}; name another", "storage") from error
+        raise StorageError(
+            f"cannot make the folder {folder}: {error.strerror}; name another folder", "storage"
+        ) from error
     for name in (PRIVATE_NAME, PUBLIC_NAME):
         if (folder / name).exists():
             raise StorageError(

@@ -67,13 +67,18 @@ def send_blob(caller: Caller, reference: BlobReference, source: Path, pace: Pace
         while have < reference.size:
             data = read_at(have, pace.begin(min(most, reference.size - have)))
             if not data:
-                raise StorageError(f"{source} is shorter than its {reference.size} bytes; it is damaged", "damaged")
+                raise StorageError(
+                    f"{source} is damaged: it is shorter than the {reference.size} bytes that it should have",
+                    "damaged",
+                )
             before = have
             have, most = _put(caller, reference, before, data)
             pace.done()
             setbacks += have <= before
             if setbacks > MAX_SETBACKS:
-                raise Unavailable("the coordinator does not keep what is sent to it; try again later", "no_progress")
+                raise Unavailable(
+                    "the coordinator asks for the same bytes again and again; try again later", "no_progress"
+                )
 
 
 def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pace, max_bytes: int) -> bytes:
@@ -89,7 +94,7 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
         BlobError: it is too large, or what came does not verify, twice.
     """
     if reference.plain_bytes > max_bytes:
-        raise BlobError(f"the blob holds {reference.plain_bytes} bytes; at most {max_bytes} are taken", "too_large")
+        raise BlobError(f"the blob holds {reference.plain_bytes} bytes; at most {max_bytes} are allowed", "too_large")
     part = folder / f"{reference.blob}{_PART}"
     sweep_parts(folder, keep=part)
     resumed = _begun(folder, part, reference.size)
@@ -143,10 +148,10 @@ def _fill(caller: Caller, reference: BlobReference, part: Path, pace: Pace) -> N
         pace.done()
         if len(data) > length:
             raise PayloadError(
-                f"the coordinator sent {len(data)} bytes of a blob where {length} were asked", "too_large"
+                f"the coordinator sent {len(data)} bytes of a blob, but {length} were asked for", "too_large"
             )
         if not data:
-            raise Unavailable("the coordinator gave nothing of the blob; try again later", "no_progress")
+            raise Unavailable("the coordinator sent no bytes of the blob; try again later", "no_progress")
         write_at(part, have, data)
         have += len(data)
 

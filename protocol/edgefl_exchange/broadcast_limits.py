@@ -52,12 +52,13 @@ def check_broadcast(size: int, task: TaskReply, memory: int) -> None:
     needed = largest_broadcast(task)
     if size > needed:
         raise BlobError(
-            f"the round's broadcast holds {size} bytes, a round of this task needs {needed} at most; tell the operator",
+            f"the round's broadcast holds {size} bytes, but a round of this task needs at most {needed}; tell the "
+            "operator",
             "too_large",
         )
     if size > memory // 2:
         raise BlobError(
-            f"the round's broadcast holds {size} bytes, this device takes {memory // 2} at most, half of its memory: "
-            "it cannot take part in these rounds",
+            f"the round's broadcast holds {size} bytes, but this device takes at most {memory // 2}, half of its "
+            "memory: it cannot take part in these rounds",
             "too_large",
         )

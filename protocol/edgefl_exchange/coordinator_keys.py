@@ -91,7 +91,7 @@ class CoordinatorView:
                 raise
             # Nothing that anybody signed: a page of a proxy, a busy or a wrong server.
             raise Unavailable(
-                "what answered at the coordinator's address sent no key record; try again later, or check the address",
+                "the server at the coordinator's address sent no key record; try again later, or check the address",
                 code="no_record",
             ) from error
         if record is None:
@@ -207,7 +207,7 @@ class CoordinatorView:
                 self._correct_clock()  # our clock may be what is wrong
             if self.now_ms() > self._keys.expires_ms or not self._counts(self.key_id):
                 raise Unavailable(
-                    "the coordinator's key record has expired and no newer one that it signed came; try again later",
+                    "the coordinator's key record has expired, and no newer one came that it signed; try again later",
                     code="keys_expired",
                 ) from error
             _LOG.warning("a key record was refused: %s", error)
@@ -234,16 +234,17 @@ class CoordinatorView:
             signed = verify_time(answer.body, self.signing, nonce)
         except RecordError as error:
             raise Unavailable(
-                "the time that came is not signed by the coordinator; try again later", "not_signed"
+                "the time that was received is not signed by the coordinator; try again later", "not_signed"
             ) from error
         if trip_s > MAX_ROUND_TRIP_S:
             raise Unavailable(
-                f"the signed time took {trip_s:.0f} s to come, too long to be used; try again later", "slow"
+                f"the signed time took {trip_s:.0f} s to arrive, which is too long to use it; try again later", "slow"
             )
         offset_ms = signed.now_ms + round(trip_s * 500) - self._clock_ms()
         if abs(offset_ms) > MAX_CORRECTION_MS:
             raise ExchangeError(
-                f"this clock is {abs(offset_ms) / 3_600_000:.0f} hours off, more than the 48 corrected; set it",
+                f"this clock is {abs(offset_ms) / 3_600_000:.0f} hours off, and at most 48 are corrected; set the "
+                "clock",
                 code="clock_too_far",
             )
         if abs(offset_ms - self._offset_ms) < LEAST_CORRECTION_MS:

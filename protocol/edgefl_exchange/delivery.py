@@ -193,4 +193,6 @@ def _lost_blob(item: WorkItem, refusal: SignedRefusal) -> EdgeflError:
         item.content()
     except OutboxError as error:
         return error
-    return Unavailable(f"the coordinator does not have the reply whole ({refusal}); it is sent again", refusal.code)
+    return Unavailable(
+        f"the coordinator does not have the whole reply ({refusal}); it will be sent again", refusal.code
+    )

@@ -125,8 +125,8 @@ def _begun(folder: Path, invite: Invite) -> Membership | None:
         return found
     if found.state != "joining":
         raise EnrolmentError(
-            f"this device is {found.name} in the federation {found.federation} already; "
-            "join another one with another home folder (--home)",
+            f"this device already belongs to the federation {found.federation}, as {found.name}; to join another "
+            "one, use another home folder (--home)",
             code="already_enrolled",
         )
     remove_identity(folder)
@@ -145,8 +145,8 @@ def _prove(caller: Caller, identity: Identity, invite: Invite, idem: str) -> Enr
     own = fingerprint(invite.federation, identity.signing.public, identity.sealing.public)
     if not same_fingerprint(found.fingerprint, own):
         raise EnrolmentError(
-            f"the coordinator shows the fingerprint {found.fingerprint}, these keys have {own}: somebody stands "
-            "between; tell the operator not to approve",
+            f"the coordinator shows the fingerprint {found.fingerprint}, but these keys have {own}: somebody may "
+            "have replaced the keys on the way; tell the operator not to approve this device",
             code="fingerprint_differs",
         )
     return dataclasses.replace(found, fingerprint=own)

@@ -144,7 +144,11 @@ class HttpsTransport:
                 code="redirected",
             )
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise Unavailable(f"{self._host} answered compressed, which is never unpacked", code="compressed")
+            raise Unavailable(
+                f"{self._host} sent a compressed answer, which is never unpacked; check the coordinator's address or "
+                "the proxy",
+                code="compressed",
+            )
 
     def _pieces(self, response: requests.Response, max_bytes: int) -> Iterator[bytes]:
         expected = response.headers.get("Content-Length", "")
@@ -153,7 +157,7 @@ class HttpsTransport:
             received += len(piece)
             if received > max_bytes:
                 raise Unavailable(
-                    f"{self._host} answered more than the {max_bytes} bytes allowed", code="answer_too_large"
+                    f"{self._host} answered with more than the {max_bytes} bytes allowed", code="answer_too_large"
                 )
             yield piece
         if expected.isascii() and expected.isdigit() and received != int(expected):
@@ -163,8 +167,9 @@ class HttpsTransport:
         for cause in _causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return TlsRefused(
-                    f"the certificate of {self._host} is refused ({cause.verify_message.rstrip('.')}), so nothing was "
-                    "sent; for a certificate authority of its own, give its file with --ca",
+                    f"the certificate of {self._host} is refused ({cause.verify_message.rstrip('.')}), so nothing "
+                    "was sent; if the coordinator uses its own certificate authority, give that authority's file "
+                    "with --ca",
                     code="certificate_refused",
                 )
             if isinstance(cause, ssl.SSLError) and "CERTIFICATE" not in str(cause) and "VERSION" in str(cause):

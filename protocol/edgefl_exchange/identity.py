@@ -63,8 +63,8 @@ class SequenceNumbers:
         here = max(self._next, self._read())
         if highest + BLOCK - here > MAX_JUMP or highest + 2 * BLOCK > MAX_SEQUENCE:
             raise ExchangeError(
-                f"the coordinator asks for sequence numbers above {highest}, this key stands at {here}: a jump above "
-                f"{MAX_JUMP} is refused; ask the operator for a new invite",
+                f"the coordinator asks for sequence numbers above {highest}, but this key has reached {here}, and a "
+                f"jump of more than {MAX_JUMP} is refused; ask the operator for a new invite",
                 code="seq_jump",
             )
         self._reserve(max(here, highest + BLOCK))
@@ -80,7 +80,7 @@ class SequenceNumbers:
 
     def _reserve(self, start: int) -> None:
         if not self._is_held():
-            raise ExchangeError("these keys were closed", code="closed")
+            raise ExchangeError("these keys are closed already", code="closed")
         write_atomic(self._file, f"{start + BLOCK}\n".encode("ascii"), mode=0o600)
         self._next, self._end = start, start + BLOCK
 

@@ -77,8 +77,8 @@ def load_membership(folder: Path) -> Membership:
             raise ValueError("unknown state")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(
-            f"{path} is damaged; restore it, or move the folder {folder} away and enrol with a new invite, which the "
-            "operator gives for the same name once the old keys are revoked",
+            f"{path} is damaged; restore it, or move the folder {folder} away and enrol with a new invite, which "
+            "the operator can make for the same name after revoking the old keys",
             "damaged",
         ) from error
     return membership

@@ -127,7 +127,7 @@ class Outbox:
     def _put(self, key: WorkItemKey, payload: bytes, now_ms: int) -> str:
         """Keep an item; one of the same federation and kind that is promised to no round gives way to it."""
         if len(payload) > MAX_BLOB_BYTES:
-            raise OutboxError(f"the item has {len(payload)} bytes, at most {MAX_BLOB_BYTES} can be sent", "too_large")
+            raise OutboxError(f"the item has {len(payload)} bytes; at most {MAX_BLOB_BYTES} can be sent", "too_large")
         blob = self._files.keep(payload) if len(payload) > FILE_ABOVE_BYTES else None
         content, file = (payload, None) if blob is None else (blob.to_payload().to_bytes(), blob.blob)
         sealed = self._seal(content, *_names(key.idem, key.federation, key.kind, file))
@@ -259,7 +259,7 @@ class Outbox:
 
     def _damaged(self) -> OutboxError:
         return OutboxError(
-            f"{self._path} holds an item that this member's keys do not open (it was made under other keys, or is "
+            f"{self._path} holds an item that this member's keys cannot open (it was made with other keys, or is "
             "damaged); move the file away and contribute again",
             code="outbox_damaged",
         )
@@ -268,8 +268,8 @@ class Outbox:
         items, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
         if items + 1 > self._bounds.items or size + more > self._bounds.bytes:
             raise OutboxError(
-                f"the outbox holds {items} items of {size} bytes together; allowed are {self._bounds.items} items "
-                f"and {self._bounds.bytes} bytes: send them with edgefl sync",
+                f"the outbox is full: it holds {items} items of {size} bytes together, and at most "
+                f"{self._bounds.items} items and {self._bounds.bytes} bytes are allowed; send them with edgefl sync",
                 code="outbox_full",
             )
 

@@ -33,7 +33,7 @@ def pinned_certificate(pem: bytes, pin: bytes) -> bytes:
         if hashlib.sha256(der).digest() == pin:
             return pem_of(der)
     raise TlsRefused(
-        f"the invite pins the certificate with SHA-256 {pin.hex()[:16]}…, which is not in the file given with --ca; "
+        f"the file given with --ca does not hold the certificate that the invite names (SHA-256 {pin.hex()[:16]}…); "
         "ask the operator for the file that belongs to this invite",
         code="pin_mismatch",
     )

@@ -34,8 +34,8 @@ def require(name: str, found: str) -> None:
     """
     if _numbers(found) < _numbers(LEAST[name]):
         raise EdgeflError(
-            f"{name} {found} is installed, {DISTRIBUTION} needs {LEAST[name]} or newer: "
-            f"pip install '{name}>={LEAST[name]}'",
+            f"{name} {found} is installed, but {DISTRIBUTION} needs {LEAST[name]} or newer: pip install "
+            f"'{name}>={LEAST[name]}'",
             "library_too_old",
         )
 

@@ -186,10 +186,12 @@ def _opened(path: Path, *, private: bool) -> Iterator[BinaryIO]:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise StorageError(f"{path} is not a regular file; name a file", "not_a_file")
+                raise StorageError(f"{path} is not a regular file; name a file instead", "not_a_file")
             if private and status.st_mode & 0o077:
                 mode = stat.S_IMODE(status.st_mode)
-                raise StorageError(f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}", "permissions")
+                raise StorageError(
+                    (f"{path} can be read or changed by others (mode {mode:04o}); run: chmod 600 {path}"), "permissions"
+                )
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 yield file
         finally:
@@ -214,9 +216,10 @@ def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"cannot {verb} {path}: the disk is full; free space and try again", "disk_full")
     if isinstance(error, FileNotFoundError):
-        return StorageError(f"cannot {verb} {path}: it or its folder does not exist; check the path", "missing")
+        absent = "it" if verb == "read" else "its folder"
+        return StorageError(f"cannot {verb} {path}: {absent} does not exist; check the path", "missing")
     if isinstance(error, PermissionError):
-        return StorageError(f"cannot {verb} {path}: no permission; let this user {verb} it", "permissions")
+        return StorageError(f"cannot {verb} {path}: permission denied; allow this user to {verb} it", "permissions")
     return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}; check the disk", "storage")
 
 

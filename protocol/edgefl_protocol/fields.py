@@ -52,7 +52,7 @@ def expect_names(payload: Payload, what: str, scalars: frozenset[str], arrays: f
 def text(value: object, field: str, form: re.Pattern[str]) -> str:
     """Return text that matches `form` from end to end."""
     if not isinstance(value, str) or form.fullmatch(value) is None:
-        raise bad_message(f"{field} has not the form {form.pattern}")
+        raise bad_message(f"{field} does not have the form {form.pattern}")
     return value
 
 
@@ -69,7 +69,7 @@ def hex_bytes(value: object, field: str, size: int | None = None, limit: int = 4
         raise bad_message(f"{field} is not lower-case hexadecimal")
     data = bytes.fromhex(value)
     if (size is not None and len(data) != size) or len(data) > limit:
-        raise bad_message(f"{field} has {len(data)} bytes, {size if size is not None else f'at most {limit}'} allowed")
+        raise bad_message(f"{field} has {len(data)} bytes; allowed: {size if size is not None else f'at most {limit}'}")
     return data
 
 
@@ -96,14 +96,14 @@ def octets(payload: Payload, field: str, limit: int) -> bytes:
     """Return the bytes of a one-axis uint8 array of at most `limit` elements."""
     array = payload.arrays[field]
     if array.dtype != np.uint8 or array.ndim != 1 or array.size > limit:
-        raise bad_message(f"{field} is not a uint8 array of one axis and at most {limit} bytes")
+        raise bad_message(f"{field} is not a one-dimensional uint8 array of at most {limit} bytes")
     return array.tobytes()
 
 
 def octet_array(data: bytes, field: str, limit: int) -> NDArray[np.uint8]:
     """Return bytes as the array that carries them."""
     if len(data) > limit:
-        raise bad_message(f"{field} has {len(data)} bytes, at most {limit} allowed")
+        raise bad_message(f"{field} has {len(data)} bytes; at most {limit} are allowed")
     return np.frombuffer(data, dtype=np.uint8)
 
 
@@ -124,7 +124,7 @@ def class_names(value: object) -> tuple[str, ...]:
         raise bad_message(f"classes is not a list of 1 to {MAX_CLASSES} names")
     checked = tuple(sentence(name, "classes", MAX_CLASS_NAME) for name in names)
     if len(set(checked)) != len(checked) or "" in checked:
-        raise bad_message("classes holds an empty name or a name twice")
+        raise bad_message("classes holds an empty name, or the same name twice")
     return checked
 
 
@@ -152,7 +152,7 @@ def _plain(item: object, field: str) -> Plain:
     if isinstance(item, str):
         return sentence(item, field, MAX_PLAIN_TEXT)
     if not isinstance(item, int | float):
-        raise bad_message(f"{field} holds a value that is no truth, number, text or list of numbers")
+        raise bad_message(f"{field} holds a value that is not true or false, a number, a text or a list of numbers")
     return item
 
 

@@ -126,7 +126,7 @@ def _own(array: Array) -> Array:
 def _plain(name: str, value: object) -> Scalar:
     """Return a scalar as int, float or str; numpy numbers become Python's."""
     if isinstance(value, (bool, np.bool_)):
-        raise PayloadError(f"scalar {name} is a truth value; send 0 or 1", "bad_scalar")
+        raise PayloadError(f"scalar {name} is true or false; send 0 or 1", "bad_scalar")
     if isinstance(value, (int, np.integer)):
         if not -MAX_SCALAR_INT <= value < MAX_SCALAR_INT:
             raise PayloadError(f"scalar {name} does not fit 64 bits", "bad_scalar")
@@ -159,4 +159,4 @@ def _read_scalar(name: str, text: str) -> Scalar:
         # Only the form that we write: one value, one spelling, so equal content keeps equal bytes.
         if math.isfinite(number) and repr(number) == value:
             return number
-    raise PayloadError(f"scalar {name} is not i:, f: or s: with a value in its one spelling", "bad_scalar")
+    raise PayloadError(f"scalar {name} is not i:, f: or s: followed by a value in its canonical form", "bad_scalar")

@@ -36,8 +36,8 @@ def check_keys(
         ValueError: it is no object, or a key is missing; the text is one clause for a sentence.
     """
     if not isinstance(record, dict) or not set(needed) <= set(record):
-        also = f", besides {', '.join(sorted(optional))}" if optional else ""
-        raise ValueError(f"{what or 'the keys'} must be exactly {', '.join(sorted(needed))}{also}")
+        also = f"; {', '.join(sorted(optional))} may be added" if optional else ""
+        raise ValueError(f"{what or 'the record'} must hold exactly {', '.join(sorted(needed))}{also}")
     unknown = sorted(set(record) - set(needed) - set(optional))
     if unknown:
         raise UnknownKeysError(f"{what}{' ' if what else ''}has {', '.join(unknown)[:300]}, which is not known here")
@@ -51,16 +51,16 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_JSON_BYTES, max_depth: int =
         ValueError: anything that is not strict JSON within the bounds; the text is one clause for a sentence.
     """
     if len(data) > max_bytes:
-        raise ValueError(f"{len(data):,} bytes where {max_bytes:,} are allowed")
+        raise ValueError(f"it has {len(data):,} bytes, and at most {max_bytes:,} are allowed")
     if (depth := _depth(data)) > max_depth:
-        raise ValueError(f"nested {depth} deep where {max_depth} is allowed")
+        raise ValueError(f"it is nested {depth} deep, and at most {max_depth} is allowed")
     try:
         value: object = _parse(data.decode("utf-8"), _whole, _finite)
         json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate cannot be encoded
     except UnicodeError as error:
-        raise ValueError("not UTF-8, or text with a lone surrogate") from error
+        raise ValueError("it is not UTF-8, or holds text with a lone surrogate") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON at character {error.pos}") from error
+        raise ValueError(f"it is not JSON at character {error.pos}") from error
     return value
 
 
@@ -73,7 +73,7 @@ def parse_integers(text: str) -> Any:
     try:
         return _parse(text, _short, _no_integer)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_json(value: object) -> bytes:
@@ -115,7 +115,7 @@ def _depth(data: bytes) -> int:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is given twice")
     return result
 
 
@@ -129,18 +129,18 @@ def _no_integer(digits: str) -> NoReturn:
 
 def _short(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+        raise ValueError(f"it holds an integer of more than {MAX_DIGITS} digits")
     return int(digits)
 
 
 def _whole(digits: str) -> int:
     if len(digits) > 17 or abs(int(digits)) > MAX_INT:
-        raise ValueError("an integer of 2^53 or more")
+        raise ValueError("it holds an integer of 2^53 or more")
     return int(digits)
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError("a number beyond the range of float64")
+        raise ValueError("it holds a number beyond the range of float64")
     return number

@@ -126,11 +126,13 @@ def read_tensors(
         PayloadError: anything else than a well-formed, bounded file of finite numbers.
     """
     if len(data) > max_bytes:
-        raise PayloadError(f"{len(data)} bytes of tensors; at most {max_bytes} are allowed here", "too_large")
+        raise PayloadError(f"the tensors have {len(data)} bytes; at most {max_bytes} are allowed here", "too_large")
     header, start = _read_header(data, max_header)
     metadata = _read_metadata(header.pop(METADATA, {}))
     if len(header) > max_tensors:
-        raise PayloadError(f"{len(header)} tensors; at most {max_tensors} are allowed here", "too_many_tensors")
+        raise PayloadError(
+            f"the file has {len(header)} tensors; at most {max_tensors} are allowed here", "too_many_tensors"
+        )
     entries = sorted(
         (_read_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:] + entry[:1]
     )
@@ -142,7 +144,7 @@ def read_tensors(
                 f"tensor {name} starts at byte {begin}, expected {position}: overlap or gap", "bad_offsets"
             )
         if end > len(data) - start:
-            raise PayloadError(f"tensor {name} ends behind the end of the file", "bad_offsets")
+            raise PayloadError(f"tensor {name} reaches beyond the end of the file", "bad_offsets")
         arrays[name] = _view(name, data, dtype, shape, start + begin)
         position = end
     if position != len(data) - start:
@@ -173,7 +175,7 @@ def _read_header(data: bytes, max_header: int) -> tuple[dict[str, Any], int]:
     if length > max_header:
         raise PayloadError(f"header of {length} bytes; at most {max_header} are allowed", "header_too_large")
     if length > len(data) - 8:
-        raise PayloadError("the header ends behind the end of the file", "truncated")
+        raise PayloadError("the header reaches beyond the end of the file", "truncated")
     try:
         header = parse_integers(data[8 : 8 + length].decode("utf-8"))
     except ValueError:

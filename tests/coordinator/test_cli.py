@@ -107,7 +107,7 @@ def test_a_wrong_fingerprint_is_exit_3(make_coordinator, tools) -> None:
     tools.Member(coordinator, "clinic-a").enrol(tools.token_of(coordinator, "clinic-a"))
     coordinator.store.close()
     refused = run(coordinator.store.home, "approve", "clinic-a", "--fingerprint", "0" * 20)
-    assert refused.exit_code == 3 and "do not let it in" in refused.stderr
+    assert refused.exit_code == 3 and "do not approve" in refused.stderr
 
 
 def test_a_world_readable_key_is_refused(closed_home) -> None:
@@ -169,7 +169,7 @@ def test_a_server_that_starts_is_waited_for(make_coordinator, monkeypatch) -> No
     assert asyncio.run(start_late())["federation"] == "skin"
     home.socket.unlink(missing_ok=True)
     monkeypatch.setattr("edgefl_coordinator.web.admin._PATIENCE_S", 0.2)
-    with pytest.raises(OperatorError, match="another process has"):
+    with pytest.raises(OperatorError, match="another process uses"):
         run_operation(home, "status", {})
 
 

@@ -15,7 +15,7 @@ BAD = {
     "class too high":  Payload({"maps.2": GOOD}, SHA),
     "class spelled":   Payload({"maps.01": GOOD}, SHA),
     "float32":         Payload({"maps.0": GOOD.astype(np.float32)}, SHA),
-    "one axis":        Payload({"maps.0": GOOD[0]}, SHA),
+    "one-dimensional":        Payload({"maps.0": GOOD[0]}, SHA),
     "too many maps":   Payload({"maps.0": np.repeat(GOOD, 3, axis=0)}, SHA),
     "no map":          Payload({"maps.0": GOOD[:0]}, SHA),
     "other grid":      Payload({"maps.0": np.ones((1, 9), np.float16)}, SHA),

@@ -117,7 +117,7 @@ def test_no_proof_of_the_sealing_key(coordinator, tools) -> None:
     guess = EnrolProofRequest(idem="p" * 16, nonce=b"\0" * 32)
     refused = thief.call("enrol-proof", guess.to_payload())
     assert isinstance(refused, Refusal) and refused.code == "bad_proof"
-    with pytest.raises(OperatorError, match="not proved"):
+    with pytest.raises(OperatorError, match="not finished"):
         OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": "0" * 20})
 
 

@@ -41,7 +41,7 @@ def lived(coordinator, tools) -> None:
     assert member.reply(3).code == "no_round"
     with coordinator.store.transaction() as connection:
         now_ms = coordinator.clock()
-        reason = f"the array {PATIENT} is in none of the usual form"
+        reason = f"the array {PATIENT} is not in the form that"
         audit.append(connection, now_ms, "reply_refused", "clinic-b", {"round": 1, "reason": reason})
         audit.append(connection, now_ms, "round_reopened", "1", {"problem": PATIENT, "replies": 1, "deadline_ms": 0})
         audit.append(connection, now_ms, "job_failed", "1", {"kind": "aggregate", "error": PATIENT})
@@ -79,7 +79,7 @@ def test_events_are_logged_once_with_time_and_level(coordinator, tools, stream, 
         ("info", f"clinic-a replied in round 1, {len(tools.maps_payload().to_bytes())} bytes"),
         ("warning", "clinic-a was refused on reply: no_round"),
         ("warning", "the reply of clinic-b in round 1 was refused"),
-        ("warning", "round 1 takes replies again until 00:00:00 UTC, and keeps those that are sound: 1"),
+        ("warning", "round 1 accepts replies again until 00:00:00 UTC and keeps the usable ones: 1"),
         ("error", "round 1: the coordinator could not do its job (aggregate)"),
     ]
 
@@ -152,7 +152,7 @@ def test_the_log_for_a_person(coordinator, tools, clock) -> None:
     lines = shown.stdout.splitlines()
     assert len(lines) == count
     assert "     1  2026-09-21 14:13:20 UTC  clinic-a was invited as site" in lines
-    assert f"the reply of clinic-b in round 1 was refused: the array {PATIENT} is in none" in shown.stdout
+    assert f"the reply of clinic-b in round 1 was refused: the array {PATIENT} is not in the form" in shown.stdout
     last = run("--limit", "2")
     assert last.stdout.splitlines() == lines[-2:] and last.stderr.startswith("2 of ")
     today = run("--since", "2026-09-22", "--json")

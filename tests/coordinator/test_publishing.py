@@ -59,7 +59,7 @@ def test_versions_only_rise(coordinator) -> None:
     """Check 26, rollback: the same or a lower version is not published."""
     publish(coordinator, "main", 2, b"two")
     for version in (1, 2):
-        with pytest.raises(OperatorError, match="not above 2"):
+        with pytest.raises(OperatorError, match="not above version 2"):
             publish(coordinator, "main", version, b"again")
 
 
@@ -85,7 +85,9 @@ def test_a_bundle_of_another_federation_is_not_published(bundle_of, word, coordi
     """No device of this federation could pull it, and its version number would be used up."""
     manifest = SimpleNamespace(federation=bundle_of, line="main", task="nevus", version=1)
     monkeypatch.setattr("edgefl_coordinator.web.operations.unverified_manifest", lambda data: (manifest, []))
-    with pytest.raises(OperatorError, match=f"made for {word}, this is skin: export it with --federation skin"):
+    with pytest.raises(
+        OperatorError, match=f"made for {word}, but this is the federation skin: export it with --federation skin"
+    ):
         OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
 
 

@@ -132,9 +132,9 @@ def carried_out(command: str, rules: RoundSettings) -> RoundSettings:
 def test_what_a_sentence_adds() -> None:
     """A cohort below two others is named with what it costs; contributions beside the average are no replies."""
     told = standing(facts(withheld=(1, 1, 2)), OLD)
-    assert told.mend.endswith("true (so few that a contribution can be told apart), or more members join")
+    assert told.mend.endswith("true (with so few, a single contribution can be told apart), or more members join")
     assert standing(facts(2, beside=1), RULES).why == (
-        "it needs 3 replies, and there are 3 members, of which 1 sent what is not averaged"
+        "it needs 3 replies, and there are 3 members, of which 1 sent contributions, which are not averaged"
     )
 
 
@@ -198,10 +198,10 @@ def test_the_usual_quorum_fits(members, least, target, cohort) -> None:
 @pytest.mark.parametrize(
     ("changes", "members", "words"),
     [
-        ({"quorum_min": 2, "min_cohort": 3}, 3, "quorum_min of at least 4 or a min_cohort of at most 1"),
+        ({"quorum_min": 2, "min_cohort": 3}, 3, "quorum_min of at least 4, or a min_cohort of at most 1"),
         ({"quorum_min": 4, "quorum_target": 4}, 3, "needs 4 replies, and 3 members cannot"),
         ({"quorum_target": 4}, 3, "wait for 4 approved members"),
-        ({"quorum_min": 1751, "quorum_target": 1751}, 1751, "3502 arrays, and 3500 travel together"),
+        ({"quorum_min": 1751, "quorum_target": 1751}, 1751, "3502 arrays, and at most 3500 travel together"),
         ({}, 3, ""),
         ({"quorum_target": 4, "start": "manual"}, 3, ""),
     ],
@@ -241,7 +241,7 @@ def test_three_members_under_the_old_defaults(make_coordinator, clock, tools, sh
     assert told["commands"] == [_SET + "rounds.min_cohort 2 rounds.quorum_min 3"]
     assert told["sentence"] == (
         "round 2 is stuck since 2026-09-21 14:13:20 UTC: its broadcast is withheld from 3 members, because it holds "
-        "contributions of only 2 others, and none goes out with fewer than 3; the operator runs: " + told["commands"][0]
+        "contributions of only 2 others, and at least 3 are required; the operator runs: " + told["commands"][0]
     )
     assert {task_of(member).stuck for member in three} == {told["sentence"]}
     words = told["commands"][0].removeprefix(_SET).split()

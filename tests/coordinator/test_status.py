@@ -48,7 +48,7 @@ def stalled(coordinator, tools) -> None:
 def test_stuck_and_the_command_that_mends_it(served, tools) -> None:
     """What is printed can be typed: it names the home; --json has it in fields; after it the round goes on."""
     waiting = run("status").stdout
-    assert "waits: the first round opens when the operator says so; run: edgefl-coordinator start" not in waiting
+    assert "waits: the first round opens when the operator starts it; run: edgefl-coordinator start" not in waiting
     stalled(served, tools)
     facts = json.loads(run("status", "--json").stdout)["standing"]
     (command,) = facts["commands"]

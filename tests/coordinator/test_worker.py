@@ -150,7 +150,7 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
     plain = ["--federation", "skin", "--classes", "nevus,other"]
     for number, (extra, sentence) in enumerate(
         [
-            (["--backbone", "tiny"], "backbone tiny is untrained, and a frozen random network learns nothing"),
+            (["--backbone", "tiny"], "backbone tiny is untrained, and nothing is learned on a frozen random network"),
             (["--image-px", "37"], "no network that comes with EdgeFL takes images of 37 px"),
             (["--quorum-min", "2"], "told apart; use 2 or more"),
             (["--quorum-min", "2", "--min-cohort", "2"], "could stop for good"),

@@ -207,7 +207,7 @@ if not os.path.exists(sys.argv[2]):
 """
     worker = WorkerProcess((sys.executable, "-c", prints_once + LOOP, "600", str(tmp_path / "begun")))
     try:
-        with pytest.raises(OperatorError, match="answered 'welcome' and was stopped"):
+        with pytest.raises(OperatorError, match="unexpected answer 'welcome' and was stopped"):
             worker(folder("one"), 60)
         worker(folder("two"), 60)
         assert told(tmp_path / "two")["jobs"] == 1

@@ -106,7 +106,7 @@ def test_a_fingerprint_that_differs_stops_the_enrolment(coordinator, folder, net
         return answer
 
     monkeypatch.setattr(coordinator, "_enrol", other_fingerprint)
-    with pytest.raises(EnrolmentError, match="stands between"):
+    with pytest.raises(EnrolmentError, match="replaced the keys"):
         enrol(folder, coordinator.invite(), coordinator, clock_ms=lambda: net.NOW_MS)
     assert load_membership(folder).state == "joining"
 

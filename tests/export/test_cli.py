@@ -250,7 +250,7 @@ def test_missing_files_fail_with_one_sentence(built, tmp_path):
     assert_refused(call("verify", tmp_path / "none", "--trust", built["pub"]), 1, "does not exist")
     assert_refused(call("verify", built["file"], "--trust", built["file"]), 1)
     (tmp_path / "text").write_text("hello")
-    assert_refused(call("verify", built["file"], "--trust", tmp_path / "text"), 3, "no Ed25519 public key")
+    assert_refused(call("verify", built["file"], "--trust", tmp_path / "text"), 3, "not an Ed25519 public key")
 
 
 def test_inspect_shows_claims_and_says_they_are_unchecked(built):
@@ -314,7 +314,7 @@ def test_a_bundle_is_never_written_over_a_file_nor_beside_its_like(built, run_fo
     copy.write_bytes(built["file"].read_bytes())
     given = ["bundle", run_folder, "--site", "north", "--sign", built["keys"]]
     assert_refused(call(*given, "-o", copy), 1, "exists already", "--force")
-    assert_refused(call(*given, "-o", here / "second.edgefl"), 1, "first.edgefl is version 1", "--version 2")
+    assert_refused(call(*given, "-o", here / "second.edgefl"), 1, "first.edgefl already is version 1", "--version 2")
     assert [path.name for path in here.iterdir()] == ["first.edgefl"]
     assert copy.read_bytes() == built["file"].read_bytes()
 

@@ -210,5 +210,5 @@ def test_how_it_learns_comes_from_the_run_that_learned_the_backbone(tmp_path):
     fresh, settings = contrast_method(open_run(cnn_run(tmp_path / "fresh", None)))
     assert fresh == FedCLF() and settings.method == "head"
     gone = cnn_run(tmp_path / "gone", tmp_path / "nowhere")
-    with pytest.raises(ExportError, match="nowhere, the run that learned the backbone, is not there"):
+    with pytest.raises(ExportError, match="nowhere, the run that learned the backbone, does not exist"):
         contrast_method(open_run(gone))

@@ -155,7 +155,7 @@ def test_a_graph_that_scores_otherwise_is_refused(make, graph, images):
 def test_gates_need_64_images(make, images):
     """Export gates: on 64 images or more."""
     predictor = make()
-    with pytest.raises(GateError, match="need 64 images, 63 were given"):
+    with pytest.raises(GateError, match="need 64 images, but 63 were given"):
         check_parity(b"", predictor.module, predictor.tensors, images[:63])
 
 

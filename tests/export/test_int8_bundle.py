@@ -87,7 +87,7 @@ def test_rows_are_those_that_the_run_had(tmp_path):
     found = federation_of(run)
     assert len(found.sites) == 3 and found.partition_sha256 == made.sha256
     (tmp_path / PARTITION_FILE).unlink()
-    with pytest.raises(ExportError, match="the images of the run have changed since"):
+    with pytest.raises(ExportError, match="the images have changed since the run learned"):
         federation_of(run)
 
 
@@ -126,7 +126,7 @@ def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
     assert done.exit_code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["int8"]["same_class"] >= 0.99 and facts["int8"]["change"] <= 0.01
-    words = "to the trainer, of the graph before its layers had 8 bits, on 64"  # whose figures are no others
+    words = "to the trainer, of the graph before its layers got 8 bits, on 64"  # whose figures are no others
     assert words in cli._bundle_text(facts) and words not in cli._bundle_text({**facts, "int8": None})
     shown = json.loads(CliRunner().invoke(cli.main, ["inspect", str(tmp_path / "small.edgefl"), "--json"]).stdout)
     assert shown["min_runtime"] == "1.24"

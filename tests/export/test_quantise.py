@@ -154,7 +154,7 @@ def test_kept_layers_keep_their_weights(graph, quantiser):
     before, after = initializers(graph), initializers(data)
     for name in weights:
         assert (after[name] == before[name]).all() and f"{name}_quantized" not in after
-    with pytest.raises(ExportError, match="use fp32"):
+    with pytest.raises(ExportError, match="use --precision fp32"):
         quantiser.build([layer.name for layer in quantiser.layers])
 
 
@@ -245,7 +245,7 @@ def test_a_graph_that_answers_otherwise_is_refused(biased, graph, quantiser, ima
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(100), tensor.name))
     with pytest.raises(GateError, match=r"with 8 bits .* no bundle is made: use --precision fp32"):
         check_agreement(coarse.SerializeToString(), graph, biased.tensors, images)
-    with pytest.raises(GateError, match="needs 64 images, 63 were found"):
+    with pytest.raises(GateError, match="needs 64 images, but 63 were found"):
         check_agreement(b"", graph, biased.tensors, images[:63])
 
 
@@ -256,7 +256,7 @@ def test_a_network_without_linear_layers_stays_float(quantiser, graph):
         for node in model.graph.node:
             if node.name in layer.nodes:
                 node.op_type = "Conv"
-    with pytest.raises(ExportError, match="use fp32"):
+    with pytest.raises(ExportError, match="use --precision fp32"):
         Quantiser(model.SerializeToString(), {}, np.zeros((1, 36, 36, 3), np.uint8))
 
 

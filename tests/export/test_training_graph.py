@@ -229,7 +229,7 @@ def test_a_run_with_another_optimiser_is_not_exported_for_learning(run_folder, p
     """The step in a bundle is AdamW's; docs/methods.md 1.6."""
     run = open_run(run_folder)
     other = replace(run, settings=replace(run.settings, hyper={"optimizer": "sgd"}))
-    with pytest.raises(ExportError, match="optimizer is sgd; a device learns with adamw"):
+    with pytest.raises(ExportError, match="optimizer is sgd, but a device learns with adamw"):
         learned_method(other, predictor).prepare(other, predictor, predictor.tensors)
 
 

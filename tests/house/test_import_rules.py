@@ -64,7 +64,7 @@ RULES = {
 FLOORS = {
     "edgefl_protocol": (
         "bundle", "messages", "records", "envelopes", "fields", "routes", "pictures", "rules", "payload", "tensors",
-        "processor", "durable", "strict_json", "pae", "distribution", "errors",
+        "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
         "cli", "commands", "live", "experiments", "engine", "methods", "learning", "evaluate", "data", "contract",

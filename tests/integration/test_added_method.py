@@ -122,7 +122,7 @@ def test_its_settings_come_from_the_federation_and_its_record(bundle: Bundle, ta
     assert agreed(bundle, {}, {}, complete=False).training.settings["lr"] == 0.25
     for settings, backbone, sentence in (
         ({"warmth": 3}, {}, "sets warmth, which this version does not know"),
-        ({"lr": "fast"}, {}, "cannot learn so: lr must be"),
+        ({"lr": "fast"}, {}, "cannot learn with these settings: lr must be"),
         ({}, {"sha256": "0" * 64}, r"frozen network \(SHA-256\)"),
     ):
         with pytest.raises(LearningError, match=sentence):

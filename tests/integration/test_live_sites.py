@@ -240,13 +240,13 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
     there, invite = enrolled(live, tmp_path)
     assert join(call(tmp_path / "site-1", "site-1", invite))["state"] == "pending"  # the same one again
     second = there.operate("invite", name="site-2", role="site", hours=1)["invite"]
-    with pytest.raises(RunError, match="made by another invite: name another --out"):
+    with pytest.raises(RunError, match="joined with another invite: name another --out"):
         join(call(tmp_path / "site-1", "site-1", second, there.ca))
     with pytest.raises(InviteError, match=r"damaged|characters|cut"):
         join(call(tmp_path / "new", "site-1", second[:-3] + "AAA", there.ca))
     strange = tmp_path / "strange.pem"
     strange.write_bytes(make_development_certificate(["127.0.0.1"], datetime.now(UTC)).ca)
-    with pytest.raises(FederationRefused, match="pins the certificate"):
+    with pytest.raises(FederationRefused, match="does not hold the certificate"):
         join(call(tmp_path / "new", "site-1", second, strange))
     with pytest.raises(FederationRefused, match="used"):
         join(call(tmp_path / "new", "site-1", invite, there.ca))

@@ -69,4 +69,4 @@ def test_a_command_says_so_in_one_sentence(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("edgefl: cryptography 47.0.1 is installed, edgefl-derm needs 48 or newer")
+    assert done.stderr.startswith("edgefl: cryptography 47.0.1 is installed, but edgefl-derm needs 48 or newer")

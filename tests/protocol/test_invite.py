@@ -199,7 +199,7 @@ def test_a_certificate_that_is_too_large_is_refused():
 
 @pytest.mark.parametrize("sha256", [None, "c" * 64])
 def test_a_certificate_other_than_the_pinned_one_is_refused(sha256):
-    with pytest.raises(InviteError, match="not the one it pins"):
+    with pytest.raises(InviteError, match="not the one that the invite names"):
         replace(CARRYING, tls_sha256=sha256)
 
 

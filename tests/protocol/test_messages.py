@@ -51,7 +51,7 @@ MESSAGES = [
     RecordReply(record=b"body.signature"),
     BundleRequest(line="main", task="nevus", version=7),
     BundleReply(bundle=bytes(range(256))),
-    Refusal(code="seq_behind", message="go on above it", highest=9),
+    Refusal(code="seq_behind", message="continue above that", highest=9),
     Refusal(code="pending", message="not yet"),
 ]
 

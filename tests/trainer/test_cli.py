@@ -127,21 +127,21 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("fedavgg", "--data {ward}", "did you mean fedavg"),
         ("local", "", "at least one SPEC, given with --data"),
         ("local", "--data lesion:", "is not a data SPEC"),
-        ("local", "--data lesions:foo=3 --backbone run:{mae}", "has the option foo"),
+        ("local", "--data lesions:foo=3 --backbone run:{mae}", "has the unknown option foo"),
         ("local", "--data lesions:sites=0 --backbone run:{mae}", "sites=0 is not allowed"),
-        ("local", "--data {ward} --task moles", "Task 'moles' is not known; allowed is all, nevus, or NAME=A,B:REST"),
+        ("local", "--data {ward} --task moles", "Task 'moles' is not known; allowed: all, nevus, or NAME=A,B:REST"),
         ("local", "--data {ward} --rounds 0", "rounds is 0; allowed: at least 1"),
-        ("local", "--data {ward} --participation 2", "participation is 2.0; allowed: in (0, 1]"),
+        ("local", "--data {ward} --participation 2", "participation is 2.0; allowed: above 0, at most 1"),
         ("local", "--data {ward} --set lr_haed=1", "lr_head"),
         ("local", "--data {ward} --set lr_head=7", "lr_head is 7.0; allowed: 0 to 1"),
         ("fedmae", "--data {ward} --balance class", "uses no labels"),
-        ("local", "--data {ward} --backbone tinny", "no backbone is called 'tinny'"),
+        ("local", "--data {ward} --backbone tinny", "there is no backbone 'tinny'"),
         ("local", "--data {ward} --backbone tiny", "is untrained"),
         ("local", "--data {ward} --backbone vit:64x4/12 --preset paper", "is untrained"),
-        ("local", "--data {ward} --backbone run:{mae} --image-px 84", "cannot take 84 px: use --image-px 36"),
+        ("local", "--data {ward} --backbone run:{mae} --image-px 84", "cannot take images of 84 px: use --image-px 36"),
         ("fedmae", "--data {ward} --backbone tiny --image-px 40", "use --image-px 36 or 48"),
         ("local", "--data {ward} --backbone run:{out}", "there is no backbone at"),
-        ("fedmae", "--data {ward} --backbone timm:vit_tiny_patch16_224", "fixed positions"),
+        ("fedmae", "--data {ward} --backbone timm:vit_tiny_patch16_224", "fixed position embeddings"),
         ("fedclf", "--data {ward} --backbone timm:no_such_net", "timm could not give 'no_such_net'"),
         ("random-init", "--data {ward} --backbone tiny --set lr=1", "this method has no hyper-parameter"),
         ("local", "--data {ward} --backbone run:{mae} --set b_blocks=4", "b_blocks is 4; allowed: 1 to 3"),
@@ -276,7 +276,7 @@ def test_an_empty_site_is_named(method, mae, tmp_path):
     backbone = "tiny" if method == "fedmae" else f"run:{mae}"
     outcome = run(method, data, tmp_path / "run", backbone)
     assert outcome.code == 1
-    assert "site west" in outcome.sentence() and "leave it out" in outcome.sentence()
+    assert "site west" in outcome.sentence() and "leave the site out" in outcome.sentence()
     assert not (tmp_path / "run").exists()
 
 
@@ -330,7 +330,7 @@ def test_a_backbone_that_cannot_be_read_is_told(damage, ward, mae, tmp_path):
     (tmp_path / "backbone.safetensors").write_bytes(content)
     outcome = run("local", ward, tmp_path / "run", f"file:{tmp_path / 'backbone.safetensors'}")
     assert outcome.code == 1
-    assert "is not a backbone this program wrote" in outcome.sentence()
+    assert "is not a backbone that this program wrote" in outcome.sentence()
     assert not (tmp_path / "run").exists()
 
 

@@ -57,7 +57,7 @@ def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, ca
     data = f"folder:{make_ward(tmp_path / 'ward', counts)}"
     outcome = edgefl_train("evaluate", finished["local"], "--data", data, "--json")
     assert outcome.json()["sites"]["west"]["classes_tested"] == 1
-    assert "warning: site west has no test row of class other: its figures are over the 1 of 2 classes" in outcome.err
+    assert "warning: site west has no test row of class other: its figures cover the 1 of 2 classes" in outcome.err
 
 
 def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached):
@@ -91,7 +91,7 @@ def test_evaluate_says_what_is_no_run_with_models(mae, ward, tmp_path, finished)
         assert outcome.code == 2 and words in outcome.sentence()
     (tmp_path / "config.toml").write_bytes((finished["local"] / "config.toml").read_bytes())
     outcome = edgefl_train("evaluate", tmp_path, "--data", ward)
-    assert outcome.code == 2 and "is not finished: go on with it with --resume" in outcome.sentence()
+    assert outcome.code == 2 and "is not finished: finish it with" in outcome.sentence()
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,12 @@ def test_predict_knows_its_sites(finished, tmp_path):
     write_picture(tmp_path / "a.png", 80, 1)
     outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", "--site", "north")
     assert outcome.code == 2 and "it has east, west" in outcome.sentence()
+
+
+def test_a_run_without_models_lists_none(mae, tmp_path):
+    """A run that learned a backbone has no model of any site: the sentence does not end in an empty list."""
+    outcome = edgefl_train("predict", mae, tmp_path / "a.png", "--site", "east")
+    assert outcome.code in (1, 2) and "has no model to score with: name a run that uses it" in outcome.sentence()
 
 
 # ---------------------------------------------------------------------------------------------- table

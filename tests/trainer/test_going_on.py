@@ -12,7 +12,7 @@ from edgefl_trainer.live import SiteMembership
 
 FILE = Path(__file__).parents[2] / "experiments/fedevprompt-table-1.toml"
 JOIN = ("--data", "lesions:sites=2,images=40,px=36", "--site", "site-1")
-TOLD = "stopped; go on with: "
+TOLD = "stopped; continue with: "
 
 
 def stop(*_: object, **__: object) -> None:

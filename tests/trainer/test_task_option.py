@@ -51,7 +51,7 @@ def test_a_run_of_groups_goes_on_is_judged_and_scores(gathered, clinic, tmp_path
     again = edgefl_train("run", "--resume", "--out", gathered, "--json")
     assert again.json()["task"] == GROUPS and "nothing was computed again" in again.err
     other = edgefl_train("run", "--resume", "--out", gathered, "--task", "mal=MEL:rest")
-    assert other.code == 2 and f"has task = '{GROUPS}', this command 'mal=MEL:rest'" in other.sentence()
+    assert other.code == 2 and f"has task = '{GROUPS}', but this command has 'mal=MEL:rest'" in other.sentence()
     judged = edgefl_train("evaluate", gathered, "--data", clinic, "--device", "cpu", "--json").json()
     assert judged["classes"] == ["mal", "rest"] and judged["sites"] == summary(gathered)["sites"]
     picture = tmp_path / "lesion.png"
@@ -106,5 +106,5 @@ def test_an_experiment_takes_groups_from_its_file_or_the_command(tmp_path, monke
 
 def test_what_is_no_task_is_refused_before_anything_is_read(tmp_path):
     found = edgefl_train("run", "fedavg", "--data", "folder:/nowhere", "--task", "mal=MEL,BCC", "--out", tmp_path / "r")
-    assert found.code == 2 and "Task 'mal=MEL,BCC' is not known; allowed is all, nevus, or" in found.sentence()
+    assert found.code == 2 and "Task 'mal=MEL,BCC' is not known; allowed: all, nevus, or" in found.sentence()
     assert not (tmp_path / "r").exists()

@@ -68,7 +68,7 @@ def attention_rollout(
         rows, columns = attention.shape[-2:]
         if columns != rows + prefix_length:
             raise ValueError(
-                f"attention has {rows} rows and {columns} columns; a prefix of {prefix_length} was announced"
+                f"attention has {rows} rows and {columns} columns, which does not fit a prefix of {prefix_length}"
             )
         image = attention[..., prefix_length:]
         if mode == "renormalise":

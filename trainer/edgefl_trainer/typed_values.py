@@ -25,7 +25,7 @@ _WORDS: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "text",
-    tuple[int, ...]: "whole numbers with commas between, such as 5,6,7, or auto",
+    tuple[int, ...]: "whole numbers separated by commas, such as 5,6,7, or auto",
     tuple[str, ...]: "a list of texts",
 }
 _PATH = re.compile(r" - at `\$(.*)`$")
@@ -103,7 +103,7 @@ def _sentence(problem: str, found: Any, wanted: Any, place: str) -> str:
         place = f"{place}, entry {int(index) + 1}" if index else f"{field} of {place}"
     wanted = _first(wanted)
     if unknown := _UNKNOWN.match(problem):
-        return f"{place} has the key {unknown[1]!r}; did you mean {nearest(unknown[1], hints(wanted))}?"
+        return f"{place} has the unknown key {unknown[1]!r}; did you mean {nearest(unknown[1], hints(wanted))}?"
     if missing := _MISSING.match(problem):
         return f"{place} has no {missing[1]!r}: add it."
     return f"{place} is {found!r}; allowed: {allowed(wanted, found)}."

@@ -8,58 +8,68 @@ import click
 
 from edgefl_coordinator.commands.options import PASSPHRASE, guarded
 from edgefl_protocol.durable import read_passphrase
+from edgefl_protocol.sentences import counted
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--federation", metavar="NAME", required=True, help="Name: lower-case letters, digits, '-'.")
+@click.option(
+    "--federation", metavar="NAME", required=True, help="Name of the federation: lower-case letters, digits, '-'."
+)
 @click.option("--run", "run_", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Take method, settings, task, classes, backbone, rounds and epochs from a finished training run."
               )  # fmt: skip
-@click.option("--method", metavar="NAME", default="fedevprompt", show_default=True, help="Federated method.")
+@click.option(
+    "--method",
+    metavar="NAME",
+    default="fedevprompt",
+    show_default=True,
+    help="Federated method; `edgefl-train methods` lists them.",
+)
 @click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]),
-              help="Settings, rounds and epochs as `edgefl-train run` has them.  [default: the method's own settings]"
+              help="Take settings, rounds and epochs from this preset of `edgefl-train run`.  [default: the "
+                   "method's own settings]"
               )  # fmt: skip
 @click.option("--task", metavar="NAME", default="all", show_default=True, help="Name of the task.")
 @click.option("--line", metavar="NAME", default="main", show_default=True, help="Line of bundles.")
-@click.option("--classes", metavar="A,B,…", help="Class names in index order; needed without --run.")
+@click.option("--classes", metavar="A,B,…", help="Class names in index order; required unless --run is given.")
 @click.option("--backbone", metavar="NAME",
-              help="As `edgefl-train --backbone`.  [default: the network that comes with EdgeFL; with --preset tiny, "
-              "and for a method that learns its network, the untrained tiny]")  # fmt: skip
+              help="Network, as in `edgefl-train run --backbone`.  [default: the network that comes with EdgeFL; "
+                   "with --preset tiny, or for a method that learns its network, the untrained tiny]")  # fmt: skip
 @click.option("--image-px", metavar="PX", type=click.IntRange(8, 4096),
-              help="Side of the images; default: the backbone's.")  # fmt: skip
+              help="Side of the images.  [default: the backbone's]")  # fmt: skip
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
-              help="Hyper-parameter of the method; repeatable.")  # fmt: skip
+              help="Set a hyper-parameter of the method; repeatable.")  # fmt: skip
 @click.option("--maps-per-class", metavar="M", type=click.IntRange(1),
               help="Most rollout maps a site may send for one class.  [default: the method's, 5]")  # fmt: skip
-@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of what the server draws.")
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of the server's random draws.")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=8443, show_default=True,
               help="TCP port.")  # fmt: skip
-@click.option("--url", metavar="URL", help="Public base address, https://…; default https://HOST:PORT.")
+@click.option("--url", metavar="URL", help="Public base address, https://….  [default: https://HOST:PORT]")
 @click.option("--rounds", metavar="N", type=click.IntRange(1),
               help="Training rounds.  [default: the run's or preset's, else 5]")  # fmt: skip
 @click.option("--epochs", metavar="N", type=click.IntRange(1),
-              help="Local epochs of a round.  [default: the run's or preset's, else 1]")  # fmt: skip
+              help="Local epochs in a round.  [default: the run's or preset's, else 1]")  # fmt: skip
 @click.option("--members", metavar="N", type=click.IntRange(1),
-              help="Sites and devices that will take part; quorum and cohort fit them.  [default: 3, or "
-              "--quorum-target]")  # fmt: skip
+              help="Number of sites and devices that will take part; the defaults of quorum and cohort follow from "
+                   "it.  [default: 3, or --quorum-target]")  # fmt: skip
 @click.option("--quorum-min", metavar="N", type=click.IntRange(1),
-              help="Replies below which a round is not aggregated.  [default: one more than --min-cohort]"
+              help="Fewest replies with which a round is aggregated.  [default: one more than --min-cohort]"
               )  # fmt: skip
 @click.option("--quorum-target", metavar="N", type=click.IntRange(1),
-              help="Replies at which a round closes early, and approved members that start the first.  "
-              "[default: --members]")  # fmt: skip
+              help="Number of replies at which a round closes early, and of approved members at which the first "
+                   "round opens.  [default: --members]")  # fmt: skip
 @click.option("--deadline", metavar="SECONDS", type=click.IntRange(1), default=3600, show_default=True,
               help="Time a round stays open.")  # fmt: skip
 @click.option("--start", type=click.Choice(["automatic", "manual"]), default="automatic", show_default=True,
-              help="Open the first round when enough are approved, or on `start`.")  # fmt: skip
+              help="When the first round opens: as soon as enough members are approved, or on `start`.")  # fmt: skip
 @click.option("--min-cohort", metavar="N", type=click.IntRange(0),
-              help="Other contributors that a broadcast needs.  [default: 3, or all others of fewer members]"
-              )  # fmt: skip
-@click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 2; shown in the audit log.")
+              help="Fewest other members that must have contributed to a broadcast.  [default: 3; with fewer members, "
+                   "all others]")  # fmt: skip
+@click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 2; the audit log records it.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True,
-              help="Sealing: 1 X25519, 2 ML-KEM-768 with X25519.")  # fmt: skip
+              help="How messages are encrypted: 1 is X25519, 2 is ML-KEM-768 with X25519.")  # fmt: skip
 @PASSPHRASE
 @guarded
 def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
@@ -81,12 +91,15 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
     rounds = settings.rounds
     click.echo(
-        f"a round closes early at {rounds.quorum_target} replies and needs {rounds.quorum_min}; a broadcast holds "
-        f"contributions of at least {rounds.min_cohort} others",
+        f"a round closes early at {counted(rounds.quorum_target, 'reply', 'replies')} and needs "
+        f"{rounds.quorum_min}; a broadcast holds contributions of at least "
+        f"{counted(rounds.min_cohort, 'other', 'others')}",
         err=True,
     )
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
-    click.echo(f"move {home.keys / 'root.key'} to an offline medium: it is the way back after a break-in", err=True)
+    click.echo(
+        f"move {home.keys / 'root.key'} to an offline medium: with it you can recover after a break-in", err=True
+    )
     click.echo(f"next: edgefl-coordinator serve --home {home.root}", err=True)
 
 
@@ -136,11 +149,11 @@ def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
     if options["run_"] is not None:
         if options["classes"]:
-            raise OperatorError("--run brings its own classes; leave --classes out", USAGE)
+            raise OperatorError("--run takes the classes from the run; leave --classes out", USAGE)
         table, rounds = task_of_run(options["run_"], options["settings"])
     else:
         if not options["classes"]:
-            told = "give the class names in index order with --classes A,B,… or a finished run with --run"
+            told = "give the class names in index order with --classes A,B,…, or a finished run with --run"
             raise OperatorError(told, USAGE)
         table, rounds = task_of_method(
             options["method"],

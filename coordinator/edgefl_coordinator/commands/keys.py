@@ -15,12 +15,12 @@ from edgefl_coordinator.commands.options import (
     JSON,
     PASSPHRASE,
     Operator,
-    counted,
     for_operator,
     guarded_offline,
     moment,
 )
 from edgefl_protocol.durable import read_passphrase
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
@@ -34,16 +34,16 @@ _OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Pat
 @click.command()
 @click.argument("name", required=False)
 @click.option("--signer", metavar="PUB", type=FILE,
-              help="Revoke this signer of bundles (signing.pub) in place of a member.")  # fmt: skip
+              help="Revoke this signer of bundles (signing.pub) instead of a member.")  # fmt: skip
 @for_operator
 def revoke(operator: Operator, name: str | None, signer: Path | None) -> None:
     """Shut the member NAME out for good, or revoke a signer of bundles.
 
-    A member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
-    list of revoked keys with the index of bundles; a list older than 24 hours lets no new bundle in.
+    The member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
+    list of revoked keys with the index of bundles. A device whose list is older than 24 hours accepts no new bundle.
     """
     if (name is None) == (signer is None):
-        raise click.UsageError("name a member, or a signer of bundles with --signer PUB")
+        raise click.UsageError("name either a member, or a signer of bundles with --signer PUB")
     if signer is not None:
         from edgefl_protocol.envelopes.key_files import read_public_key
 
@@ -55,23 +55,27 @@ def revoke(operator: Operator, name: str | None, signer: Path | None) -> None:
 
 
 @click.command()
-@click.option("--signing", is_flag=True, help="Change the signing key, in place of the sealing key; see below.")
+@click.option("--signing", is_flag=True, help="Change the signing key instead of the sealing key; see above.")
 @for_operator
 def rotate(operator: Operator, signing: bool) -> None:
     """Renew the coordinator's sealing key now.
 
-    `serve` does it every week by itself. The key before opens messages for two days more, then it is deleted. With
-    --signing: the first time makes the next signing key and names the file of its public half; once a published root
-    set lists that, the second time changes to it, and to a new sealing key with none before. Members follow by the root
-    set.
+    `serve` does so every week by itself. The previous key opens messages for two more days and is then deleted. With
+    --signing, the first call makes the next signing key and names the file of its public half. Once a published root
+    set lists it, the second call changes to it, and to a new sealing key without a previous one. Members
+    learn of it from the root set.
     """
     facts = operator.run("rotate", signing=signing)
     if not signing:
         operator.show(facts, f"sealing key {facts['number']} is in use")
     elif facts["state"] == "prepared":
-        operator.show(facts, f"the next signing key is made: {facts['file']}")
+        operator.show(facts, f"made the next signing key: {facts['file']}")
         if not operator.as_json:
-            click.echo("sign a root set that lists it (root make --coordinator), publish it, run this again", err=True)
+            click.echo(
+                "next: sign a root set that lists it (root make --coordinator), publish the set, and run "
+                "this command again",
+                err=True,
+            )
     else:
         operator.show(facts, f"signing key {facts['key_id']} is in use")
 
@@ -93,25 +97,32 @@ def root() -> None:
 
 @root.command()
 @_OUT
-@click.option("--after", metavar="FILE", type=FILE, help="The set before: its number plus one, and what is not given.")
-@click.option("--federation", metavar="NAME", help="Federation; needed for the first set.")
-@click.option("--root-key", "root_keys", metavar="PUB", type=FILE, multiple=True, help="A root key; repeatable.")
-@click.option("--threshold", metavar="K", type=click.IntRange(1, 16), help="Root keys that must sign.  [default: 1]")
+@click.option(
+    "--after",
+    metavar="FILE",
+    type=FILE,
+    help="Previous root set: the new one gets its number plus one, and everything that is not given.",
+)
+@click.option("--federation", metavar="NAME", help="Name of the federation; required for the first set.")
+@click.option("--root-key", "root_keys", metavar="PUB", type=FILE, multiple=True, help="Public root key; repeatable.")
+@click.option(
+    "--threshold", metavar="K", type=click.IntRange(1, 16), help="Number of root keys that must sign.  [default: 1]"
+)
 @click.option("--coordinator", "coordinators", metavar="PUB", type=FILE, multiple=True,
-              help="A signing key of the coordinator that counts (keys/signing.pub); repeatable.")  # fmt: skip
+              help="Signing key of the coordinator that members trust (keys/signing.pub); repeatable.")  # fmt: skip
 @click.option("--signer", "signers", metavar="PUB", type=FILE, multiple=True,
-              help="A signer of this federation's bundles (signing.pub); repeatable.")  # fmt: skip
-@click.option("--no-signers", is_flag=True, help="List no signer, where the set before listed some.")
+              help="Signer of this federation's bundles (signing.pub); repeatable.")  # fmt: skip
+@click.option("--no-signers", is_flag=True, help="List no signer, even if the previous set lists some.")
 @click.option("--signer-threshold", metavar="K", type=click.IntRange(1, 64),
-              help="Trusted keys that must have signed a bundle.  [default: 1]")  # fmt: skip
+              help="Number of trusted keys that must have signed a bundle.  [default: 1]")  # fmt: skip
 @click.option("--days", metavar="DAYS", type=click.IntRange(1, 3650), default=365, show_default=True,
-              help="How long the set is valid.")  # fmt: skip
+              help="Time the set is valid.")  # fmt: skip
 @click.option("--sign", "keys", metavar="KEY", type=FILE, multiple=True, required=True,
               help="Private root key to sign with; repeatable.")  # fmt: skip
 @PASSPHRASE
 @guarded_offline
 def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **options: Any) -> None:
-    """Make and sign a root set. Lists that are given replace those of the set before."""
+    """Make and sign a root set. Lists that are given replace those of the previous set."""
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.records.root import make_root
 
@@ -145,7 +156,7 @@ def sign(file: Path, key: Path, out: Path, passphrase_file: Path | None) -> None
 def show(file: Path, as_json: bool) -> None:
     """Show what a root set says.
 
-    Its signatures are checked where it is published, and by every device.
+    Its signatures are not checked here, but when it is published, and by every device.
     """
     from edgefl_protocol.records.root import unverified_root
 
@@ -166,7 +177,7 @@ def show(file: Path, as_json: bool) -> None:
 def publish(operator: Operator, file: Path) -> None:
     """Give a root set to all members.
 
-    It is refused unless enough root keys signed it and it follows the one before.
+    It is refused unless enough root keys signed it and it follows the previous one.
     """
     facts = operator.run("publish_root", path=str(file.resolve()))
     text = f"published root set {facts['version']}: {counted(facts['signers'], 'signer')} of bundles"
@@ -181,7 +192,9 @@ def _wanted(options: dict[str, Any]) -> "Root":
     if before is None and not (options["federation"] and options["root_keys"] and options["coordinators"]):
         raise click.UsageError("the first set needs --federation, --root-key and --coordinator")
     if before is not None and options["federation"] not in (None, before.federation):
-        raise click.UsageError(f"--federation is {options['federation']}, the set before is of {before.federation}")
+        raise click.UsageError(
+            f"--federation is {options['federation']}, but the previous set is of {before.federation}"
+        )
     now_ms = time.time_ns() // 1_000_000
 
     def keys(name: str) -> "tuple[PublicSigningKey, ...]":
@@ -233,5 +246,9 @@ def _say_signed(record: bytes) -> None:
     found = unverified_root(record)
     signed = signed_by(record, found)
     missing = max(0, found.threshold - signed)
-    text = "enough for its own threshold" if missing == 0 else f"{counted(missing, 'more is', 'more are')} needed"
+    text = (
+        "which is enough for its own threshold"
+        if missing == 0
+        else (f"and {counted(missing, 'more is', 'more are')} needed")
+    )
     click.echo(f"{counted(signed, 'root key has', 'root keys have')} signed it, {text}", err=True)

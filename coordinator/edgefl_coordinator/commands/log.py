@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import Operator, counted, for_operator, moment
+from edgefl_coordinator.commands.options import Operator, for_operator, moment
+from edgefl_protocol.sentences import counted
 
 
 @click.command()
 @for_operator
 def audit(operator: Operator) -> None:
-    """Check that the audit log's chain is unbroken."""
+    """Check that no row of the audit log was changed or removed."""
     facts = operator.run("audit")
     operator.show(facts, _count(facts))
 
@@ -20,10 +21,10 @@ def audit(operator: Operator) -> None:
 @click.option("--since", metavar="TIME", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]),
               help="Only what happened from this date or time (UTC) on, such as 2026-03-01.")  # fmt: skip
 @click.option("--limit", metavar="ROWS", type=click.IntRange(1, 10_000), default=100, show_default=True,
-              help="Newest rows to print.")  # fmt: skip
+              help="How many of the newest rows to print.")  # fmt: skip
 @for_operator
 def log(operator: Operator, since: datetime | None, limit: int) -> None:
-    """Print the audit log: when, what and who, the newest row last. Checks its chain as `audit` does."""
+    """Print the audit log: when, what and who, the newest row last. Checks it as `audit` does."""
     from_ms = 0 if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
     facts = operator.run("log", from_ms=from_ms, most=limit)
     operator.show(facts, *[_line(row) for row in facts["shown"]])

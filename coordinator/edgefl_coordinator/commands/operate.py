@@ -11,12 +11,12 @@ from edgefl_coordinator.commands.options import (
     HOME,
     PASSPHRASE,
     Operator,
-    counted,
     for_operator,
     guarded,
     moment,
 )
 from edgefl_protocol.durable import read_passphrase
+from edgefl_protocol.sentences import counted
 
 _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` starts
 
@@ -25,9 +25,9 @@ _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` 
 @HOME
 @PASSPHRASE
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
-              help="Lines of text, or a JSON object a line, on standard error.")  # fmt: skip
+              help="Form of the log on standard error: lines of text, or one JSON object a line.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
-              show_default=True, help="Least level that is logged; debug tells what each member fetches.")  # fmt: skip
+              show_default=True, help="Lowest level to log; debug also tells what each member fetches.")  # fmt: skip
 @guarded
 def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", "json"], log_level: str) -> None:
     """Serve until interrupted.
@@ -53,29 +53,31 @@ def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", 
 
 @click.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(["site", "device"]), required=True, help="What the newcomer will be.")
+@click.option("--role", type=click.Choice(["site", "device"]), required=True, help="Role of the new member.")
 @click.option("--hours", metavar="HOURS", type=click.FloatRange(0.01, 72), default=72.0, show_default=True,
-              help="How long the invite is valid.")  # fmt: skip
+              help="Time the invite is valid.")  # fmt: skip
 @for_operator
 def invite(operator: Operator, name: str, role: str, hours: float) -> None:
     """Print an invite for NAME, once.
 
-    Hand it over on a channel you trust.
+    Hand it over on a channel you trust. It is shown only this once.
     """
     facts = operator.run("invite", name=name, role=role, hours=hours)
     operator.show(facts, facts["invite"])
     click.echo(f"valid until {moment(facts['expires_ms'])}, for one enrolment", err=True)
     if facts["ca"]:
         click.echo(
-            f"its certificate is too large for an invite, hand the file over as well: edgefl enrol INVITE --ca "
-            f"{Path(facts['ca']).name}  ({facts['ca']})",
+            "the coordinator's certificate is too large for an invite, so hand over its file as well: edgefl enrol "
+            f"INVITE --ca {Path(facts['ca']).name}  ({facts['ca']})",
             err=True,
         )
 
 
 @click.command()
 @click.argument("name")
-@click.option("--fingerprint", metavar="XXXX…", required=True, help="The 20 characters that NAME's screen shows.")
+@click.option(
+    "--fingerprint", metavar="XXXX…", required=True, help="Fingerprint that NAME's screen shows: 20 characters."
+)
 @for_operator
 def approve(operator: Operator, name: str, fingerprint: str) -> None:
     """Let NAME in after comparing the fingerprint."""
@@ -85,7 +87,7 @@ def approve(operator: Operator, name: str, fingerprint: str) -> None:
 @click.command()
 @for_operator
 def start(operator: Operator) -> None:
-    """Open the first round now, with whoever is approved."""
+    """Open the first round now, with the members that are approved."""
     facts = operator.run("start")
     operator.show(facts, f"the first round opens with {counted(facts['approved'], 'member')}")
 
@@ -93,7 +95,7 @@ def start(operator: Operator) -> None:
 @click.command()
 @click.argument("file", metavar="FILE.edgefl", type=FILE)
 @click.option("--trust", metavar="PUB", multiple=True, type=FILE,
-              help="Signer's signing.pub: verify the bundle before publishing; repeatable.")  # fmt: skip
+              help="Verify the bundle with this signer's signing.pub before publishing; repeatable.")  # fmt: skip
 @for_operator
 def publish(operator: Operator, file: Path, trust: tuple[Path, ...]) -> None:
     """Make FILE the current bundle of its line and task."""
@@ -102,5 +104,7 @@ def publish(operator: Operator, file: Path, trust: tuple[Path, ...]) -> None:
     keys = [read_public_key(path).public.hex() for path in trust]
     facts = operator.run("publish", path=str(file.resolve()), trust=keys)
     if not facts["verified"]:
-        click.echo("its signature was not checked here (no --trust); every device checks it", err=True)
+        click.echo(
+            "the bundle's signature was not checked here (no --trust was given); every device checks it", err=True
+        )
     operator.show(facts, f"published {facts['line']}/{facts['task']} version {facts['version']}")

@@ -36,10 +36,10 @@ HOME = click.option(
 PASSPHRASE = click.option(
     "--passphrase-file",
     type=FILE,
-    help="File, readable by you alone, with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; "
-    "else the keys are not encrypted.",
+    help="File with the passphrase of the private keys, readable by you alone.  [env var: EDGEFL_KEY_PASSPHRASE; "
+    "default: the keys are not encrypted]",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 def guarded(
@@ -103,11 +103,6 @@ def for_operator(command: Callable[..., None]) -> Callable[..., None]:
         command(Operator(home, passphrase_file, as_json), **more)
 
     return run
-
-
-def counted(number: int, one: str, several: str | None = None) -> str:
-    """Say a number with its noun."""
-    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def moment(unix_ms: int) -> str:

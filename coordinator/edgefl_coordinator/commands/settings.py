@@ -11,10 +11,10 @@ from edgefl_coordinator.commands.options import Operator, for_operator
 @click.argument("assignments", metavar="KEY VALUE [KEY VALUE]…", nargs=-1, required=True)
 @for_operator
 def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
-    """Change settings, such as rounds.quorum_min 3. Several pairs are one change: all count, or none does.
+    """Change settings, such as rounds.quorum_min 3. Several pairs are one change: all take effect, or none.
 
-    Most count at once; where `serve` has to be started again, the answer says so. The reference of the coordinator
-    names them all.
+    Most take effect at once; if `serve` must be restarted first, the answer says so. docs/reference/coordinator.md
+    lists them all.
     """
     if len(assignments) % 2:
         raise click.UsageError("give a VALUE for each KEY, such as: set rounds.quorum_min 3")
@@ -24,7 +24,7 @@ def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    late = "; it counts when `serve` is started again"
+    late = "; it takes effect when `serve` is restarted"
     return [
         f"{key} is now {value!r}{late if key in facts['restart'] else ''}" for key, value in facts["changed"].items()
     ]

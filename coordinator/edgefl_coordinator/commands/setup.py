@@ -199,8 +199,8 @@ def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> 
 
     if _learns_network(method) and is_trained(name):
         raise OperatorError(
-            f"{method} learns a network, which a live federation begins fresh: name an architecture, such as "
-            "--backbone cnn:resnet18 or vit:192x12/12",
+            f"{method} learns a whole network, and a live federation starts it with random weights: name an "
+            "architecture, such as --backbone cnn:resnet18 or vit:192x12/12",
             USAGE,
         )
     return _plain_spec(load_backbone(name, image_px=image_px, seed=seed).spec)

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import Operator, counted, for_operator, moment
+from edgefl_coordinator.commands.options import Operator, for_operator, moment
+from edgefl_protocol.sentences import counted
 
 _PROGRAM = "edgefl-coordinator"
 _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
@@ -15,12 +16,12 @@ _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 @click.command()
 @click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--interval", "interval_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=2.0,
-              show_default=True, help="With --watch: time between two looks.")  # fmt: skip
+              show_default=True, help="With --watch: time between two checks.")  # fmt: skip
 @for_operator
 def status(operator: Operator, watch: bool, interval_s: float) -> None:
     """Show the federation, its round, members and bundles.
 
-    A round that does not go on is called stuck: since when, why, and which command mends it. With --watch and --json it
+    For a round that is stuck it says since when, why, and which command resolves it. With --watch and --json it
     prints one JSON object a line, one for each change.
     """
     before: dict[str, Any] | None = None
@@ -69,7 +70,7 @@ def _standing_lines(standing: dict[str, Any]) -> list[str]:
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return the lines of a status."""
     deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
-    beside = f", {counted(facts['contributions'], 'contribution')} beside" if facts["contributions"] else ""
+    beside = f"and {counted(facts['contributions'], 'contribution')}" if facts["contributions"] else ""
     lines = [
         f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})",
         f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
@@ -98,8 +99,8 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
     """Return what an operator has to look at, a line each."""
     lines = [f"refused: reply of {one['name']} in round {one['round']}: {one['reason']}" for one in facts["refused"]]
     if facts["problem"]:
-        lines.append(f"opened again: {facts['problem']}; it closes once a further reply has come")
+        lines.append(f"opened again: {facts['problem']}; the round closes once another reply has come")
     if facts["failing"]:
         failing = facts["failing"]
-        lines.append(f"failing since {moment(failing['at_ms'])}, tried again: {failing['error']}")
+        lines.append(f"failing since {moment(failing['at_ms'])} and tried again and again: {failing['error']}")
     return lines

@@ -88,8 +88,8 @@ def change_signing(coordinator: Coordinator) -> Facts:
             root = revocations.newest(connection)
         if root is None or root.coordinator(fresh.key_id) is None:
             raise OperatorError(
-                f"no published root set lists the next key yet: sign one that does (--coordinator {home.next_public}) "
-                "and publish it, then run this again"
+                "no published root set lists the next key yet: sign one that does (--coordinator "
+                f"{home.next_public}), publish it, and run this command again"
             )
         _renew(coordinator, keep_old=False)
         write_atomic(home.signing_public, public_key_line(fresh.public_key))

@@ -69,7 +69,9 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
     token_sha256 = hashlib.sha256(request.token).hexdigest()
     invite = connection.execute(select(invites).where(invites.c.token_sha256 == token_sha256)).first()
     if invite is None or invite.name != request.name or invite.role != request.role:
-        raise RefusedError("unknown_invite", "no such invite for this name and role; ask the operator for a new one")
+        raise RefusedError(
+            "unknown_invite", "there is no such invite for this name and role; ask the operator for a new one"
+        )
     signing = PublicSigningKey(request.signing_public)
     known = by_skid(connection, signing.key_id)
     if invite.used_by is not None:
@@ -79,7 +81,9 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
     if now_ms >= invite.expires_ms:
         raise RefusedError("expired_invite", "this invite has expired; ask the operator for a new one")
     if connection.scalar(select(members.c.skid).where(members.c.name == request.name, members.c.state != "revoked")):
-        raise RefusedError("used_invite", "a member of this name is enrolled; ask the operator for a new invite")
+        raise RefusedError(
+            "used_invite", "a member of this name is already enrolled; ask the operator for a new invite"
+        )
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
     if known is not None or taken is not None:
         raise RefusedError("known_key", "this key is already enrolled; make new keys")
@@ -107,10 +111,13 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
     """
     member = _by_name(connection, name)
     if member.state not in ("pending", "approved"):
-        raise OperatorError(f"{name} has not proved its keys yet; let it run `edgefl enrol` to the end")
+        raise OperatorError(f"{name} has not finished enrolling; it has to run `edgefl enrol` again")
     if not same_fingerprint(typed, member.fingerprint(federation)):
         audit.append(connection, now_ms, "fingerprint_mismatch", name)
-        raise NotAllowedError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
+        raise NotAllowedError(
+            f"the fingerprint does not belong to {name}'s keys; compare it again, and do not "
+            f"approve {name} unless it fits"
+        )
     if member.state == "approved":
         return member
     _set_state(connection, member.skid, "approved", approved_ms=now_ms)
@@ -161,7 +168,7 @@ def rotate(connection: Connection, now_ms: int, member: MemberRow, rotation: Rot
         old = select(member_keys.c.until_ms).where(member_keys.c.skid == rotation.old.key_id)
         return int(connection.scalar(old) or 0)
     if rotation.old != member.signing:
-        raise RefusedError("replaced_key", "this key was replaced by another one; use that, or ask the operator")
+        raise RefusedError("replaced_key", "this key was replaced by a newer one; use that, or ask the operator")
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == rotation.sealing.public))
     if by_skid(connection, rotation.new.key_id) is not None or taken not in (None, member.skid):
         raise RefusedError("known_key", "this key is in use already; make new keys")

@@ -109,7 +109,7 @@ def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
         sent = broadcast.arrays.get(name)
         if sent is not None and (sent.dtype, sent.shape) != (array.dtype, array.shape):
             found, wanted = (f"{one.dtype} with shape {one.shape}" for one in (array, sent))
-            return f"the array {name[:60]} is {found}; the round's broadcast holds it as {wanted}"
+            return f"the array {name[:60]} is {found}, but in the round's broadcast it is {wanted}"
     return ""
 
 
@@ -121,7 +121,7 @@ def _minority(replies: Replies, beside: Collection[str]) -> tuple[dict[str, str]
         forms = {name: found[part] for name, found in parts.items() if part in found and name not in refused}
         usual, votes = Counter(forms.values()).most_common(1)[0]
         if 2 * votes <= len(forms):
-            return refused, f"{len(forms)} replies have different forms and none is that of more than half"
+            return refused, f"{len(forms)} replies have different forms, and no form is that of more than half"
         odd = {name: form for name, form in forms.items() if form != usual}
         refused |= {name: _difference(form, usual, votes, len(forms)) for name, form in sorted(odd.items())}
     return refused, ""
@@ -153,10 +153,10 @@ def _difference(form: ReplyForm, usual: ReplyForm, votes: int, total: int) -> st
     found, wanted = (" or ".join(what for key, what in one if key == name) for one in (form, usual))
     most = f"{votes} of {total} replies"
     if not wanted:
-        return f"the {name[:60]} is in none of the usual form ({most})"
+        return f"the {name[:60]} is not in the form that {most} have"
     if not found:
-        return f"the {name[:60]} is missing; {most} hold it"
-    return f"the {name[:60]} is {found}; in {most} it is {wanted}"
+        return f"the {name[:60]} is missing, but {most} hold it"
+    return f"the {name[:60]} is {found}, but in {most} it is {wanted}"
 
 
 def _too_far(replies: Replies, broadcasts: Replies) -> dict[str, str]:
@@ -173,8 +173,8 @@ def _too_far(replies: Replies, broadcasts: Replies) -> dict[str, str]:
         allowed = FARTHEST * max(1.0, images[name] / typical)
         if distance > allowed * usual:
             refused[name] = (
-                f"it lies {distance / usual:.3g} times as far from the broadcast as the median reply; "
-                f"{allowed:.3g} times is allowed for its {images[name]} images"
+                f"it lies {distance / usual:.3g} times as far from the broadcast as the median reply; {allowed:.3g} "
+                f"times is allowed for its {images[name]} images"
             )
     return refused
 

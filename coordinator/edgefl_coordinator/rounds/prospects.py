@@ -7,6 +7,7 @@ the broadcast of the next one, so the federation ends. Source: docs/decisions/00
 from dataclasses import dataclass
 
 from edgefl_coordinator.settings import USUAL_COHORT, RoundSettings, TaskSettings
+from edgefl_protocol.sentences import counted
 
 USUAL_MEMBERS = 3
 
@@ -43,21 +44,24 @@ def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None =
     if rules.quorum_min <= rules.min_cohort:
         others, cohort = rules.quorum_min - 1, rules.min_cohort
         return (
-            f"the rounds could stop for good: where one closes with quorum_min = {rules.quorum_min}, each of its "
-            f"members has {others} others, and the next broadcast goes out with min_cohort = {cohort} or more; give a "
-            f"quorum_min of at least {cohort + 1} or a min_cohort of at most {others}"
+            f"the rounds could stop for good: if a round closes with quorum_min = {rules.quorum_min} replies, each "
+            f"member has {counted(others, 'other', 'others')}, but the next broadcast needs min_cohort = {cohort} "
+            f"or more; give a quorum_min of at least {cohort + 1}, or a min_cohort of at most {others}"
         )
     if members is not None and members < rules.quorum_min:
-        return f"a round needs {rules.quorum_min} replies, and {members} members cannot give them; lower quorum_min"
+        return (
+            f"a round needs {rules.quorum_min} replies, and {counted(members, 'member')} cannot give them; lower "
+            "quorum_min"
+        )
     if members is not None and members < rules.quorum_target and rules.start == "automatic":
         return (
             f"the first round would wait for {rules.quorum_target} approved members, and there will be {members}; "
-            "lower quorum_target, or open it by hand with start = manual"
+            "lower quorum_target, or open the round by hand with start = manual"
         )
     most, classes = task.most_arrays, len(task.classes)
     if most is not None and rules.quorum_min * classes > most:
         return (
-            f"maps of {rules.quorum_min} members with {classes} classes are {rules.quorum_min * classes} arrays, and "
-            f"{most} travel together; give a quorum_min of at most {most // classes}"
+            f"maps of {rules.quorum_min} members with {classes} classes are {rules.quorum_min * classes} arrays, "
+            f"and at most {most} travel together; give a quorum_min of at most {most // classes}"
         )
     return ""

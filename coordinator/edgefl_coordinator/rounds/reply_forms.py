@@ -24,10 +24,10 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
         raise _bad("the reply lacks the scalar site_sha256 (64 lower-case hexadecimal digits)")
     claimed = payload.scalars.get("n_train", 0)
     if not isinstance(claimed, int) or not 0 <= claimed <= task.max_samples:
-        raise _bad(f"n_train is {str(claimed)[:40]}, a whole number from 0 to {task.max_samples} is allowed")
+        raise _bad(f"n_train is {str(claimed)[:40]}; it must be a whole number from 0 to {task.max_samples}")
     if task.shares_maps:
         if len(payload.scalars) > 1:
-            raise _bad(f"the reply has {len(payload.scalars)} scalars, only site_sha256 is allowed")
+            raise _bad(f"the reply has {len(payload.scalars)} scalars, but only site_sha256 is allowed")
         for name, array in payload.arrays.items():
             _check_map(name, array, task)
     return site_sha256
@@ -42,9 +42,9 @@ def _check_map(name: str, array: np.ndarray, task: TaskSettings) -> None:
         raise _bad(f"{name} is not float16 with two axes (maps, tokens)")
     count, tokens = array.shape
     if not 1 <= count <= task.maps_per_class or tokens != task.tokens:
-        raise _bad(f"{name} has shape ({count}, {tokens}); (1 to {task.maps_per_class}, {task.tokens}) is allowed")
+        raise _bad(f"{name} has shape ({count}, {tokens}); it must be (1 to {task.maps_per_class}, {task.tokens})")
     if float(array.min()) < 0 or float(array.max()) > 1 or bool((array.max(axis=1) < 1 - _HALF_STEP).any()):
-        raise _bad(f"{name} is not max-normalised: every map lies within 0 and 1 and reaches 1")
+        raise _bad(f"{name} is not normalised by its maximum: every map must lie from 0 to 1 and reach 1")
 
 
 def _bad(message: str) -> RefusedError:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
+from edgefl_protocol.sentences import counted
 
 Kind = Literal["moves", "waits", "stuck", "over"]
 _ALLOW = "rounds.allow_small_cohort"
@@ -61,7 +62,7 @@ def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
         return found
     command = "edgefl-coordinator serve"
     kind: Kind = "waits" if facts.current is None else "stuck"
-    why = "no server runs, so members reach nobody"
+    why = "the server is not running, so members cannot reach it"
     return FederationStanding(kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,))
 
 
@@ -82,8 +83,8 @@ def _standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     if facts.failing_ms is not None:
         return FederationStanding(
             kind="stuck", cause="job_failed", since_ms=facts.failing_ms,
-            why="the coordinator could not do the round's job, and tries it again",
-            mend="the operator mends what edgefl-coordinator status shows as failing",
+            why="the coordinator could not do the round's job and tries it again",
+            mend="the operator resolves what edgefl-coordinator status shows as failing",
             commands=("edgefl-coordinator status",),
         )  # fmt: skip
     if facts.current is None:
@@ -101,11 +102,12 @@ def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> FederationStan
         wanted = facts.members + missing
         return FederationStanding(
             kind="waits", cause="too_few_members",
-            why=f"the first round opens with {wanted} approved members, and there are {facts.members}",
+            why=f"the first round opens with {counted(wanted, 'approved member')}, and there "
+                f"{'is' if facts.members == 1 else 'are'} {facts.members}",
             mend=f"invite and approve {missing} more: {_INVITE}", commands=(_INVITE,),
         )  # fmt: skip
     command = "edgefl-coordinator start"
-    why = "the first round opens when the operator says so"
+    why = "the first round opens when the operator starts it"
     return FederationStanding(kind="waits", cause="not_started", why=why, mend=f"run: {command}", commands=(command,))
 
 
@@ -116,7 +118,7 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
     possible = current.replies + facts.able
     if possible < needed:
         return _beyond_reach(facts, current, rules, needed)
-    have = f"has {_replies(current.replies)} and needs {needed}"
+    have = f"has {counted(current.replies, 'reply', 'replies')} and needs {needed}"
     if facts.overdue_ms is None:
         return FederationStanding(kind="waits", cause="no_reply", why=f"the round {have}", until_ms=current.deadline_ms)
     late = f"it {have}, and its deadline passed without the others"
@@ -134,24 +136,27 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
     possible, since_ms = current.replies + facts.able, facts.opened_ms
     if facts.withheld and (freed := _freeing(facts, current, rules)):
         why = (
-            f"its broadcast is withheld from {_members(len(facts.withheld))}, because it holds contributions of only "
-            f"{max(facts.withheld)} others, and none goes out with fewer than {rules.min_cohort}"
+            f"its broadcast is withheld from {counted(len(facts.withheld), 'member')}, because it holds contributions "
+            f"of only {counted(max(facts.withheld), 'other', 'others')}, and at least {rules.min_cohort} are required"
         )
         found = _stuck("small_cohort", why, _set(freed), since_ms)
         if _ALLOW not in freed:
             return found
-        return replace(found, mend=f"{found.mend} (so few that a contribution can be told apart), or more members join")
+        return replace(
+            found, mend=f"{found.mend} (with so few, a single contribution can be told apart), or more members join"
+        )
     fewer = _set({"rounds.quorum_min": possible}) if rules.min_cohort < possible < rules.quorum_min else ""
-    left = f"with those that may still come it has {possible}, needs {needed}"
+    left = f"with those that may still come the round has {possible} and needs {needed}"
     if facts.refused and possible < rules.quorum_min:
-        why = f"{_replies(facts.refused)} {'was' if facts.refused == 1 else 'were'} refused, and {left}"
+        why = f"{counted(facts.refused, 'reply was', 'replies were')} refused, and {left}"
         return _stuck("replies_refused", why, fewer or _INVITE, since_ms)
     if current.tried:
-        why = "its replies could not be aggregated together, and nobody is left to send another"
+        why = "its replies could not be aggregated together, and no member is left to send another"
         return _stuck("cannot_aggregate", why, _INVITE, since_ms)
-    why = f"it needs {_replies(needed)}, and there {'is' if facts.members == 1 else 'are'} {_members(facts.members)}"
+    there = "is" if facts.members == 1 else "are"
+    why = f"it needs {counted(needed, 'reply', 'replies')}, and there {there} {counted(facts.members, 'member')}"
     if facts.beside:
-        why += f", of which {facts.beside} sent what is not averaged"
+        why += f", of which {facts.beside} sent contributions, which are not averaged"
     return _stuck("too_few_members", why, fewer or _INVITE, since_ms)
 
 
@@ -175,8 +180,8 @@ def _over(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     if not barred:
         return FederationStanding(kind="over")
     why = (
-        f"the last broadcast is withheld from {_members(barred)}, because it holds contributions of only "
-        f"{max(facts.withheld)} others, and none goes out with fewer than {rules.min_cohort}"
+        f"the last broadcast is withheld from {counted(barred, 'member')}, because it holds contributions of only "
+        f"{counted(max(facts.withheld), 'other', 'others')}, and at least {rules.min_cohort} are required"
     )
     return FederationStanding(kind="over", cause="small_cohort", why=why)
 
@@ -188,11 +193,3 @@ def _stuck(cause: str, why: str, command: str, since_ms: int) -> FederationStand
 
 def _set(changes: dict[str, object]) -> str:
     return " ".join(["edgefl-coordinator set", *(f"{key} {value}" for key, value in changes.items())])
-
-
-def _replies(number: int) -> str:
-    return f"{number} {'reply' if number == 1 else 'replies'}"
-
-
-def _members(number: int) -> str:
-    return f"{number} {'member' if number == 1 else 'members'}"

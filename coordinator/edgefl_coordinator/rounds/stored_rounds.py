@@ -106,7 +106,7 @@ def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, m
     if verdict == "no_round":
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if verdict == "round_closed":
-        raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
+        raise RefusedError("round_closed", f"round {number} accepts no more replies; ask for the task again")
     if has_replied(connection, member.skid, number):
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
     mine = (refused_replies.c.number == number) & (refused_replies.c.skid == member.skid)
@@ -236,7 +236,9 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
     if number > last:
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if number < last:
-        raise RefusedError("round_closed", f"the broadcast of round {number} is past; ask for the task again")
+        raise RefusedError(
+            "round_closed", f"round {number} is over, and its broadcast is no longer given; ask for the task again"
+        )
     row = connection.execute(
         select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
     ).first()
@@ -245,8 +247,8 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
     if not cohort_allows(row.others, number, settings.min_cohort):
         raise RefusedError(
             "small_cohort",
-            f"the broadcast holds contributions of {row.others} other sites, and none goes out that holds fewer than "
-            f"{settings.min_cohort}",
+            f"the broadcast holds contributions of {row.others} other {'site' if row.others == 1 else 'sites'}, and at "
+            f"least {settings.min_cohort} are required",
         )
     return str(row.blob)
 

@@ -84,7 +84,7 @@ class WorkerProcess:
         except ValueError:  # after another line each answer would be the job before's
             self._end(running)
             told = answer.decode(errors="replace").strip()[:100]
-            raise OperatorError(f"the aggregation worker answered {told!r} and was stopped") from None
+            raise OperatorError(f"the aggregation worker gave the unexpected answer {told!r} and was stopped") from None
 
     def _begun(self) -> "subprocess.Popen[bytes]":
         """Return the worker; a new one where there is none that lives."""
@@ -92,7 +92,7 @@ class WorkerProcess:
             self._forget()
         with self._mutex:
             if self._stopped:
-                raise OperatorError("the coordinator is stopping; the job is done at the next start")
+                raise OperatorError("the coordinator is stopping; it does the job at the next start")
             if self._running is None:
                 pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
                 self._running = subprocess.Popen(  # noqa: S603 - our own module

@@ -14,7 +14,7 @@ from typing import Any, Final
 _WORDS: Final[Mapping[str, str]] = {
     "approved": "{who} was approved",
     "blob_begun": "{who} began to send {bytes} bytes in pieces",
-    "blob_pushed_out": "{who}: an unfinished upload of {bytes} bytes made room",
+    "blob_pushed_out": "{who}: an unfinished upload of {bytes} bytes was deleted to make room",
     "broadcast_released": "{who} fetched the broadcast of round {round}",
     "bundle_fetched": "{member} fetched the bundle {who} version {version}",
     "enrol_refused": "{who} was refused at enrolment: {code}",
@@ -33,15 +33,15 @@ _WORDS: Final[Mapping[str, str]] = {
     "revoked": "{who} was shut out",
     "root_published": "root set {version} was published",
     "round_closed": "round {who} closed ({reason}), replies: {replies}",
-    "round_extended": "round {who} goes on until {deadline}, for it has too few replies: {replies}",
+    "round_extended": "round {who} is extended until {deadline} because it has too few replies: {replies}",
     "round_opened": "round {who} opened ({phase}), until {deadline}",
-    "round_reopened": "round {who} takes replies again until {deadline}, and keeps those that are sound: {replies}",
+    "round_reopened": "round {who} accepts replies again until {deadline} and keeps the usable ones: {replies}",
     "sealing_key": "sealing key {number} is in use",
     "serve": "the server started",
     "setting": "the setting {who} is now {value}",
     "signing_key": "the signing key {key_id} is in use",
     "start": "the operator started the rounds",
-    "state": "the server's state after round {who} is kept",
+    "state": "the server's state after round {who} was stored",
 }
 _EXPLAINED: Final[Mapping[str, str]] = {"job_failed": "error", "reply_refused": "reason", "round_reopened": "problem"}
 _WARNINGS: Final = frozenset({"enrol_refused", "fingerprint_mismatch", "refused", "reply_refused", "round_reopened"})

@@ -83,7 +83,9 @@ def load_keys(home: CoordinatorHome, passphrase: bytes | None = None) -> Keys:
     path = home.keys / "secret.bin"
     secret = read_private(path, SECRET_FILE_BYTES)
     if len(secret) != SECRET_FILE_BYTES:
-        raise KeyMaterialError(f"{path} has {len(secret)} bytes, {SECRET_FILE_BYTES} are needed")
+        raise KeyMaterialError(
+            f"{path} has {len(secret)} bytes, but must have {SECRET_FILE_BYTES}; restore it from the backup"
+        )
     return Keys(
         signing=signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase),
         ring=load_ring(home, passphrase),

@@ -36,16 +36,18 @@ def publish(
         OperatorError: it is too large, only revoked keys signed it, or its version is not above the current one.
     """
     if revocations.is_revoked(connection, signers):
-        raise OperatorError("the bundle is signed by revoked keys alone, so no device would take it")
+        raise OperatorError("all keys that signed the bundle are revoked, so no device would accept it")
     if blob.size > MAX_ARCHIVE_BYTES:
         raise OperatorError(f"the bundle has {blob.size} bytes; at most {MAX_ARCHIVE_BYTES} are allowed")
     here = select(bundles).where(bundles.c.line == line, bundles.c.task == task)
     newest = max((row.version for row in _standing(connection, connection.execute(here))), default=0)
     if version <= newest:
-        raise OperatorError(f"version {version} of {line}/{task} is not above {newest}, which is published; raise it")
+        raise OperatorError(
+            f"version {version} of {line}/{task} is not above version {newest}, which is published already; raise it"
+        )
     if connection.scalar(here.with_only_columns(bundles.c.version).where(bundles.c.version == version)) is not None:
         raise OperatorError(
-            f"version {version} of {line}/{task} was published by a revoked signer; take another number"
+            f"version {version} of {line}/{task} was published by a signer that is now revoked; use another number"
         )
     row = {"line": line, "task": task, "version": version, "bundle_id": bundle_id, "published_ms": now_ms}
     stored = {"sha256": blob.sha256, "bytes": blob.size, "blob": blob.name}

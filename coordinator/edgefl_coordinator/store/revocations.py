@@ -30,7 +30,9 @@ def revoke_signer(connection: Connection, now_ms: int, key_id: str, name: str) -
     """Revoke a signer of bundles; an `OperatorError` where the list has no room for another one."""
     count = connection.scalar(select(func.count()).select_from(revocations).where(revocations.c.kind == "signer")) or 0
     if count >= MAX_SIGNERS:
-        raise OperatorError(f"{MAX_SIGNERS} signers are revoked, no more fit the list; leave them out of the root set")
+        raise OperatorError(
+            f"{MAX_SIGNERS} signers are revoked, and no more fit into the list; leave further ones out of the root set"
+        )
     add(connection, now_ms, "signer", name, [key_id])
 
 
@@ -75,9 +77,9 @@ def publish_root(connection: Connection, now_ms: int, federation: str, pinned_ke
     size = sum(len(one) + 1 for one in (*published, record))
     if len(published) >= MAX_VERSIONS or size > MAX_CHAIN_BYTES:
         raise OperatorError(
-            f"with this one there would be {len(published) + 1} root sets of {size} bytes; members walk through "
-            f"{MAX_VERSIONS} of {MAX_CHAIN_BYTES} bytes at most, and would stay behind: begin a new federation with a "
-            "new root key and new invites"
+            f"with this one there would be {len(published) + 1} root sets of {size} bytes; members accept at most "
+            f"{MAX_VERSIONS} of {MAX_CHAIN_BYTES} bytes together and could not follow: begin a new federation with "
+            "a new root key and new invites"
         )
     found = newest_root([record], federation, pinned_key_id, newest(connection))
     if found is None:

@@ -194,7 +194,9 @@ def open_store(home: CoordinatorHome, wait_s: float = 0.0) -> Store:
         if not home.database.exists():
             durable.write_atomic(home.database, b"", mode=0o600)
         elif home.database.stat().st_size == 0 and any(home.blobs.iterdir()):
-            raise StorageError(f"{home.database} is empty, its blobs are not: restore it from the backup", "damaged")
+            raise StorageError(
+                f"{home.database} is empty although there are blobs: restore it from the backup", "damaged"
+            )
         mode = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
         store = Store(home, _engine(home, mode), lock, mode)
     except DBAPIError as error:
@@ -228,7 +230,7 @@ def _take_lock(home: CoordinatorHome, wait_s: float) -> int:
                 time.sleep(0.05)
                 continue
             os.close(descriptor)
-            told = f"another process has {home.root} open; stop it or talk to it while it serves"
+            told = f"another process uses {home.root}; stop it, or wait until it is done"
             raise OperatorError(told, IN_USE) from None
         return descriptor
 

@@ -235,8 +235,9 @@ def prepare(connection: Connection) -> None:
         metadata.create_all(connection, checkfirst=False)
     elif found != {row for table in metadata.tables.values() for row in _described(table)}:
         raise OperatorError(
-            "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that version "
-            "opens; make a new coordinator in another one with `edgefl-coordinator init`, and invite its members anew"
+            "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that "
+            "version can open; make a new coordinator in another folder with `edgefl-coordinator init`, and invite "
+            "its members again"
         )
     connection.execute(text("PRAGMA user_version = 1"))
 

@@ -96,7 +96,7 @@ def _entitled(member: MemberRow | None, route: Route) -> MemberRow:
         return member
     if member.state == "pending":
         raise RefusedError("pending", "the operator has not approved this enrolment yet; compare the fingerprint")
-    raise RefusedError("not_approved", "this enrolment has not proved its keys; run `edgefl enrol` again")
+    raise RefusedError("not_approved", "this enrolment is not finished; run `edgefl enrol` again")
 
 
 @contextmanager

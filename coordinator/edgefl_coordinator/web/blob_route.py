@@ -61,10 +61,10 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
     def effect(connection: Connection, member: MemberRow) -> Upload:
         stored_rounds.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
         if reference.plain_bytes > limit:
-            raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
+            raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes; at most {limit} are allowed")
         upload = uploads.find(connection, member.skid, reference.blob)
         if upload is None or upload.have < upload.size:
-            raise RefusedError("no_blob", "the reply's blob is not here as a whole; send what is missing, then again")
+            raise RefusedError("no_blob", "a part of the reply's blob is missing; send it, then send the reply again")
         return upload
 
     upload = transact(call, effect)
@@ -119,7 +119,7 @@ def _give(call: Call, request: BlobGet) -> Payload:
         found = select(offers).where(offers.c.id == request.blob, offers.c.skid == member.skid)
         row = connection.execute(found).first()
         if row is None:
-            raise RefusedError("not_found", "there is no such blob for this member; ask for what named it again")
+            raise RefusedError("not_found", "there is no such blob for this member; fetch again what named it")
         return row.blob, row.bytes
 
     name, plain_bytes = transact(call, effect)
@@ -130,7 +130,7 @@ def _give(call: Call, request: BlobGet) -> Payload:
     except StorageError as error:  # its round ended between the two
         if error.code != "missing":
             raise
-        refuse(call, RefusedError("not_found", "this blob was deleted meanwhile; ask for the task again"), error)
+        refuse(call, RefusedError("not_found", "this blob has been deleted; ask for the task again"), error)
     return BlobGetReply(data=data).to_payload()
 
 
@@ -160,10 +160,12 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     store, limits = call.coordinator.store, call.coordinator.settings.limits
     most = sealed_size(limits.reply_bytes)
     if put.size > most:
-        refuse(call, RefusedError("too_large", f"the blob has {put.size} bytes, at most {most} are taken"))
+        refuse(call, RefusedError("too_large", f"the blob has {put.size} bytes; at most {most} are allowed"))
     promised = transact(call, lambda connection, member: uploads.promised_bytes(connection, but_of=member.skid))
     if store.free_bytes() < promised + 2 * put.size:
-        refuse(call, RefusedError("storage_full", "the coordinator's disk is almost full; keep it, send it later"))
+        refuse(
+            call, RefusedError("storage_full", "the coordinator's disk is almost full; keep the blob and send it later")
+        )
     file = store.new_file()
     spare = [file]  # files that no row names
 

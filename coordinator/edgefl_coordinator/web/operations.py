@@ -130,7 +130,7 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """
     settings, keys, home = coordinator.settings, coordinator.keys, coordinator.store.home
     if not settings.root_key_id:
-        raise OperatorError(f"{home.config} names no root_key_id, so no member would take a root set")
+        raise OperatorError(f"{home.config} names no root_key_id, so no member would accept a root set")
     record = read_bounded(Path(str(arguments["path"])), MAX_ROOT_BYTES).strip()
     root = unverified_root(record)
     check_current(root, coordinator.clock())
@@ -139,7 +139,7 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
         known.append(read_public_key(home.next_public).key_id)
     if not any(root.coordinator(key_id) for key_id in known):
         raise NotAllowedError(
-            f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it"
+            f"the root set does not list this coordinator's signing key ({known[0]}), so no member could trust it"
         )
     federation, pinned = settings.federation, settings.root_key_id
     with coordinator.store.transaction() as connection:
@@ -158,7 +158,7 @@ def start(coordinator: Coordinator, _: Arguments) -> Facts:
         if not approved:
             raise OperatorError("no member is approved yet; invite and approve members first")
         if stored_rounds.latest_state(connection) is not None:
-            raise OperatorError("the rounds have begun already; see `edgefl-coordinator status`")
+            raise OperatorError("the rounds have already begun; see `edgefl-coordinator status`")
         stored_rounds.set_fact(connection, "start_wanted", True)
         audit.append(connection, coordinator.clock(), "start", coordinator.settings.federation)
     return {"approved": len(approved)}
@@ -250,7 +250,8 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
     if manifest.federation != federation:
         found = "no federation" if manifest.federation is None else f"federation {manifest.federation}"
         raise OperatorError(
-            f"the bundle is made for {found}, this is {federation}: export it with --federation {federation}"
+            f"the bundle is made for {found}, but this is the federation {federation}: export it with --federation "
+            f"{federation}"
         )
     bundle_id = "/".join((manifest.federation or "-", manifest.line, manifest.task))
     named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}

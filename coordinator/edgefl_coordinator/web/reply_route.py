@@ -70,8 +70,8 @@ def _check_handed_on(connection: Connection, most: int | None) -> None:
     if most is not None and (held := stored_rounds.held_arrays(connection)) > most:
         raise RefusedError(
             "too_large",
-            f"with this reply the members' maps take {held} arrays, and {most} travel together: the federation is "
-            "full; tell its operator",
+            f"with this reply the members' maps take {held} arrays, and at most {most} travel together: the "
+            "federation is full; tell its operator",
         )
 
 
@@ -87,7 +87,7 @@ def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
     data = take_blob(call, request.reply) if isinstance(request.reply, BlobReference) else request.reply.to_bytes()
     try:
         if len(data) > limit:
-            raise RefusedError("too_large", f"the reply has {len(data)} bytes, at most {limit} are accepted")
+            raise RefusedError("too_large", f"the reply has {len(data)} bytes; at most {limit} are allowed")
         reply = Payload.from_bytes(data, limit) if isinstance(request.reply, BlobReference) else request.reply
         site_sha256 = check_reply(reply, settings.task)
     except (RefusedError, PayloadError) as error:

@@ -127,7 +127,7 @@ async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
             pause_s = _RETRY_S
             await asyncio.sleep(0.0 if done else _IDLE_S)
         except EdgeflError as error:
-            log.error("round work failed, next try in %g s: %s", pause_s, error)
+            log.error("the round's job failed and is tried again in %g s: %s", pause_s, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
@@ -147,7 +147,7 @@ async def _tend_keys(coordinator: Coordinator) -> None:
         try:
             await asyncio.to_thread(coordinator_keys.tend_keys, coordinator)
         except EdgeflError as error:
-            log.error("the sealing key was not renewed, next try in %g s: %s", _KEYS_S, error)
+            log.error("the sealing key was not renewed; next try in %g s: %s", _KEYS_S, error)
 
 
 def _config(coordinator: Coordinator) -> uvicorn.Config:

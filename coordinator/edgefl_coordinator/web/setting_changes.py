@@ -81,7 +81,8 @@ def _no_such(key: str, known: Sequence[str], table: Mapping[str, Any]) -> str:
     section, _, name = key.rpartition(".")
     if name in (table.get(section, {}) if section else table):
         return (
-            f"{key} never changes, because members rely on it; make another federation with `edgefl-coordinator init`"
+            f"{key} cannot be changed, because members rely on it; make another federation with `edgefl-coordinator "
+            "init`"
         )
     near = difflib.get_close_matches(key, known, 1)
     return f"there is no setting {key}; " + (

@@ -23,6 +23,7 @@ from edgefl_client.commands.options import (
 from edgefl_client.commands.score import formats_option
 from edgefl_client.commands.sync import end_synced, sync_text
 from edgefl_client.scoring.open_scorer import open_scorer
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_client.sharing.sync import Synced
@@ -35,22 +36,22 @@ if TYPE_CHECKING:
     "--labels",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="Share attention maps. Table with the columns image (a file, relative to the table) and label (a class of the "
-    "model).",
+    help="Share attention maps of the pictures in this table. Its columns: image (a file, relative to the table) "
+    "and label (a class of the model).",
 )
 @click.option(
     "--features",
     is_flag=True,
-    help="Share features of IMAGES (files, folders, patterns), which need no labels.  [default IMAGES: those "
-    "that edgefl train or sync was given]",
+    help="Share features of IMAGES (files, folders, patterns), which need no labels.  [default IMAGES: those last "
+    "named to edgefl train or edgefl sync]",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would leave this device, to the last number.")
+@click.option("--dry-run", is_flag=True, help="Send nothing; show exactly what would leave this device.")
 @click.option("--send", is_flag=True, help="Send it now, as edgefl sync would.  [default: it waits in the outbox]")
 @click.option(
     "--sheets",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Draw into this folder what leaves, and beside it, at the same places, the pictures that stay.",
+    help="Draw into this folder what leaves and, at the same places in a second image, the pictures that stay.",
 )
 @model_option
 @trust_option
@@ -66,14 +67,14 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
 
     With --labels: a few attention maps per class, in a federation that learns from them. With --features: 128 numbers a
     picture, made by the encoder of the round that edgefl sync fetched. A picture that is blurred, badly lit, too small
-    or not of skin gives nothing.
+    or not of skin contributes nothing.
     """
     if features == (given["labels"] is not None):
-        raise click.UsageError("give one of --labels CSV (attention maps) and --features (features of IMAGES)")
+        raise click.UsageError("give either --labels CSV (attention maps) or --features (features of IMAGES)")
     if given["send"] and given["dry_run"]:
         raise click.UsageError("--dry-run sends nothing: leave out --send, or --dry-run")
     if images and not features:
-        raise click.UsageError("IMAGES go with --features; with --labels the table names the pictures")
+        raise click.UsageError("with --labels the table names the pictures; leave IMAGES out, or give --features")
     found = _features(context, images, given) if features else _maps(context, given)
     what = _what(found)
     waiting = f"in the outbox: {what}; edgefl sync sends it"
@@ -85,7 +86,7 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
     if found["sheets"] is not None:
         click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)
     if found["policy"]["message"] is not None:
-        click.echo(f"As the policy is now, this stays here: {found['policy']['message']}.", err=True)
+        click.echo(f"The policy of this device does not allow this to leave: {found['policy']['message']}.", err=True)
     if problem is not None:
         raise problem
     if sent is not None:
@@ -144,11 +145,13 @@ def _what(found: Mapping[str, Any]) -> str:
     if "maps" in found:
         maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
         return (
-            f"{found['bytes']} bytes: attention maps ({maps}) and the digest of the model's values; no picture, no name"
+            f"{found['bytes']} bytes: attention maps ({maps}) and a digest of the model's values; no picture and no "
+            "file name"
         )
     return (
-        f"{found['bytes']} bytes: features of {found['features']} pictures, 128 numbers each, in no order that tells, "
-        "and the digest of what this device remembers; no picture, no name"
+        f"{found['bytes']} bytes: features of {counted(found['features'], 'picture')}, 128 numbers each, in an "
+        "order that says nothing about the pictures, and a digest of what this device remembers; no picture and no "
+        "file name"
     )
 
 

@@ -21,9 +21,13 @@ from edgefl_client.commands.options import (
     "--measure/--no-measure",
     default=True,
     show_default=True,
-    help="Measure times and memory, which takes some seconds.",
+    help="Measure times and memory; this takes some seconds.",
 )
-@click.option("--verbose", is_flag=True, help="Also versions, the table of times, and the floors of this processor.")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="Also print versions, the table of times, and the fastest times that this processor allows.",
+)
 @model_option
 @trust_option
 @passphrase_option
@@ -41,10 +45,10 @@ def doctor(
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Check that this device is in order, and say what to do. Prints a line a check: ok, warn or fail; ends with 1
-    where something fails.
+    """Check that this device is in order, and say what to do. Prints one line for each check: ok, warn or
+    fail; ends with status 1 if a check fails.
 
-    Needs neither a membership nor a network, reads no picture and changes nothing.
+    It needs neither a membership nor a network. It reads no picture and changes nothing.
     """
     from edgefl_client.doctor.checks import diagnosis_text, examine
     from edgefl_client.trust import trusted_keys as signers

@@ -28,13 +28,20 @@ if TYPE_CHECKING:
     "--ca",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="PEM certificate of the coordinator or its authority.  [default: the invite's, else the public authorities]",
+    help="PEM certificate of the coordinator or of its certificate authority.  [default: the invite's, else the "
+    "public authorities]",
 )
-@click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
 @click.option(
-    "--suite", type=click.IntRange(1, 2), default=2, show_default=True, help="Sealing: 2 resists quantum computers."
+    "--proxy", metavar="URL", help="Proxy to use from now on; proxy settings of the environment are not used."
 )
-@click.option("--wait", is_flag=True, help="Wait until the operator has approved, then do as edgefl sync.")
+@click.option(
+    "--suite",
+    type=click.IntRange(1, 2),
+    default=2,
+    show_default=True,
+    help="How messages are encrypted: 1 is X25519; 2 adds ML-KEM-768, which resists quantum computers.",
+)
+@click.option("--wait", is_flag=True, help="Wait until the operator has approved this device, then run edgefl sync.")
 @passphrase_option
 @json_option
 @home_option
@@ -52,7 +59,7 @@ def enrol(
 ) -> None:
     """Join a federation with the INVITE its operator gave you. Run it again after any failure.
 
-    An INVITE of "-" is read from standard input, so that it stands in no list of processes.
+    An INVITE of "-" is read from standard input, so that no list of processes shows it.
     """
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import Policy, load_policy, save_policy
@@ -71,7 +78,9 @@ def enrol(
     if not home.policy_file.exists():
         save_policy(home, Policy())
     if not load_policy(home).allowed:
-        click.echo("Nothing leaves this device until its owner allows it, such as: edgefl policy allow maps", err=True)
+        click.echo(
+            "Nothing leaves this device until its owner allows it, for example with: edgefl policy allow maps", err=True
+        )
     if wait:
         _wait(context, device, found, as_json, text)
 
@@ -83,7 +92,7 @@ def _wait(context: click.Context, device: "Device", found: dict[str, Any], as_js
 
     if as_json:
         click.echo(text, err=True)
-    click.echo("Waiting for the operator; after Ctrl-C edgefl sync goes on.", err=True)
+    click.echo("Waiting for the operator's approval; you can stop with Ctrl-C and continue with edgefl sync.", err=True)
     sys.stdout.flush()  # whoever reads it through a pipe has to tell the fingerprint now
     done = sync_when_approved(device)
     report({**found, "state": "approved", "sync": done.report}, as_json, f"approved; {sync_text(done.report)}")
@@ -112,7 +121,7 @@ def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
 def status(
     context: click.Context, offline: bool, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Show model, membership, round and outbox of this device. Also tells which values score."""
+    """Show model, membership, round and outbox of this device. Also tells which values are used for scoring."""
     from edgefl_client.doctor.status import run_status, status_text
 
     found = run_status(device_of(context, home_dir, passphrase_file), online=not offline)

@@ -29,20 +29,27 @@ model_option = click.option(
     "--model",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.edgefl",
-    help="File of the model (a signed bundle).  [default: the one in use, from edgefl use or sync]",
+    help="File of the model (a signed bundle).  [default: the one in use, from edgefl use or edgefl sync]",
 )
 trust_option = click.option(
-    "--trust", "trusted", multiple=True, metavar="PUB", help="Public key of a signer, or its file; for this call only."
+    "--trust",
+    "trusted",
+    multiple=True,
+    metavar="PUB",
+    help="Trust this signer for this call only: a public key, or its file.",
 )
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N", help="Processor threads.  [default: all that are allowed]"
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Number of processor threads.  [default: all that are allowed]",
 )
 
 
 def finite(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
     """Refuse a number that is not finite."""
     if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no finite number.")
+        raise click.BadParameter(f"{value} is not a finite number.")
     return value
 
 
@@ -75,8 +82,8 @@ def bundle_of(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bu
 weights_option = click.option(
     "--weights",
     type=click.Choice(["bundle", "personal"]),
-    help="Values to score with: those the bundle was signed with, or those learned here that passed their gate.  "
-    "[default: personal where there are some]",
+    help="Values to score with: those of the signed bundle, or those learned here that passed their gate.  "
+    "[default: personal, if there are any]",
 )
 
 

@@ -34,7 +34,7 @@ def outbox(context: click.Context, as_json: bool, home_dir: str | None) -> None:
 def outbox_show(
     context: click.Context, which: str, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Show in numbers what the item ID would tell its receiver. Prints names, types, shapes, extremes, digest."""
+    """Show what the item ID would tell its receiver. Prints names, types, shapes, ranges and a digest."""
     from edgefl_client.sharing.release import described_text
     from edgefl_client.sharing.waiting_items import show_waiting
 
@@ -51,7 +51,7 @@ def outbox_show(
 def outbox_drop(
     context: click.Context, which: str, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Drop the item ID for good. What was sent already cannot be called back."""
+    """Delete the item ID for good. What was already sent cannot be called back."""
     import dataclasses
 
     from edgefl_client.sharing.waiting_items import drop_waiting

@@ -24,7 +24,7 @@ def personal_show(context: click.Context, as_json: bool, home_dir: str | None) -
 
 @personal.command("remove")
 @click.option(
-    "--all", "everything", is_flag=True, help="Also where learning stands, and which pictures it was to learn from."
+    "--all", "everything", is_flag=True, help="Also forget how far learning has come and which pictures it learns from."
 )
 @json_option
 @home_option
@@ -32,10 +32,10 @@ def personal_show(context: click.Context, as_json: bool, home_dir: str | None) -
 def personal_remove(context: click.Context, everything: bool, as_json: bool, home_dir: str | None) -> None:
     """Go back to the bundle's values for good. What left this device before cannot be called back.
 
-    Learning goes on from where it stands the next time, unless --all forgets that too.
+    The next round of learning continues where this one ended, unless --all is given.
     """
     from edgefl_client.learning.checkpoint import forget
 
     removed = forget(home_of(context, home_dir), everything=everything)
-    text = f"removed: {', '.join(removed)}" if removed else "nothing learned here was there to remove"
+    text = f"removed: {', '.join(removed)}" if removed else "there was nothing learned here to remove"
     report({"removed": removed}, as_json, f"{text}; scores use the bundle's values")

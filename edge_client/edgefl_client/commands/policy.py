@@ -27,12 +27,12 @@ def _last_day(
     try:
         return datetime.date.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no day such as 2027-11-21, nor always.") from None
+        raise click.BadParameter(f"{value!r} is neither a date such as 2027-11-21 nor the word always.") from None
 
 
 @click.group()
 def policy() -> None:
-    """Decide what may leave this device; at first nothing may. Also how often, how much, and until when."""
+    """Decide what may leave this device; at first nothing may. Also decide how often, how much, and until when."""
 
 
 @policy.command("show")
@@ -76,7 +76,7 @@ def policy_allow(
     today = enrolled_device.today()
     last = today + datetime.timedelta(days=365) if until is None else until
     if isinstance(last, datetime.date) and last < today:
-        raise click.UsageError(f"--until is {last.isoformat()}, which is over; today is {today.isoformat()}")
+        raise click.UsageError(f"--until is {last.isoformat()}, which is in the past; today is {today.isoformat()}")
     day = last if isinstance(last, datetime.date) else None
     before = load_policy(home)
     changed = dataclasses.replace(before, allowed={**before.allowed, **dict.fromkeys(kinds, day)})
@@ -102,14 +102,14 @@ def policy_deny(context: click.Context, kinds: tuple[str, ...], as_json: bool, h
 
 
 @policy.command("limit")
-@click.option("--rounds-per-day", type=click.IntRange(0), metavar="N", help="Rounds answered in 24 hours.")
-@click.option("--bytes-per-day", type=click.IntRange(0), metavar="BYTES", help="Bytes that leave in 24 hours.")
-@click.option("--bytes-per-round", type=click.IntRange(0), metavar="BYTES", help="Bytes of one reply.")
+@click.option("--rounds-per-day", type=click.IntRange(0), metavar="N", help="Most rounds to answer in 24 hours.")
+@click.option("--bytes-per-day", type=click.IntRange(0), metavar="BYTES", help="Most bytes that may leave in 24 hours.")
+@click.option("--bytes-per-round", type=click.IntRange(0), metavar="BYTES", help="Most bytes of one reply.")
 @json_option
 @home_option
 @click.pass_context
 def policy_limit(context: click.Context, /, as_json: bool, home_dir: str | None, **given: int | None) -> None:
-    """Set how often data may leave, and how much of it. What is not named stays as it is."""
+    """Set how often data may leave, and how much. Limits that are not named stay as they are."""
     from edgefl_client.sharing.policy import load_policy, save_policy
 
     named = {name: value for name, value in given.items() if value is not None}

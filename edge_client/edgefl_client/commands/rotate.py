@@ -13,10 +13,10 @@ from edgefl_client.commands.options import device_of, home_option, json_option, 
 @home_option
 @click.pass_context
 def rotate(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
-    """Change this device's keys now. The command sync does it by itself every 30 days.
+    """Change this device's keys now. The command sync does so by itself every 30 days.
 
-    The new keys are signed by the old one and by themselves, so the operator need not approve them. The old signing key
-    counts for 7 days more at the coordinator. Killed at any moment, the device keeps working keys: run it again.
+    The old and the new keys sign the change, so the operator need not approve it. The old signing key
+    counts for 7 more days at the coordinator. A device whose command is killed still has working keys: run it again.
     """
     device = device_of(context, home_dir, passphrase_file)
     with device.member() as member:

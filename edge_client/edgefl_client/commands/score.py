@@ -21,6 +21,7 @@ from edgefl_client.commands.options import (
 from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
 from edgefl_protocol.bundle.shown_map import how_true
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -52,7 +53,8 @@ formats_option = click.option(
     show_default=True,
     callback=lambda _context, _option, value: parse_formats(value),
     metavar="LIST",
-    help="Kinds of files that are read: jpeg, png, tiff, heic and dicom; the last two need their extra.",
+    help="Kinds of files to read: jpeg, png, tiff, heic and dicom. The last two need the extra of their name, such "
+    "as edgefl-derm[heic].",
 )
 
 
@@ -61,8 +63,8 @@ log_option = click.option(
     "log_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.sqlite",
-    help="Append a row for each picture to this database: SHA-256 of the file (never its name), model, numbers, time. "
-    "Pictures then run one at a time.  [default: no log]",
+    help="Append a row for each picture to this SQLite database: SHA-256 of the file (never its name), model, "
+    "numbers, time. Pictures are then scored one at a time.  [default: no log]",
 )
 
 
@@ -71,9 +73,7 @@ def parse_formats(value: str) -> tuple[str, ...]:
     names = tuple(name.strip().lower() for name in value.split(",") if name.strip())
     unknown = [name for name in names if name not in _KNOWN]
     if unknown or not names:
-        raise click.BadParameter(
-            f"{', '.join(unknown) or 'an empty list'} is not known; known are {', '.join(_KNOWN)}."
-        )
+        raise click.BadParameter(f"{', '.join(unknown) or 'an empty list'} is not known; allowed: {', '.join(_KNOWN)}.")
     return names
 
 
@@ -94,7 +94,7 @@ def parse_formats(value: str) -> tuple[str, ...]:
     default=8,
     show_default=True,
     metavar="N",
-    help="Pictures in one run; with --heatmap or --log, one.",
+    help="Pictures to score at a time; with --heatmap or --log always one.",
 )
 @threads_option
 @home_option
@@ -115,13 +115,13 @@ def score(
     threads: int | None,
     home_dir: str | None,
 ) -> None:
-    """Score pictures: files, folders, patterns or standard input. A folder stands for all that is in it, - for one
+    """Score pictures: files, folders, patterns or standard input. A folder stands for all pictures in it, - for one
     picture on standard input.
 
     `--json` prints one object a picture, in order.
     """
     if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other")
+        raise click.UsageError("--json and --csv cannot be used together")
     home = home_of(context, home_dir)
     scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
     from edgefl_client.commands import score_text
@@ -133,7 +133,7 @@ def score(
         files = score_files.expand(images, reader.suffixes)
         unread = score_files.left_out(images, reader)
         if not files:
-            none = f"the folders given hold no file that ends in {', '.join(reader.suffixes)}"
+            none = f"the given folders hold no file whose name ends in {', '.join(reader.suffixes)}"
             raise click.UsageError(none if unread is None else f"{none}. {unread}")
         prepare(bundle, heatmaps, scorer, unread)
         table = score_text.CsvLines(bundle.labels.classes)
@@ -174,22 +174,25 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
         )
     elif bundle.card.suspicion is None or bundle.card.suspicion.threshold is None:
         click.echo(
-            "This model has no threshold for suspicious classes: only a predicted one asks for a look. Its card says "
-            "why.",
+            "This model has no threshold for suspicious classes: such a class asks for a look only if it is "
+            "predicted. The model's card says why.",
             err=True,
         )
     left_days = scorer.days_left
     if left_days is not None and left_days < SOON_DAYS:
         click.echo(
-            f"The model expires in {left_days} days and is refused then; edgefl sync fetches a newer one.", err=True
+            f"The model expires in {counted(left_days, 'day')} and cannot be used after that; edgefl sync fetches a "
+            "newer one.",
+            err=True,
         )
     if scorer.model.state_kind == "personal":
         less = f" They never predict {', '.join(scorer.never_named)}." if scorer.never_named else ""
         click.echo(
-            f"Scored with the personal values learned on this device; --weights bundle goes back.{less}", err=True
+            f"Scored with the personal values learned on this device; --weights bundle scores with the bundle's.{less}",
+            err=True,
         )
     if heatmaps is not None and (bundle.card.map is None or not bundle.card.map.shown):
-        click.echo(f"{how_true(bundle.card.map)} The pictures come without one.", err=True)
+        click.echo(f"{how_true(bundle.card.map)} The pictures are drawn without a map.", err=True)
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from edgefl_client.scoring.score_files import Failure, Result
 from edgefl_protocol.pictures.wording import class_title, in_brief
+from edgefl_protocol.sentences import of_file
 
 
 def human_line(result: Result) -> str:
     """Write one line for a person."""
     if isinstance(result, Failure):
-        return printable(f"{result.image}: not scored: {result.message}")
+        return printable(f"not scored: {of_file(result.image, result.message)}")
     if result.predicted is None:
         said = "no prediction"
     else:

@@ -39,17 +39,19 @@ if TYPE_CHECKING:
     "--learn/--no-learn",
     default=True,
     show_default=True,
-    help="Learn the open round from the pictures that --labels or --pictures named last, or only exchange.",
+    help="Learn the open round from the pictures last named with --labels or --pictures; with --no-learn only "
+    "exchange.",
 )
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="Learn from this table of labelled pictures, now and at every later sync; as in edgefl train.",
+    help="Learn from this table of labelled pictures, now and at every later sync; its columns are those of edgefl "
+    "train.",
 )
 @pictures_option
 @click.option(
-    "--hold", is_flag=True, help="Learn, but send nothing: edgefl advanced outbox show tells what would leave."
+    "--hold", is_flag=True, help="Learn, but send nothing yet; edgefl advanced outbox show tells what would leave."
 )
 @limits_options
 @threads_option
@@ -70,10 +72,10 @@ def sync(
     home_dir: str | None,
     **given: Any,
 ) -> None:
-    """Take part in the federation once: fetch, learn and send. It does what is due and leaves: it fetches the task, the
-    others' part and the federation's newest model, learns the open round, and sends what it takes.
+    """Take part in the federation once: fetch, learn and send. It does what is due and ends: it fetches the task, the
+    other members' contributions and the newest model, learns the open round, and sends the reply.
 
-    A round that a limit stops goes on at the next sync. Made for cron and systemd: it may be killed at any moment.
+    If a limit stops a round, the next sync continues it. Made for cron and systemd: it may be killed at any moment.
     """
     from edgefl_client.learning.options import TrainOptions
     from edgefl_client.learning.own_pictures import name_table
@@ -134,7 +136,7 @@ def sync_text(found: dict[str, Any]) -> str:
         kind = "feature" if got["features"] else "map"
         count = got[f"{kind}s"]
         here = f"1 {kind}" if count == 1 else f"{count} {kind}s"
-        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of others here")
+        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of other members received")
     parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
     parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []
     return "; ".join(parts) + (gate_lines(learned) if learned is not None else "")

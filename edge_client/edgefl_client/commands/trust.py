@@ -12,7 +12,7 @@ def trust() -> None:
 
 @trust.command("add")
 @click.argument("pub")
-@click.option("--name", metavar="N", help="What to call the signer.  [default: first digits of its key id]")
+@click.option("--name", metavar="N", help="Name for the signer.  [default: first digits of its key id]")
 @json_option
 @home_option
 @click.pass_context
@@ -31,7 +31,7 @@ def trust_add(context: click.Context, pub: str, name: str | None, as_json: bool,
 @home_option
 @click.pass_context
 def trust_list(context: click.Context, as_json: bool, home_dir: str | None) -> None:
-    """List the signers this device trusts. These are added by hand, or stand in the federation's root set."""
+    """List the signers this device trusts. You added them by hand, or the federation's root set lists them."""
     from edgefl_client.trust import trusted_keys as signers
     from edgefl_client.trust.signers import signers_in_force
 

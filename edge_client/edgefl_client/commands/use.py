@@ -14,7 +14,7 @@ from edgefl_client.commands.options import bundle_text, device_of, home_option, 
     "trusted",
     multiple=True,
     metavar="PUB",
-    help="Public key of a signer, or its file: trust it from now on, as edgefl trust add does, if FILE is taken.",
+    help="Trust this signer from now on, as edgefl trust add does, if FILE is accepted: a public key, or its file.",
 )
 @json_option
 @home_option
@@ -23,8 +23,8 @@ def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: b
     """Score with the model in FILE from now on. It needs no network.
 
     FILE must be signed by somebody this device trusts. Compare the key id with the signer over another channel before
-    you name a key: who holds it decides what this device tells. A member of a federation takes its federation's models
-    only.
+    you name a key: whoever holds it decides what this device says. A member of a federation
+    accepts only its federation's models.
     """
     from edgefl_client.sharing.bundles import run_use
     from edgefl_client.trust.trusted_keys import read_public_key

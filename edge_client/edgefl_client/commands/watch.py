@@ -37,7 +37,7 @@ AGAIN_S = 60.0  # after which such a file is tried again
     metavar="FILE",
     help="Append the lines to this file.  [default: standard output]",
 )
-@click.option("--once", is_flag=True, help="Score what is there and leave; for cron.")
+@click.option("--once", is_flag=True, help="Score what is there and end; for use from cron.")
 @click.option(
     "--interval",
     "interval_s",
@@ -46,7 +46,7 @@ AGAIN_S = 60.0  # after which such a file is tried again
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks; a file is scored when it did not change from one to the next.",
+    help="Time between two looks at the folder; a file is scored once it has not changed between two looks.",
 )
 @model_option
 @trust_option
@@ -76,7 +76,7 @@ def watch(
 ) -> None:
     """Score every picture that appears in or below DIR, once. Prints the JSON objects of edgefl score, one a line.
 
-    Ends with what it is doing when it gets SIGTERM or Ctrl-C, and goes on from there the next time.
+    On SIGTERM or Ctrl-C it finishes the picture at hand and ends; the next time it continues from there.
     """
     home = home_of(context, home_dir)
     scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
@@ -169,7 +169,7 @@ class _Watcher:
     def _put_off(self, name: str, why: str) -> None:
         """No line and no note: the picture is whole, and is scored when it can be read."""
         if name not in self.again_s:
-            _say(f"{why}; tried again every {AGAIN_S:.0f} s, and at the next start")
+            _say(f"{why}; it is tried again every {AGAIN_S:.0f} s, and at the next start")
         self.again_s[name] = time.monotonic() + AGAIN_S
 
     def _write(self, name: str, seen: "Seen", result: "Result") -> None:

@@ -25,6 +25,7 @@ from edgefl_client.doctor.second_process import ProbeEnded, probe
 from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.sentences import counted
 
 OLD_MODEL_DAYS = 180
 _STATES = ("fail", "warn", "ok")  # what to act on first
@@ -125,7 +126,8 @@ def _probe(
                 check=steps[0] if steps else "runtime",  # after its last answer: the runtime failed to end
                 state="fail",
                 found=f"the process that tried it did not finish: {error}",
-                advice="install the wheel anew, for this processor and Python: pip install --force-reinstall WHEEL",
+                advice="install the wheel again, the one for this processor and Python: pip install "
+                "--force-reinstall WHEEL",
             )
         )
     return found, measured
@@ -133,11 +135,11 @@ def _probe(
 
 def _runtime(told: dict[str, Any]) -> Finding:
     names = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
-    eight = "runs 8-bit models in whole numbers" if told["multiplies_bytes"] else "runs 8-bit models in float"
+    eight = "computes 8-bit models in whole numbers" if told["multiplies_bytes"] else "computes 8-bit models in float"
     return Finding(
         check="runtime",
         state="ok",
-        found=f"the libraries run on this machine, with {told['processors']} processors",
+        found=f"the libraries run on this machine, with {counted(told['processors'], 'processor')}",
         detail=f"{names}; {eight}",
     )
 
@@ -146,19 +148,20 @@ def _at_most(measured: dict[str, Any]) -> str:
     slowest = max(one["p95_milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
     busy = "; other work was running, so measure again when the device is idle" if was_busy(measured) else ""
     return (
-        f"a score took at most {slowest:g} ms; memory {measured['peak_memory_mib']:g} MiB, an upper bound: "
-        f"the drawn photo and this check are in it{busy}"
+        f"a score took at most {slowest:g} ms; memory {measured['peak_memory_mib']:g} MiB at most, including the "
+        f"drawn photo and this check{busy}"
     )
 
 
 def _model(told: dict[str, Any], now_ms: int) -> Finding:
     age_days = max(now_ms - told["created_ms"], 0) // DAY_MS
     said = (
-        f"{told['id'].removeprefix('-/')} scores a drawn picture with the {told['weights']} values; {age_days} days old"
+        f"{told['id'].removeprefix('-/')} scores a drawn picture with the {told['weights']} values; it is "
+        f"{counted(age_days, 'day')} old"
     )
     left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
     if left_days is not None:
-        said += f", expires in {left_days} days"
+        said += f"and expires in {counted(left_days, 'day')}"
     if (left_days is not None and left_days < SOON_DAYS) or age_days > OLD_MODEL_DAYS:
         return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl sync")
     if told["asks_always"]:
@@ -191,6 +194,6 @@ def _conclusion(findings: Sequence[Finding]) -> str:
     failed, warned = (sum(one.state == state for one in findings) for state in ("fail", "warn"))
     if not failed and not warned:
         return "Everything that was checked is in order."
-    parts = [f"{failed} of {len(findings)} checks failed"] if failed else []
+    parts = [f"{failed} of {counted(len(findings), 'check')} failed"] if failed else []
     parts += [f"{warned} ask for attention" if warned != 1 else "1 asks for attention"] if warned else []
     return f"{', '.join(parts)}: the lines at the top say what to do."

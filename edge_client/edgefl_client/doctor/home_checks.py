@@ -13,6 +13,7 @@ from edgefl_client.sharing.spending import read_spent
 from edgefl_client.sharing.waiting_items import list_waiting
 from edgefl_client.trust.signers import signers_in_force
 from edgefl_exchange.trust_records import load_revoked
+from edgefl_protocol.sentences import counted
 
 _MIB = 2**20
 LITTLE_MIB, TOO_LITTLE_MIB = 1024, 64  # free on the disk
@@ -22,18 +23,19 @@ OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
 def check_home(home: Home) -> Iterator[Finding]:
     """Check that everything in the home is its owner's alone."""
     if not home.root.exists():
-        yield Finding(check="home", state="ok", found=f"{home.root} is not there yet; it is made when it is needed")
+        yield Finding(check="home", state="ok", found=f"{home.root} does not exist yet; it is made when it is needed")
         return
     paths = [home.root, *home.root.rglob("*")]
     opened = [path for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
     if opened:
         yield Finding(
             check="home", state="fail",
-            found=f"{len(opened)} of its files and folders are open to others, among them {opened[0]}",
+            found=f"others can read or change {counted(len(opened), 'file or folder', 'files and folders')} of it, "
+                  f"such as {opened[0]}",
             advice=f"chmod -R go-rwx {home.root}",
         )  # fmt: skip
         return
-    yield Finding(check="home", state="ok", found=f"{home.root}, for its owner alone")
+    yield Finding(check="home", state="ok", found=f"only its owner can read {home.root}")
 
 
 def check_disk(home: Home) -> Iterator[Finding]:
@@ -41,7 +43,11 @@ def check_disk(home: Home) -> Iterator[Finding]:
     place = next(path for path in (home.root.absolute(), *home.root.absolute().parents) if path.exists())
     free_mib = shutil.disk_usage(place).free // _MIB
     state = "fail" if free_mib < TOO_LITTLE_MIB else "warn" if free_mib < LITTLE_MIB else "ok"
-    advice = None if state == "ok" else "free space; what is there is safe, new work is refused when the disk is full"
+    advice = (
+        None
+        if state == "ok"
+        else ("free some space; when the disk is full, new work is refused, and what is already kept is safe")
+    )
     yield Finding(check="disk", state=state, found=f"{free_mib:,} MiB free", advice=advice)
 
 
@@ -50,16 +56,16 @@ def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
     signers = signers_in_force(home)
     if not signers.keys:
         yield Finding(
-            check="signers", state="warn", found="no signer of bundles is trusted, so none is run",
-            advice="compare a signer's key over another channel, then: edgefl trust add PUB",
+            check="signers", state="warn", found="no signer of bundles is trusted, so no bundle can be used",
+            advice="compare the signer's key over another channel, then: edgefl trust add PUB",
         )  # fmt: skip
         return
     listed = load_revoked(home.member)
-    said = f"trusted: {len(signers.keys)}"
+    said = f"{counted(len(signers.keys), 'trusted signer')}"
     if listed is not None and listed.expires_ms < now_ms:
         yield Finding(
             check="signers", state="warn", found=f"{said}; the list of revoked keys is older than a day",
-            advice="no new bundle is taken before a fresh list has come: edgefl sync",
+            advice="fetch a fresh list, without which no new bundle is accepted: edgefl sync",
         )  # fmt: skip
         return
     yield Finding(check="signers", state="ok", found=said)
@@ -122,10 +128,13 @@ def check_outbox(home: Home, now_ms: int) -> Iterator[Finding]:
         yield Finding(check="outbox", state="ok", found="nothing waits")
         return
     oldest_days = max(one.age_s for one in items) / 86_400
-    said = f"{len(items)} wait, {sum(one.bytes for one in items):,} bytes, the oldest {oldest_days:.1f} days"
+    said = (
+        f"{counted(len(items), 'item waits', 'items wait')}, {sum(one.bytes for one in items):,} bytes; the "
+        f"oldest is {oldest_days:.1f} days old"
+    )
     if oldest_days > OLD_ITEM_DAYS:
         yield Finding(
-            check="outbox", state="warn", found=f"{said}; after {OLDEST_ITEM_DAYS} days it is dropped",
+            check="outbox", state="warn", found=f"{said} and is dropped after {OLDEST_ITEM_DAYS} days",
             advice="edgefl sync sends what is due; edgefl advanced outbox lists it",
         )  # fmt: skip
         return

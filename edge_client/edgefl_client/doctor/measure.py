@@ -187,7 +187,7 @@ def table(measured: dict[str, Any]) -> list[str]:
         load, processors = measured["load_average"], measured["processors"]
         lines.append(
             f"other work was running (load average {load:g} on {processors} processors): these times and ratios say "
-            "little of this device; measure again when it is idle"
+            "little about this device; measure again when it is idle"
         )
     lines += [
         f"{row['what']:<30} {row['threads']:>3} threads {row['pictures_per_second']:>8.1f} pictures/s  "
@@ -196,13 +196,13 @@ def table(measured: dict[str, Any]) -> list[str]:
     ]
     if floors:
         lines.append(
-            "floor: the network's linear layers alone, for one picture, as matrix products of these shapes with random "
-            "weights, run by the same runtime; int8: the products alone"
+            "floor: the network's linear layers alone for one picture, computed by the same runtime as matrix "
+            "products of these shapes with random weights; for int8 the products alone"
         )
     return lines + [
         f"{'linear layers alone, ' + one['precision']:<30} {one['threads']:>3} threads  "
         f"median {one['milliseconds']:>8.2f} ms; "
         f"the {measured['precision']} network takes {one['times']:.2f} times as long"
-        + ("" if one["share"] == 1 else f" ({one['share']:.0%} of the products run, the rest reckoned)")
+        + ("" if one["share"] == 1 else f" ({one['share']:.0%} of the products were run, the rest is estimated)")
         for one in floors
     ]

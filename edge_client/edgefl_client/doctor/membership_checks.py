@@ -19,6 +19,7 @@ from edgefl_exchange.transport import Request
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, verify_key_record, verify_time
+from edgefl_protocol.sentences import counted
 
 CLOCK_OFF_S = 60
 
@@ -59,7 +60,11 @@ def check_certificate(device: Device, now_ms: int) -> Iterator[Finding]:
     membership = load_membership(device.home.member)
     path = ca_file(device.home.member, membership)
     if path is None:
-        yield Finding(check="certificate", state="ok", found=f"{membership.url} is judged by the public authorities")
+        yield Finding(
+            check="certificate",
+            state="ok",
+            found=f"the certificate of {membership.url} is checked against the public certificate authorities",
+        )
     else:
         yield _own_certificate(path, now_ms)
     record = verify_key_record(membership.key_record, membership.coordinator_key_id, membership.federation, now_ms=0)
@@ -67,11 +72,11 @@ def check_certificate(device: Device, now_ms: int) -> Iterator[Finding]:
     said = f"key record {record.number} of the coordinator, "
     if left_days < 0:
         yield Finding(
-            check="certificate", state="warn", found=f"{said}expired {-left_days} days ago",
+            check="certificate", state="warn", found=f"{said}expired {counted(-left_days, 'day')} ago",
             advice="the next edgefl sync fetches a newer one",
         )  # fmt: skip
     else:
-        yield Finding(check="certificate", state="ok", found=f"{said}good for {left_days} days")
+        yield Finding(check="certificate", state="ok", found=f"{said}valid for {counted(left_days, 'more day')}")
 
 
 def _own_certificate(path: Path, now_ms: int) -> Finding:
@@ -82,14 +87,15 @@ def _own_certificate(path: Path, now_ms: int) -> Finding:
     except ValueError:
         return Finding(
             check="certificate", state="fail", found=f"{path} holds no readable certificate",
-            advice="ask the operator for its file and put it there",
+            advice="ask the operator for the certificate file and put it there",
         )  # fmt: skip
     ends = min(found, key=lambda one: one.not_valid_after_utc).not_valid_after_utc
     left_days = int((ends.timestamp() * 1000 - now_ms) // DAY_MS)
     state = "fail" if left_days < 0 else "warn" if left_days < SOON_DAYS else "ok"
-    advice = None if state == "ok" else "ask the operator for the certificate that follows, and put it in this file"
+    advice = None if state == "ok" else "ask the operator for the next certificate, and put it in this file"
     return Finding(
-        check="certificate", state=state, found=f"{path} ends {ends.date().isoformat()}, in {left_days} days",
+        check="certificate", state=state, found=f"{path} is valid until {ends.date().isoformat()}, for "
+                                                f"{counted(left_days, 'more day')}",
         advice=advice,
     )  # fmt: skip
 
@@ -108,14 +114,16 @@ def check_coordinator(device: Device, *, online: bool) -> Iterator[Finding]:
         )
         return
     except EdgeflError as error:
-        yield Finding(check="coordinator", state="warn", found=str(error), advice="scoring goes on without it")
+        yield Finding(
+            check="coordinator", state="warn", found=str(error), advice="scoring works without the coordinator"
+        )
         return
-    yield Finding(check="coordinator", state="ok", found=f"{membership.url} answered, signed, in {trip_ms:.0f} ms")
+    yield Finding(check="coordinator", state="ok", found=f"{membership.url} gave a signed answer in {trip_ms:.0f} ms")
     off_s = abs(offset_ms) / 1000
     side = "behind" if offset_ms > 0 else "ahead"
     if abs(offset_ms) > MAX_CORRECTION_MS:
         yield Finding(
-            check="clock", state="fail", found=f"{off_s / 3600:.1f} hours {side}, more than the 48 that are corrected",
+            check="clock", state="fail", found=f"{off_s / 3600:.1f} hours {side}, and at most 48 are corrected",
             advice="set the clock; until then nothing can be exchanged",
         )  # fmt: skip
     elif off_s > CLOCK_OFF_S:

@@ -70,7 +70,7 @@ def probe(
             process.kill()
             out, _ = process.communicate()
             yield from _objects(out)
-            raise ProbeEnded(f"it gave no answer within {MOST_SECONDS} s and was ended") from None
+            raise ProbeEnded(f"it gave no answer within {MOST_SECONDS} s and was stopped") from None
         finally:
             if process.poll() is None:
                 process.kill()
@@ -182,6 +182,6 @@ def _last_line(errors: Any) -> str:
 
 def _how_it_ended(code: int, said: str) -> str:
     if code >= 0:
-        return f"it ended with {code}" + (f": {said}" if said else "")
+        return f"it ended with status {code}" + (f": {said}" if said else "")
     names = {number.value: number.name for number in signal.Signals}
     return f"it was ended by {names.get(-code, f'signal {-code}')}"

@@ -14,6 +14,7 @@ from edgefl_exchange.membership import load_membership
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
+from edgefl_protocol.sentences import counted
 
 LEARN_AGAIN = "edgefl train or edgefl sync learns a round and judges it anew"
 
@@ -145,7 +146,7 @@ def status_text(report: dict[str, Any]) -> str:
         lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
         lines += [turn["stuck"]] if turn["stuck"] else []
     if report["learning"] and report["learning"]["counted_round"]:
-        lines.append(f"last round that was learned here and counted: {report['learning']['counted_round']}")
+        lines.append(f"last round learned here that counted: {report['learning']['counted_round']}")
     if asked is not None and asked["error"] is not None:
         lines.append(f"coordinator: {asked['error']['message']}")
     return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
@@ -157,8 +158,14 @@ def _model_text(model: dict[str, Any] | None) -> str:
     if model["age_days"] is None:
         return f"model: {model['file']}, which cannot be read; see edgefl doctor"
     left = model["expires_in_days"]
-    ends = "" if left is None else f", expired {-left} days ago" if left < 0 else f", expires in {left} days"
-    return f"model: version {model['version']}, {model['age_days']} days old{ends}, {model['file']}"
+    ends = (
+        ""
+        if left is None
+        else f", expired {counted(-left, 'day')} ago"
+        if left < 0
+        else (f", expires in {counted(left, 'day')}")
+    )
+    return f"model: version {model['version']}, {counted(model['age_days'], 'day')} old{ends}, {model['file']}"
 
 
 def weights_text(personal: dict[str, Any] | None) -> str:

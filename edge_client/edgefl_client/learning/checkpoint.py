@@ -165,7 +165,7 @@ def only_one(home: Home) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise LearningError(
-                "another edgefl train or sync learns in this home; wait for it to end", "busy"
+                "another edgefl train or edgefl sync is learning in this home folder; wait for it to end", "busy"
             ) from error
         for half in home.learning.glob(".*.payload.*.tmp"):  # written by who holds the lock alone
             with contextlib.suppress(OSError):  # the next one tries again
@@ -208,5 +208,6 @@ def forget(home: Home, *, everything: bool) -> list[str]:
 def damaged(file: Path) -> StorageError:
     """Make the error of a file of learning that is not what was written."""
     return StorageError(
-        f"{file} is damaged: it does not say where learning stands; begin again with edgefl train --restart", "damaged"
+        f"{file} is damaged: it does not say how far learning has come; begin again with edgefl train --restart",
+        "damaged",
     )

@@ -22,7 +22,7 @@ from edgefl_protocol.bundle.fedclf_plan import ENCODED, ENCODER, FIRST, NEGATIVE
 from edgefl_protocol.bundle.learning_plan import LearningPlan
 from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
 
-GO_ON = "the values before this round are kept: go on with other pictures, or tell the federation's operator"
+GO_ON = "the values before this round are kept: continue with other pictures, or tell the federation's operator"
 
 
 @dataclass(frozen=True, kw_only=True)

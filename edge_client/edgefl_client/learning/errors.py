@@ -20,5 +20,5 @@ class Paused(LearningError):
     code = "paused"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"learning stopped for now: {reason}; it goes on from there another time")
+        super().__init__(f"learning stopped for now: {reason}; the next time it continues from there")
         self.reason = reason

@@ -63,8 +63,8 @@ class FedCLFLearner:
     """
 
     only_in_federations: ClassVar[str | None] = (
-        "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
-        "take part with edgefl sync, the pictures are remembered for it"
+        "this bundle learns FedCLF, which works only within a federation and changes no score: take part with "
+        "edgefl sync, which remembers these pictures"
     )
 
     encoder: ClassVar[type[FeatureEncoder] | None] = FeatureEncoder
@@ -74,7 +74,7 @@ class FedCLFLearner:
         assert isinstance(plan, FedCLFPlan)  # the record of this kind
         if rows.learn.different < LEAST_BATCH:
             raise LearningError(
-                f"a step needs {LEAST_BATCH} different pictures, here are {rows.learn.different}; name more",
+                f"a step needs {LEAST_BATCH} different pictures, but there are {rows.learn.different}; name more",
                 "few_images",
             )
         self._bundle, self._plan, self._rows, self._around = bundle, plan, rows.learn, around
@@ -156,7 +156,9 @@ class FedCLFLearner:
             if same_form(tensors, network):
                 if point.given == given:
                     return point
-                report({"warning": "pictures or settings have changed since learning stopped: the epoch begins again"})
+                report(
+                    {"warning": ("pictures or settings have changed since learning stopped: the epoch starts again")}
+                )
                 return point.again(given)
         slow = {name: network[SLOW + name] for name in self._plan.parameters}
         bank, others = self._bank(state, slow), self._others(broadcast)

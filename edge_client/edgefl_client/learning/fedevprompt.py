@@ -79,7 +79,7 @@ class FedEvPromptLearner:
         """Learn, judge, reply; see `RoundLearner`."""
         phase, round_ = phase_and_round(broadcast)
         if phase != "train":
-            raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
+            raise LearningError(f"this method learns in train phases, but the round is of phase {phase}", "other_phase")
         tokens = self._session.shape(MEANS)[1]
         targets = peer_targets(broadcast.arrays, self._classes, tokens, self._plan.kd_peers)
         peers = dict(zip((MEANS, COUNTS), targets, strict=True))
@@ -106,7 +106,7 @@ class FedEvPromptLearner:
             return Point(begun=begun, given=given, round=round_, state=state)
         if point.given == given:
             return point
-        report({"warning": "pictures or settings have changed since learning stopped: the epoch begins again"})
+        report({"warning": "pictures or settings have changed since learning stopped: the epoch starts again"})
         return point.again(given)
 
     def _check_memory(self, state: Arrays, peers: Mapping[str, NDArray[np.float32]]) -> None:

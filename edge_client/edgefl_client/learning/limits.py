@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.memory import peak_memory_mib
+from edgefl_protocol.sentences import counted
 
 POWER = Path("/sys/class/power_supply")
 TOLD_TO_STOP = "it was told to stop"
@@ -64,9 +65,9 @@ class LearningLimits:
         if reason is not None:
             return reason
         if self.minutes is not None and self.clock() - started >= 60 * self.minutes:
-            return f"{self.minutes:g} minutes are over"
+            return f"the limit of {self.minutes:g} {'minute is' if self.minutes == 1 else 'minutes is'} reached"
         if self.memory_mib is not None and (used := self.memory()) > self.memory_mib:
-            return f"it took {used:.0f} MiB of memory, allowed are {self.memory_mib}: a smaller --batch needs less"
+            return f"it took {used:.0f} MiB of memory, and {self.memory_mib} are allowed: a smaller --batch needs less"
         return None
 
     def forbidding(self) -> str | None:
@@ -75,7 +76,7 @@ class LearningLimits:
             return TOLD_TO_STOP
         battery = self.battery()
         if battery is not None and battery.discharging and battery.percent < self.battery_percent:
-            return f"the battery is at {battery.percent} %, learning needs {self.battery_percent} % or a charger"
+            return f"the battery is at {battery.percent} %, and learning needs {self.battery_percent} % or a charger"
         return None
 
     def check_begin(self) -> None:
@@ -108,8 +109,8 @@ def check_step_memory(
         return
     fits = next((size for size in range(min(room, batch), least - 1, -1) if largest(size) <= room), 0)
     raise LearningError(
-        f"a step of {pictures} pictures needs {how} {needed:.0f} MiB of memory, allowed are {allowed}: "
-        + (f"use --batch {fits}" if fits else f"allow more, {_number(least)} not fit either"),
+        f"a step of {counted(pictures, 'picture')} needs {how} {needed:.0f} MiB of memory, and {allowed} are "
+        "allowed: " + (f"use --batch {fits}" if fits else f"allow more, because {_number(least)} not fit either"),
         "memory",
     )
 

@@ -91,8 +91,8 @@ def learn_live(
         by_class = "maps" in learner.travels  # what other methods send keeps its order
         if not by_class and plan_of(bundle).needs_labels and theirs != ours:
             raise LearningError(
-                f"the model knows {', '.join(ours)}, the federation {', '.join(theirs)}, in this order: its "
-                "operator has to publish a bundle that fits",
+                f"the model has the classes {', '.join(ours)}, but the federation has {', '.join(theirs)}, in this "
+                "order: the operator has to publish a bundle with the federation's classes",
                 "other_classes",
             )
         broadcast = live.broadcast
@@ -117,7 +117,8 @@ def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRo
     kind = plan_of(bundle).kind
     if kind != live.method:
         raise LearningError(
-            f"the federation learns {live.method}, this bundle {kind}: its operator has to publish one that fits",
+            f"the federation learns {live.method}, but this bundle learns {kind}: the operator has to publish a "
+            f"bundle that learns {live.method}",
             "other_method",
         )
     options = replace(
@@ -131,8 +132,8 @@ def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRo
 def _check_travels(told: Sequence[str], ours: Sequence[str]) -> None:
     if told and set(told) != set(ours):
         raise LearningError(
-            f"the federation says that {', '.join(sorted(told))} leave a site, its method on this device sends "
-            f"{', '.join(sorted(ours))}: tell its operator",
+            f"the federation says that {', '.join(sorted(told))} leave a site, but the method on this device sends "
+            f"{', '.join(sorted(ours))}: tell the operator",
             "other_travels",
         )
 

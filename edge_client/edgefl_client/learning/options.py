@@ -47,6 +47,8 @@ class TrainOptions:
         except ValueError as error:
             if self.batch is not None and str(error).startswith("batch "):
                 raise LearningError(
-                    f"--batch {self.batch} is none that this model learns in: {error}", "bad_settings"
+                    f"this model cannot learn with --batch {self.batch}: {error}", "bad_settings"
                 ) from error
-            raise LearningError(f"this device cannot learn so: {error}; tell the operator", "bad_settings") from error
+            raise LearningError(
+                f"this device cannot learn with these settings: {error}; tell the operator", "bad_settings"
+            ) from error

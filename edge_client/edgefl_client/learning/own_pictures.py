@@ -42,6 +42,7 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_protocol.rules.maps import MAX_MAPS
+from edgefl_protocol.sentences import counted
 
 HELD_SHARE = 0.15
 LEAST_LEARNED = MAX_MAPS  # of each class: as many pictures as a class shares maps
@@ -117,7 +118,8 @@ def read_dealt(
         return _read_unlabelled(bundle, table, limits, report)
     if table.file.is_dir():
         raise LearningError(
-            f"{table.file} is a folder, and this model learns from labels: name a table of them with --labels",
+            f"{table.file} is a folder, but this model learns from labelled pictures: name a table of them with "
+            "--labels",
             "no_labels",
         )
     listed = read_labels(table.file, bundle.labels.classes)
@@ -137,14 +139,15 @@ def _read_unlabelled(bundle: Bundle, table: Table, limits: LearningLimits, repor
     listed = _pictures_of(table) if folder else read_images(table.file)
 
     def tell(error: EdgeflError) -> None:
-        report({"warning": f"{error}; it is left out"})
+        report({"warning": f"{error}; the picture is left out"})
 
     # Nobody named the pictures of a folder one by one, so a broken one must not stop the others.
     rows = fit_rows(_read(bundle, table, listed, limits, report, tell if folder else None))
     if rows.different < LEAST_BATCH:
         raise LearningError(
-            f"{table.file} has {len(listed)} pictures, of which the gate before the model leaves {rows.different} "
-            f"different ones; a step of learning needs {LEAST_BATCH}: name more, of skin, sharp and well lit",
+            f"of the {counted(len(listed), 'picture')} in {table.file} only {rows.different} can be used, and a "
+            f"step of learning needs {LEAST_BATCH} different ones: name more pictures of skin that are sharp and "
+            "well lit",
             "few_images",
         )
     return Dealt(learn=rows, held=rows.take(np.zeros(len(rows), np.bool_)), refused=len(listed) - len(rows))
@@ -156,8 +159,8 @@ def _pictures_of(table: Table) -> list[LabelledImage]:
         found = pictures_below(table.file, reader.suffixes)
     if not 1 <= len(found) <= MAX_ROWS:
         raise LearningError(
-            f"{table.file} holds {len(found)} pictures of the formats {', '.join(table.formats)}; allowed are 1 to "
-            f"{MAX_ROWS}",
+            f"{table.file} holds {counted(len(found), 'picture')} of the formats {', '.join(table.formats)}; "
+            f"allowed: 1 to {MAX_ROWS}",
             "few_images",
         )
     return [LabelledImage(path=Path(name), label=UNLABELLED) for name in found]
@@ -175,8 +178,8 @@ def _read(
     allowed, needed = limits.memory_mib, 2 * len(listed) * bundle.preprocess.size**2 * 3 / 2**20
     if allowed is not None and needed > allowed:
         raise LearningError(
-            f"the {len(listed)} pictures take {needed:.0f} MiB of memory as the network reads them, "
-            f"allowed are {allowed}: allow more, or name fewer pictures",
+            f"{counted(len(listed), 'picture')} would take {needed:.0f} MiB of memory, and {allowed} are allowed: "
+            "allow more, or name fewer pictures",
             "memory",
         )
     return read_rows(
@@ -206,7 +209,8 @@ def hold_back(
     found = np.unique(rows.labels)
     if len(found) < 2:
         raise LearningError(
-            f"the table shows one class, {classes[found[0]]}; learning to tell classes apart needs two", "few_images"
+            f"the table has pictures of one class only, {classes[found[0]]}; learning to tell classes apart needs two",
+            "few_images",
         )
     held, kept = np.zeros(len(rows), dtype=np.bool_), dict(limits)
     for label in found:
@@ -219,8 +223,8 @@ def hold_back(
         judging = int(held[members].sum())
         if judging < LEAST_HELD or len(members) - judging < LEAST_LEARNED:
             raise LearningError(
-                f"the class {name} has {judging} pictures to judge with and {len(members) - judging} to learn from; "
-                f"needed are {LEAST_HELD} and {LEAST_LEARNED} of different lesions: label more of it, or leave "
+                f"the class {name} has {counted(judging, 'picture')} to judge with and {len(members) - judging} to "
+                f"learn from; it needs {LEAST_HELD} and {LEAST_LEARNED}, of different lesions: label more, or leave "
                 "the class out",
                 "few_images",
             )

@@ -22,6 +22,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.sentences import counted, of_file
 
 MAX_LABELS_BYTES = 16 * 2**20
 MAX_ROWS = 100_000
@@ -60,8 +61,8 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
         image, label = _image(path, number, row), row["label"]
         if label not in index:
             raise LabelsError(
-                f"{path}, line {number}: the label {str(label)[:60]!r} is no class of this model; "
-                f"its classes are {', '.join(classes)}",
+                f"{path}, line {number}: the label {str(label)[:60]!r} is not a class of this model; its classes "
+                f"are {', '.join(classes)}",
                 code="unknown_class",
             )
         lesion = row.get("lesion_id") or None
@@ -81,12 +82,12 @@ def _rows(path: Path, columns: set[str]) -> list[dict[str, str]]:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         named = f"columns {' and '.join(sorted(columns))}" if len(columns) > 1 else f"column {min(columns)}"
-        raise LabelsError(f"{path} is no CSV in UTF-8; save it as one with the {named}") from error
+        raise LabelsError(f"{path} is not a CSV file in UTF-8; save it as one, with the {named}") from error
     if not rows or len(rows) > MAX_ROWS:
-        raise LabelsError(f"{path} has {len(rows)} rows of data; allowed are 1 to {MAX_ROWS}")
+        raise LabelsError(f"{path} has {counted(len(rows), 'row')} of data; allowed: 1 to {MAX_ROWS}")
     missing = columns - set(rows[0])
     if missing:
-        raise LabelsError(f"{path} has no column {' and no column '.join(sorted(missing))}; add it to the first line")
+        raise LabelsError(f"the first line of {path} has no column {' and no column '.join(sorted(missing))}; add it")
     return rows
 
 
@@ -155,7 +156,7 @@ def read_rows(
                 photo = reader.read(read_bounded(row.path, MAX_FILE_BYTES))
                 images[index] = prepare(photo, preprocess)
             except EdgeflError as error:
-                named = type(error)(f"{row.path}: {error}", error.code)
+                named = type(error)(of_file(row.path, error), error.code)
                 if refused is None:
                     raise named from error
                 refused(named)

@@ -42,7 +42,7 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
         if name in backbone and backbone[name] != here:
             raise _other(f"{name} of the network", backbone[name], here)
     if (reason := plan.unable(wanted)) is not None:
-        raise LearningError(f"{reason}, so this one takes no part", "other_settings")
+        raise LearningError(f"{reason}, so this device cannot take part", "other_settings")
     if plan.frozen_sha256 is not None and backbone.get("sha256", plan.frozen_sha256) != plan.frozen_sha256:
         raise _other("frozen network (SHA-256)", backbone["sha256"], plan.frozen_sha256)
     meanings = plan.stands_for(pixels.size, backbone)
@@ -53,12 +53,14 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
     try:
         return replace(bundle, training=plan.following(wanted))
     except ValueError as error:
-        raise LearningError(f"this device cannot learn so: {error}; tell the operator", "bad_settings") from error
+        raise LearningError(
+            f"this device cannot learn with these settings: {error}; tell the operator", "bad_settings"
+        ) from error
 
 
 def _other(name: str, theirs: object, ours: object) -> LearningError:
     return LearningError(
-        f"the federation's {name} is {str(theirs)[:60]}, the training step of this bundle has {ours}: its "
+        f"the federation's {name} is {str(theirs)[:60]}, but the training step of this bundle has {ours}: the "
         "operator has to publish a bundle that fits",
         "other_settings",
     )

@@ -19,7 +19,7 @@ StepState = dict[str, NDArray[Any]]
 Arrays = Mapping[str, NDArray[Any]]
 
 STEP = "the training step"  # what cannot run where the runtime fails
-GO_ON = "the values before this step are kept: go on with other pictures, or begin again with --restart"
+GO_ON = "the values before this step are kept: continue with other pictures, or begin again with --restart"
 
 
 class TrainingSession:
@@ -60,7 +60,7 @@ def plan_of(bundle: Bundle) -> LearningPlan:
     """
     if bundle.training is None:
         raise LearningError(
-            "this bundle only scores: it brings no training step; ask its signer for one exported with --with-training",
+            "this bundle can only score: it has no training step; ask its signer for one exported with --with-training",
             "no_training",
         )
     return bundle.training

@@ -29,5 +29,5 @@ def read_checked(file: Path) -> Payload:
     data = read_bounded(file, MAX_BYTES)
     content, found = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
     if hashlib.sha256(content).digest() != found:
-        raise PayloadError(f"{file.name} is not what was written")
+        raise PayloadError(f"{file.name} was changed after it was written")
     return Payload.from_bytes(content, MAX_BYTES)

@@ -67,10 +67,10 @@ def decode_tiff(data: bytes) -> Pixels:
     with TiffImageFile(BytesIO(data)) as image:
         _check_pixels(image.width, image.height)
         if image.n_frames != 1:
-            raise ImageError("the TIFF has several pages; allowed is one, save it as one picture", code="animated")
+            raise ImageError("the TIFF has several pages; save it as a single picture", code="animated")
         tags = image.tag_v2
         if _SUB_PAGES in tags or _DNG in tags or int(tags.get(_REDUCED, 0)) & 1 or data[8:10] == b"CR":
-            raise ImageError("the TIFF is a camera's raw file; develop it to JPEG first", code="unsupported_format")
+            raise ImageError("the TIFF is a camera's raw file; convert it to JPEG first", code="unsupported_format")
         return from_pillow(image)  # Pillow turns a TIFF upright by itself
 
 
@@ -99,14 +99,14 @@ def decode_dicom(data: bytes) -> Pixels:
 
     file = pydicom.dcmread(BytesIO(data), specific_tags=list(_TAGS))
     if int(file.get("NumberOfFrames") or 1) != 1:
-        raise ImageError("the DICOM file has several frames; allowed is one", code="animated")
+        raise ImageError("the DICOM file has several frames; save it with a single frame", code="animated")
     _check_pixels(int(file.Columns), int(file.Rows))
     kind, syntax = str(file.PhotometricInterpretation), str(file.file_meta.TransferSyntaxUID)
     if syntax == _JPEG_BASELINE and kind in _JPEG_KINDS:
         return _jpeg_dicom(file, kind)
     if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", "MONOCHROME1", "MONOCHROME2"):
         raise ImageError(
-            f"the DICOM pixels are {kind} in transfer syntax {syntax}; read are RGB, YBR_FULL and MONOCHROME, "
+            f"the DICOM pixels are {kind} in transfer syntax {syntax}; allowed: RGB, YBR_FULL and MONOCHROME, "
             "uncompressed or JPEG baseline",
             code="unsupported_format",
         )
@@ -133,12 +133,13 @@ def _plain_dicom(file: Any, kind: str) -> Pixels:
     bits = int(file.BitsStored)
     if not 8 <= bits <= 16 or int(file.HighBit) != bits - 1:  # PS3.5 8.1.1; the shift below would give other pixels
         raise ImageError(
-            f"the DICOM pixels have {bits} bits that end at bit {file.HighBit}; read are 8 to 16, from bit 0 on",
+            f"the DICOM pixels have {bits} bits that end at bit {file.HighBit}; allowed: 8 to 16 bits that begin at "
+            "bit 0",
             code="unsupported_format",
         )
     stored: NDArray[Any] = pixel_array(file, raw=True)
     if stored.dtype not in (np.uint8, np.uint16):
-        raise ImageError(f"the DICOM pixels are {stored.dtype}; read are unsigned ones", code="unsupported_format")
+        raise ImageError(f"the DICOM pixels are {stored.dtype}; they must be unsigned", code="unsupported_format")
     pixels = (stored >> (bits - 8)).astype(np.uint8)
     if kind == "YBR_FULL":
         pixels = convert_color_space(pixels, "YBR_FULL", "RGB")
@@ -193,7 +194,9 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 def _check_pixels(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
-        raise ImageError(f"the image is {width} x {height} pixels; allowed are {MAX_PIXELS:,} in all", code="too_large")
+        raise ImageError(
+            f"the image is {width} x {height} pixels; at most {MAX_PIXELS:,} in all are allowed", code="too_large"
+        )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
         left, top = (width_px - short) // 2, (height_px - short) // 2
         box = (left, top, left + short, top + short)
     else:
-        raise ValueError(f"fit is {fit!r}; known are 'squash' and 'crop'")
+        raise ValueError(f"fit is {fit!r}; allowed: 'squash', 'crop'")
     left, top, right, bottom = box
     grid = Image.fromarray(np.ascontiguousarray(shown.reshape(side, side), dtype=np.float32))
     # Pillow's bilinear filter takes pixel centres at half steps, which is `align_corners` off, as long as it enlarges.
@@ -314,5 +314,5 @@ def text_font(size_px: int) -> ImageFont.FreeTypeFont:
     """
     font = ImageFont.load_default(size_px)
     if not isinstance(font, ImageFont.FreeTypeFont):
-        raise OSError("this Pillow was built without FreeType; install a Pillow with it to draw heat maps")
+        raise OSError("heat maps need a Pillow with FreeType, and this one was built without; install another Pillow")
     return font

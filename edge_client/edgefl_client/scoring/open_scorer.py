@@ -56,7 +56,7 @@ def open_scorer(
     bundle = models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
     most = largest_uncertainty(bundle)
     if refer_above is not None and refer_above > most:
-        raise click.UsageError(f"--refer-above is {refer_above}; for this model, allowed are 0 to {most:g}")
+        raise click.UsageError(f"--refer-above is {refer_above}; allowed for this model: 0 to {most:g}")
     personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
     scorer = Scorer(bundle, threads, refer_above, personal=personal)
     return scorer, bundle if keep_graphs else without_graphs(bundle)
@@ -73,8 +73,8 @@ def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalSta
         found = load_personal(home, bundle)
     if required and found is None:
         raise StorageError(
-            "no personal values for this bundle have passed their gate here; learn some with edgefl train, or score "
-            "with --weights bundle",
+            "this device has no personal values for this bundle that passed their gate; learn some with edgefl "
+            "train, or score with --weights bundle",
             "no_personal",
         )
     return found

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, decode
+from edgefl_protocol.sentences import joined_by_and
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -102,11 +103,11 @@ class PictureReader:
         if not data:
             raise ImageError("the file is empty; copy it again", code="unsupported_format")
         if kind not in self._formats:
-            allowed = ", ".join(name.upper() for name in self._formats)
-            found = "is none of them" if kind is None else f"is a {kind.upper()}"
+            allowed = joined_by_and([name.upper() for name in self._formats])
+            found = "of an unknown kind" if kind is None else f"a {kind.upper()}"
             advice = "convert it" if kind is None else f"convert it, or name {kind} in --formats"
             raise ImageError(
-                f"read are {allowed}; what the file holds {found}, whatever its name: {advice}",
+                f"this file is {found}, whatever its name says; only {allowed} can be read: {advice}",
                 code="unsupported_format",
             )
         if kind in ("jpeg", "png"):
@@ -117,7 +118,9 @@ class PictureReader:
                 code="missing_extra",
             )
         if len(data) > MAX_FILE_BYTES:
-            raise ImageError(f"the file has {len(data):,} bytes; allowed are {MAX_FILE_BYTES:,}", code="too_large")
+            raise ImageError(
+                f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed", code="too_large"
+            )
         return self._ask(kind, data)
 
     def close(self) -> None:
@@ -140,7 +143,7 @@ class PictureReader:
             raise
         except (BrokenPipeError, EOFError) as error:
             timed_out = not timer.is_alive()
-            why = f"took longer than {TIMEOUT_S:.0f} s" if timed_out else "made its reader fail"
+            why = f"could not be read within {TIMEOUT_S:.0f} s" if timed_out else "could not be read"
             raise ImageError(f"the {kind.upper()} {why}; convert it to JPEG or PNG", code="unreadable") from error
         finally:
             timer.cancel()
@@ -176,7 +179,7 @@ def _exchange(process: "subprocess.Popen[bytes]", kind: str, data: bytes) -> Pix
         pixels = np.frombuffer(_exactly(process.stdout, first * second * 3), dtype=np.uint8)
         return pixels.reshape(first, second, 3)
     if good != 0 or first + second > 10_000:
-        raise EOFError("the answer of the second process makes no sense")
+        raise EOFError("the answer of the second process cannot be understood")
     code, sentence = _exactly(process.stdout, first), _exactly(process.stdout, second)
     raise ImageError(sentence.decode("utf-8", "replace"), code=code.decode("ascii", "replace"))
 

@@ -75,7 +75,10 @@ def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
     if not endings:
         return None
     kinds = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
-    return f"Left out, for their kind is not read: {kinds}. Tiff, heic and dicom are read where --formats names them."
+    return (
+        f"Left out, because files of these kinds are not read: {kinds}. To read TIFF, HEIC or DICOM, name the kind "
+        "with --formats."
+    )
 
 
 def _matches(pattern: str) -> list[str]:
@@ -160,7 +163,7 @@ class _Loaded:
 
 def _load(name: str, task: ScoringJob) -> _Loaded:
     if not name:
-        return _Loaded(name, Failure(image=name, code="missing", message="an empty name names no file; check it"))
+        return _Loaded(name, Failure(image=name, code="missing", message="the file name is empty; check the command"))
     started, sha256 = time.perf_counter(), None
     try:
         data = (
@@ -173,7 +176,7 @@ def _load(name: str, task: ScoringJob) -> _Loaded:
     except EdgeflError as error:
         return _Loaded(name, Failure(image=name, code=error.code, message=str(error)), sha256)
     except ValueError:  # a name with a NUL byte
-        return _Loaded(name, Failure(image=name, code="missing", message="this is no name of a file; check it"))
+        return _Loaded(name, Failure(image=name, code="missing", message="this is not a valid file name; check it"))
     # Only a heat map needs the photograph again: a batch of large ones must not lie in memory.
     prepared = dataclasses.replace(prepared, milliseconds=(time.perf_counter() - started) * 1e3)
     return _Loaded(name, prepared, sha256, None if task.heatmaps is None else pixels)

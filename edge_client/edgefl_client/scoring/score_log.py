@@ -180,7 +180,7 @@ class ScoreLog:
             raise self._no_log()
 
     def _no_log(self) -> StorageError:
-        return StorageError(f"{self._path} is no log of this version of edgefl; name another file", "not_a_log")
+        return StorageError(f"{self._path} is not a log of this version of edgefl; name another file", "not_a_log")
 
     def _found(self) -> tuple[tuple[int, int], bool]:
         """Read whose file it is, and whether nothing is in it yet."""
@@ -211,7 +211,7 @@ class ScoreLog:
             full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
             why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
             raise StorageError(
-                f"the log {self._path} cannot be written: {why}; what is not logged is not told, so scoring stops",
+                f"the log {self._path} cannot be written: {why}; scoring stops, because every score must be logged",
                 "disk_full" if full else "log",
             ) from error
 

@@ -78,10 +78,10 @@ class Scorer:
         personal: "PersonalState | None" = None,
     ) -> None:
         if threads is not None and not 1 <= threads <= 1024:
-            raise ValueError(f"threads is {threads}; allowed are 1 to 1024")
+            raise ValueError(f"threads is {threads}; allowed: 1 to 1024")
         most = largest_uncertainty(bundle)
         if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
-            raise ValueError(f"refer_above is {refer_above}; for this model, allowed are 0 to {most:g}")
+            raise ValueError(f"refer_above is {refer_above}; allowed for this model: 0 to {most:g}")
         check_runtime(bundle.manifest.min_runtime)
         self._bundle = without_graphs(bundle)
         self._weights = bundle.weights if personal is None else personal.weights
@@ -187,7 +187,7 @@ class Scorer:
         if said is None or not said.shown:
             return Explanation(None, how_true(said))
         if score.predicted is None:
-            return Explanation(None, "No map is drawn: there is no answer that it could explain.")
+            return Explanation(None, "No map is drawn: there is no prediction that it could explain.")
         label = self._classes.index(score.predicted)
         likely = np.array([score.probabilities[name] for name in self._classes])
         values: Floats | None
@@ -195,7 +195,7 @@ class Scorer:
             values = self._occlusion(prepared.pixels, label, float(likely[label]), said.passes - 1)
         elif said.kind == "share" and label != int(likely.argmax()):
             return Explanation(
-                None, "No map is drawn: this model's map is of another class than the one that is named."
+                None, "No map is drawn: this model's map belongs to another class than the predicted one."
             )
         else:
             values = score.map if score.shown is None else score.shown

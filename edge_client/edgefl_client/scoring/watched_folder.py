@@ -49,7 +49,7 @@ def look(folder: Path, suffixes: Sequence[str]) -> dict[str, Seen]:
         StorageError: there is no such folder.
     """
     if not folder.is_dir():
-        raise StorageError(f"{folder} is no folder, or cannot be reached", "missing")
+        raise StorageError(f"{folder} is not a folder, or cannot be reached", "missing")
     found = {}
     for name in pictures_below(folder, suffixes):
         try:
@@ -82,7 +82,7 @@ class Notes:
             self._watched.execute(_TABLE)
         except BlockingIOError as error:
             self.close()
-            raise StorageError(f"another edgefl watch is at work on {folder}; stop it first", "busy") from error
+            raise StorageError(f"another edgefl watch is already watching {folder}; stop it first", "busy") from error
         except sqlite3.Error as error:
             self.close()
             raise _storage_error(error) from error
@@ -186,4 +186,4 @@ def _was_written(output: BinaryIO, position: int) -> bool:
 
 
 def _storage_error(error: sqlite3.Error) -> StorageError:
-    return StorageError(f"the notes of edgefl watch cannot be kept: {error}; free space, or remove watched.sqlite3")
+    return StorageError(f"edgefl watch cannot keep its notes: {error}; free space, or remove watched.sqlite3")

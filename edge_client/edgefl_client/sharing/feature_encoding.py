@@ -94,9 +94,8 @@ def encode_pictures(
     if not found:
         why = "; ".join(f"{name}: {number}" for name, number in left_out.items())
         raise FeaturesError(
-            f"{LEAST_BATCH} pictures at least must be fit to give features, of {len(files)} there are fewer"
-            + (f" ({why})" if why else "")
-            + ": name more",
+            f"at least {LEAST_BATCH} pictures must be good enough to give features, and of these {len(files)} fewer "
+            "are" + (f" ({why})" if why else "") + ": name more",
             "few_images",
         )
     rows = np.concatenate(found)

@@ -31,6 +31,7 @@ from edgefl_client.home import Home
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.rules.travels import KINDS
+from edgefl_protocol.sentences import counted
 
 ALWAYS = "always"
 _WORDS = {  # of `rules.travels.KINDS`
@@ -91,48 +92,49 @@ class Policy:
             self._check_consent(kind, spent.now_ms)
         if not travels and not any(self.holds(kind, spent.now_ms) for kind in self.allowed):
             raise PolicyError(
-                "nothing may leave this device, not even a reply of numbers alone, while its owner allows nothing: see "
-                "edgefl policy show",
+                "nothing may leave this device, not even numbers, until its owner allows it: see edgefl policy show",
                 "not_allowed",
             )
         limits = self.limits
         if size > limits.bytes_per_round:
             raise PolicyError(
-                f"the reply takes {size} bytes, the policy of this device allows {limits.bytes_per_round} a round: "
-                f"edgefl policy limit --bytes-per-round {size} allows it",
+                f"the reply takes {size} bytes, but the policy of this device allows {limits.bytes_per_round} a "
+                f"round: edgefl policy limit --bytes-per-round {size} allows it",
                 "round_too_large",
             )
         if 0 < limits.bytes_per_day < size:  # waiting would never help
             raise PolicyError(
-                f"the reply takes {size} bytes, the policy of this device allows {limits.bytes_per_day} in 24 hours: "
-                f"edgefl policy limit --bytes-per-day {size} allows it",
+                f"the reply takes {size} bytes, but the policy of this device allows {limits.bytes_per_day} in 24 "
+                f"hours: edgefl policy limit --bytes-per-day {size} allows it",
                 "round_too_large",
             )
         if spent.bytes + size > limits.bytes_per_day:
             raise PolicyError(
-                f"{spent.bytes} bytes left this device in the last 24 hours and the reply takes {size}, the policy "
-                f"allows {limits.bytes_per_day} a day: wait, or edgefl policy limit --bytes-per-day N",
+                f"{spent.bytes} bytes left this device in the last 24 hours and the reply takes {size} more, but "
+                f"the policy of this device allows {limits.bytes_per_day} in 24 hours: wait, or allow more with "
+                "edgefl policy limit --bytes-per-day N",
                 "day_too_large",
             )
         if spent.rounds + 1 > limits.rounds_per_day:
             raise PolicyError(
-                f"{spent.rounds} rounds were answered in the last 24 hours, the policy of this device allows "
-                f"{limits.rounds_per_day}: wait, or edgefl policy limit --rounds-per-day N",
+                f"{counted(spent.rounds, 'round was', 'rounds were')} answered in the last 24 hours, and the policy "
+                f"of this device allows {limits.rounds_per_day}: wait, or allow more with edgefl policy limit "
+                "--rounds-per-day N",
                 "too_many_rounds",
             )
 
     def _check_consent(self, kind: str, now_ms: int) -> None:
         if kind not in self.allowed:
             raise PolicyError(
-                f"{_WORDS.get(kind, kind)} may not leave this device, its owner has not allowed it: edgefl policy "
-                f"allow {kind} does, and edgefl contribute --dry-run shows what would leave",
+                f"{_WORDS.get(kind, kind)} may not leave this device, because its owner has not allowed it: edgefl "
+                f"policy allow {kind} allows it, and edgefl contribute --dry-run shows what would leave",
                 "not_allowed",
             )
         last = self.allowed[kind]
         if last is not None and not self.holds(kind, now_ms):
             raise PolicyError(
-                f"the consent that {_WORDS[kind]} leave this device ended with {last.isoformat()}: edgefl policy allow "
-                f"{kind} renews it",
+                f"the consent for {_WORDS[kind]} to leave this device ended on {last.isoformat()}: edgefl policy "
+                f"allow {kind} renews it",
                 "consent_expired",
             )
 
@@ -176,9 +178,7 @@ def policy_text(policy: Policy, spent: Spent) -> str:
             last = policy.allowed[kind]
             until = "" if last is None else f" until {last.isoformat()}"
             state = (
-                f"may leave{until}"
-                if policy.holds(kind, spent.now_ms)
-                else f"stays here: the consent ended with {last}"
+                f"may leave{until}" if policy.holds(kind, spent.now_ms) else f"stays here: the consent ended on {last}"
             )
         lines.append(f"{kind} ({words}): {state}")
     limits = policy.limits
@@ -201,8 +201,8 @@ def load_policy(home: Home) -> Policy:
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or no policy
         why = " ".join(str(error).split())[:200]
         raise PolicyError(
-            f"{home.policy_file} is no policy this version understands ({why}), so nothing may leave; mend it, or "
-            "remove it and decide again with edgefl policy",
+            f"this version cannot read the policy {home.policy_file} ({why}), so nothing may leave; correct the "
+            "file, or remove it and decide again with edgefl policy",
             "bad_policy",
         ) from error
 
@@ -216,7 +216,7 @@ def save_policy(home: Home, policy: Policy) -> None:
 def _read(record: dict[str, Any]) -> Policy:
     _only(record, {"format", "allowed", "limits"}, "")
     if type(record.get("format")) is not int or record["format"] != 1:
-        raise ValueError(f"format is {record.get('format')!r}, known is 1")
+        raise ValueError(f"format is {record.get('format')!r}, but only format 1 is known")
     allowed, limits = record.get("allowed", {}), record.get("limits", {})
     if not isinstance(allowed, dict) or not isinstance(limits, dict):
         raise ValueError("allowed and limits must be tables")
@@ -224,7 +224,7 @@ def _read(record: dict[str, Any]) -> Policy:
     _only(limits, {one.name for one in fields(Limits)}, "limits.")
     for name, value in limits.items():
         if type(value) is not int or value < 0:
-            raise ValueError(f"limits.{name} is {value!r}, allowed is a whole number from 0")
+            raise ValueError(f"limits.{name} is {value!r}, but must be a whole number from 0")
     return Policy(allowed={kind: _last_day(kind, value) for kind, value in allowed.items()}, limits=Limits(**limits))
 
 
@@ -232,11 +232,11 @@ def _last_day(kind: str, value: object) -> datetime.date | None:
     if value == ALWAYS:
         return None
     if type(value) is not datetime.date:  # a time of day is more than was asked for
-        raise ValueError(f'allowed.{kind} is {value!r}, needed is a day such as 2027-11-21, or "{ALWAYS}"')
+        raise ValueError(f'allowed.{kind} is {value!r}, but must be a date such as 2027-11-21, or "{ALWAYS}"')
     return value
 
 
 def _only(table: Mapping[str, object], known: set[str], where: str) -> None:
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ValueError(f"{where}{unknown[0]} is not known; known are {', '.join(sorted(known))}")
+        raise ValueError(f"{where}{unknown[0]} is not known; allowed: {', '.join(sorted(known))}")

@@ -75,7 +75,7 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
     content = payload.to_bytes()
     if len(content) > task.max_reply_bytes:
         raise FeaturesError(
-            f"the features take {len(content)} bytes, allowed are {task.max_reply_bytes}: name fewer pictures",
+            f"the features take {len(content)} bytes, and {task.max_reply_bytes} are allowed: name fewer pictures",
             "too_large",
         )
     described = describe(content)
@@ -97,26 +97,27 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
 def _encoder(bundle: Bundle, membership: Membership, task: TaskReply, threads: int) -> FeatureEncoder:
     """Check that the round takes features of the bundle's encoder, and load it as the federation learns."""
     if task.travels and not task.takes_features:  # where the coordinator does not tell, the bundle decides
-        raise FeaturesError(f"the federation learns {task.method}, which takes no features: take part with edgefl sync")
+        raise FeaturesError(f"the federation learns {task.method}, which uses no features: take part with edgefl sync")
     if task.state == "done" or task.phase == "final":
-        raise FeaturesError("the federation's rounds are over, its last exchange takes no features", "rounds_over")
+        raise FeaturesError("the federation's rounds are over, and its last exchange uses no features", "rounds_over")
     wanted = (membership.federation, task.line, task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
-            f"the model is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl sync",
+            f"the model is {bundle.id}, but the round is for {'/'.join(wanted)}: fetch the federation's model with "
+            "edgefl sync",
             "other_line",
         )
     own = bundle.training
     if own is None:
         raise FeaturesError(
-            "this bundle brings no encoder (encode.onnx), so it gives no features; ask the operator to publish one "
-            "made with edgefl-export bundle --with-training, and fetch it with edgefl sync"
+            "this bundle has no encoder (encode.onnx), so it gives no features; ask the operator to publish a "
+            "bundle made with edgefl-export bundle --with-training, and fetch it with edgefl sync"
         )
     encoder_of = learner_of(bundle).encoder
     if encoder_of is None or own.kind != task.method:
         raise FeaturesError(
-            f"this bundle learns {own.kind}, the federation {task.method}, so it gives no features: fetch another with "
-            "edgefl sync"
+            f"this bundle learns {own.kind}, but the federation learns {task.method}, so the bundle's features do "
+            "not fit: fetch another with edgefl sync"
         )
     following = agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)
     return encoder_of(following, plan_of(following), threads)
@@ -127,8 +128,8 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
     path = broadcast_file(home, membership.federation, task.round)
     if task.round < 1 or not path.exists():
         raise FeaturesError(
-            "the round's broadcast, which holds the encoder's values, is not here: fetch it with edgefl sync --no-learn"
-            + ("; no round has begun yet" if task.round < 1 else ""),
+            "the round's broadcast, which holds the encoder's values, has not been fetched: fetch it with edgefl "
+            "sync --no-learn" + ("; no round has begun yet" if task.round < 1 else ""),
             "no_broadcast",
         )
     try:
@@ -144,7 +145,9 @@ def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path
     else:
         table = remembered_table(home)
         if table is None:
-            raise FeaturesError("no pictures are named: edgefl contribute --features IMAGES...", "no_pictures")
+            raise FeaturesError(
+                "no pictures were named; name them: edgefl contribute --features IMAGES...", "no_pictures"
+            )
         if table.file.is_dir():
             files = [Path(name) for name in pictures_below(table.file, reader.suffixes)]
         else:

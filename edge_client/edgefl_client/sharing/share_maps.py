@@ -29,6 +29,7 @@ from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
 from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import RolloutMap, Score
 from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply_name
+from edgefl_protocol.sentences import of_file
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
     classes = bundle.labels.classes if task is None else task.classes
     if set(classes) != set(bundle.labels.classes):
         raise LabelsError(
-            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: "
-            "fetch its bundle with edgefl sync",
+            f"the model has the classes {', '.join(bundle.labels.classes)}, but the federation has "
+            f"{', '.join(classes)}: fetch the federation's bundle with edgefl sync",
             code="other_classes",
         )
     return classes
@@ -121,7 +122,7 @@ def _task(device: Device, *, required: bool) -> TaskReply | None:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
     if task is not None and not task.takes_maps:
         raise LabelsError(
-            f"the federation learns {task.method}, which takes no maps: take part with edgefl sync"
+            f"the federation learns {task.method}, which uses no maps: take part with edgefl sync"
             + (", or give features with edgefl contribute --features" if task.takes_features else ""),
             "no_maps",
         )
@@ -144,7 +145,7 @@ def _choose(work: _Work, most: int) -> _Found:
         except LabelsError:
             raise
         except EdgeflError as error:
-            raise type(error)(f"{row.path}: {error}", error.code) from error
+            raise type(error)(of_file(row.path, error), error.code) from error
     told = {name: reasons[name] for name in sorted(reasons)}
     if not scored:
         said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
@@ -156,7 +157,9 @@ def _choose(work: _Work, most: int) -> _Found:
 
 def _vacuity_and_map(score: Score) -> tuple[float, RolloutMap]:
     if score.map is None or score.vacuity is None:
-        raise LabelsError("this model gives no rollout map or no vacuity, so it has nothing to contribute", "no_maps")
+        raise LabelsError(
+            "this model does not give both a rollout map and a vacuity, so there is nothing to contribute", "no_maps"
+        )
     return score.vacuity, score.map
 
 
@@ -166,13 +169,13 @@ def _check_fits(payload: Payload, task: TaskReply | None) -> None:
     for name, array in payload.arrays.items():
         if array.shape[1] != task.tokens:
             raise LabelsError(
-                f"{name} has {array.shape[1]} patches a map, the federation's task {task.tokens}: "
-                "fetch its bundle with edgefl sync",
+                f"{name} has {array.shape[1]} patches a map, but the federation's task has {task.tokens}: fetch the "
+                "federation's bundle with edgefl sync",
                 code="other_tokens",
             )
     size = len(payload.to_bytes())
     if size > task.max_reply_bytes:
-        raise LabelsError(f"the maps take {size} bytes, the federation allows {task.max_reply_bytes}", "too_large")
+        raise LabelsError(f"the maps take {size} bytes, but the federation allows {task.max_reply_bytes}", "too_large")
 
 
 def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:

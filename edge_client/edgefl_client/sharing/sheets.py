@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from edgefl_client.scoring.heatmap import colours, png_bytes, text_font
 from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.sentences import counted
 
 LEAVES, STAYS = "would-leave.png", "stays-here.png"
 CELL_PX = 192  # of a map and of its picture
@@ -53,7 +54,7 @@ def draw_maps(folder: Path, shared: Sequence[SharedMap], sha256: str, size: int)
         Paths of the sheets: `leaves` and `stays`.
     """
     labels = [one.label for one in shared]
-    head = f"Would leave: {len(shared)} attention maps, {size:,} bytes. Dark blue is 0, yellow is 1."
+    head = f"Would leave: {counted(len(shared), 'attention map')}, {size:,} bytes. Dark blue is 0, yellow is 1."
     maps = [(_map_cell(one.values), f"{one.array}[{one.row}]  {_range(one.values)}") for one in shared]
     leaves = _cells(labels, maps, head, f"SHA-256 {sha256}")
     photos = [(_photo(one.pixels, CELL_PX), f"{one.vacuity:.3f}  {one.name}") for one in shared]

@@ -82,8 +82,8 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
         recent = [one for one in entries if one.at_ms > now_ms - DAY_MS and one.idem != item.idem]
         if len(recent) >= MAX_ENTRIES:
             return PolicyError(
-                f"{len(recent)} replies left this device in the last 24 hours, more than {MAX_ENTRIES} are never sent: "
-                "wait, and tell the operator",
+                f"{len(recent)} replies left this device in the last 24 hours, and more than {MAX_ENTRIES} are "
+                "never sent: wait, and tell the operator",
                 "too_many_rounds",
             )
         note_spent(
@@ -107,14 +107,14 @@ def _entries(home: Home) -> list[Entry]:
         return []
     try:
         if set(record) != {"format", "left"} or record["format"] != 1:
-            raise ValueError("not the form that is written here")
+            raise ValueError("it is not in the form that this version writes")
         entries = [Entry(**one) for one in record["left"]]
         if not all(type(getattr(one, field.name)) is field.type for one in entries for field in fields(Entry)):
-            raise ValueError("a value of another type")
+            raise ValueError("it holds a value of another type")
     except (ValueError, TypeError) as error:
         raise StorageError(
             f"{home.spent_file} is damaged: it does not say what left in the last 24 hours; restore it, or move it "
-            "away where you know that little left",
+            "away if you know that little left",
             "damaged",
         ) from error
     return entries

@@ -188,7 +188,9 @@ def _fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any]
 
 
 def _held_back(_item: WorkItem, _round: int) -> PolicyError:
-    return PolicyError("held back as --hold asks: edgefl advanced outbox shows it, the next sync sends it", HELD_BACK)
+    return PolicyError(
+        "held back because of --hold: edgefl advanced outbox shows it, and the next sync sends it", HELD_BACK
+    )
 
 
 def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
@@ -242,8 +244,8 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
     wanted = (before.federation, before.task.line, before.task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
-            f"the model in use is {bundle.id}, the round is of {'/'.join(wanted)}: its operator has to publish "
-            "a bundle of it",
+            f"the model in use is {bundle.id}, but the round is for {'/'.join(wanted)}: the operator has to publish "
+            "a bundle for it",
             "other_line",
         )
     return bundle
@@ -277,7 +279,7 @@ def _check_reply(home: Home, before: _Exchanged, travels: Sequence[str], size: i
     load_policy(home).check(travels, size, spent)
     if size > task.max_reply_bytes:
         raise LearningError(
-            f"the reply takes {size} bytes, the federation allows {task.max_reply_bytes}: tell its operator",
+            f"the reply takes {size} bytes, but the federation allows {task.max_reply_bytes}: tell the operator",
             "too_large",
         )
 

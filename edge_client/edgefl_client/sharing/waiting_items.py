@@ -16,6 +16,7 @@ from edgefl_client.sharing.release import describe
 from edgefl_exchange.errors import OutboxError
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.outbox import LEARNED, WorkItem, storage_error
+from edgefl_protocol.sentences import counted
 
 LEAST_DIGITS = 8  # of an item's key, to name it by
 _CUT_OFF = "SQLITE_READONLY_ROLLBACK"  # a kill cut a transaction off: nobody holds it, and SQLite undoes it in "rw"
@@ -124,7 +125,7 @@ def waiting_text(items: list[Waiting]) -> str:
     return "\n".join(
         f"{one.id}  {one.bytes} bytes for {one.federation}, {_age(one.age_s)}, "
         + ("for the next round" if one.round is None else f"for round {one.round}")
-        + ("" if one.state == "waiting" else f", sent {one.attempts} times without an answer")
+        + ("" if one.state == "waiting" else f", sent {counted(one.attempts, 'time')} without an answer")
         for one in items
     )
 
@@ -139,15 +140,15 @@ def _named(device: Device, which: str) -> Waiting:
 
 def _gone(which: str) -> OutboxError:
     return OutboxError(
-        f"no item of the outbox, or more than one, answers to {which[:64]!r}: name it by its id or at least "
-        f"{LEAST_DIGITS} first digits, as edgefl advanced outbox lists them",
+        f"{which[:64]!r} fits no item of the outbox, or more than one: give the whole id or at least its first "
+        f"{LEAST_DIGITS} digits, as edgefl advanced outbox lists them",
         "unknown_item",
     )
 
 
 def _age(seconds: int) -> str:
     if seconds < 0:
-        return "put by a clock that was ahead"
+        return "its age is unknown, because the clock was ahead"
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length} {unit} old"

@@ -50,7 +50,10 @@ def current_file(home: Home) -> Path:
     """Return the file of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
-        get = "edgefl use FILE puts one in, edgefl enrol INVITE and then edgefl sync bring a federation's"
+        get = (
+            "install one with edgefl use FILE, or join a federation with edgefl enrol INVITE and fetch its model "
+            "with edgefl sync"
+        )
         raise NoModel(f"this device has no model yet: {get}; or name one with --model FILE")
     return home.models / f"{sha256}.edgefl"
 

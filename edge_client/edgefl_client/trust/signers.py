@@ -17,6 +17,7 @@ from edgefl_exchange.trust_records import load_revoked, load_root
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.records.root import Root
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_protocol.bundle import Bundle
@@ -66,13 +67,13 @@ class Signers:
             return
         if federation != root.federation and not self.by_hand & set(bundle.signers):
             raise BundleError(
-                f"the bundle's signer counts for the federation {root.federation} only, the bundle is for "
-                f"{federation or 'no federation'}; if you know that signer: edgefl trust add",
+                f"the bundle's signer is trusted for the federation {root.federation} only, but the bundle is for "
+                f"{federation or 'no federation'}; if you know that signer, add it with edgefl trust add",
                 "other_federation",
             )
         if federation == root.federation and len(bundle.signers) < root.signer_threshold:
             raise BundleError(
-                f"{len(bundle.signers)} trusted keys signed the bundle, the federation asks for "
+                f"{counted(len(bundle.signers), 'trusted key')} signed the bundle, but the federation asks for "
                 f"{root.signer_threshold}; ask its publisher for the other signatures",
                 "too_few_signers",
             )

@@ -53,9 +53,9 @@ def read_public_key(given: str) -> PublicSigningKey:
     data = read_bounded(path, MAX_KEY_FILE_BYTES) if is_file else given.encode("utf-8", "replace")
     raw = data if is_file and len(data) == 32 else _decoded(data.strip())
     if raw is None:
-        where = f"{given} is" if is_file else f"{given[:80]!r} is no file and"
+        where = f"{given} is not" if is_file else f"{given[:80]!r} is neither a file nor"
         raise KeyMaterialError(
-            f"{where} no Ed25519 public key; give signing.pub of the signer, or the key as 64 hexadecimal digits",
+            f"{where} an Ed25519 public key; give the signer's file signing.pub, or the key as 64 hexadecimal digits",
             "bad_key",
         )
     return PublicSigningKey(raw)
@@ -107,7 +107,7 @@ def add_trusted(home: Home, key: PublicSigningKey, name: str | None, today: date
     called = name or key.key_id[:16]
     if not _NAME.fullmatch(called):
         raise KeyMaterialError(
-            "a signer's name is 1 to 64 printable characters; choose another with --name", "bad_name"
+            "a signer's name must be 1 to 64 printable characters; choose another with --name", "bad_name"
         )
     entry = TrustedKey(key=key, name=called, added=today.isoformat())
     kept = [other for other in list_trusted(home) if other.key != key]
@@ -134,7 +134,9 @@ def remove_trusted(home: Home, which: str) -> TrustedKey:
     ]
     if len(found) != 1:
         number = "no" if not found else f"{len(found)}"
-        raise KeyMaterialError(f"{number} trusted signers answer to {which!r}; see edgefl trust list", "unknown_signer")
+        raise KeyMaterialError(
+            f"{which!r} fits {number} trusted signers and must fit exactly one; see edgefl trust list", "unknown_signer"
+        )
     _write(home, [entry for entry in entries if entry is not found[0]])
     return found[0]
 

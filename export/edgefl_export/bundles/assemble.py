@@ -79,7 +79,7 @@ def site_model(run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | Non
     calibration = run.calibration.get("sites", {}).get(site, {})
     missing = [name for name in ("temperature", "refer_above") if name not in calibration]
     if missing:
-        raise ExportError(f"the run in {run.folder} has no {missing[0]} for site {site}; finish it with --resume")
+        raise ExportError(f"the run in {run.folder} has no {missing[0]} for site {site}; finish the run with --resume")
     info = known_among(run.classes, given)
     card = Card(
         intended_use=INTENDED_USE,
@@ -137,7 +137,8 @@ def build_members(
     tensors = _values(model)
     if len(model.classes) != len(model.predictor.seen) or len(model.classes) != tensors["head.bias"].shape[0]:
         raise ExportError(
-            f"the run names {len(model.classes)} classes, its head has {tensors['head.bias'].shape[0]}; run it again"
+            f"the run names {len(model.classes)} classes, but its head has {tensors['head.bias'].shape[0]}; run "
+            "`edgefl-train run` again"
         )
     graph = export_score_graph(module, tensors, form)
     cells = None if shown is None or not shown.shown else shown.cells

@@ -32,6 +32,6 @@ def check_alone(output: Path, federation: str | None, line: str, task: str, vers
             continue  # no bundle
         if (found.federation, found.line, found.task, found.version) == (federation, line, task, version):
             raise ExportError(
-                f"{path} is version {version} of line {line}, task {task} already: give --version {version + 1} or "
-                "another --line, or make a second one all the same with --force"
+                f"{path} already is version {version} of line {line}, task {task}: give --version {version + 1} or "
+                "another --line, or make a second bundle of this version with --force"
             )

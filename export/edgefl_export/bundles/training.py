@@ -37,7 +37,8 @@ def learned_method(run: FinishedRun, predictor: Predictor) -> LearnedMethod:
             return method
     raise ExportError(
         f"the run's method is {run.settings.method}; a device can learn "
-        f"{', or '.join(method.offers for method in GRAPHS.values())}: leave --with-training out, or export such a run"
+        f"{', or '.join(method.offers for method in GRAPHS.values())}: leave --with-training out, or export a run "
+        "of such a method"
     )
 
 

@@ -230,7 +230,7 @@ def batch_norm(
         ExportError: it uses running statistics, or lacks scale or shift.
     """
     if not training or running_mean is not None or weight is None or bias is None:
-        raise ExportError("batch norm of a training step uses the batch's statistics, a scale and a shift")
+        raise ExportError("batch norm of a training step must use the batch's statistics, a scale and a shift")
     mean, variance = moments(image)
     inverse = torch.rsqrt(variance + epsilon)
     output = (image - _each(mean)) * _each(weight * inverse) + _each(bias)

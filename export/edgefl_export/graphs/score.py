@@ -145,4 +145,6 @@ def _check_signature(model: onnx.ModelProto, tensors: tuple[str, ...], outputs: 
     found = ([value.name for value in model.graph.input], [value.name for value in model.graph.output])
     agreed = (["image", *tensors], list(outputs))
     if found != agreed or len(model.functions) or {entry.domain for entry in model.opset_import} - {""}:
-        raise ExportError(f"the exporter made a graph of {found}, agreed is {agreed} in the standard operator domain")
+        raise ExportError(
+            f"the exporter made a graph of {found}, but it must be of {agreed} in the standard operator domain"
+        )

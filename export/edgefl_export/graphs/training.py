@@ -151,4 +151,4 @@ def _split(value: Float[Tensor, "*axes"], sizes: Sequence[int], axis: int = 0) -
 def _check_names(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     found = ([value.name for value in model.graph.input], [value.name for value in model.graph.output])
     if found != (list(inputs), list(outputs)) or len(model.functions):
-        raise ExportError("the exporter made a training graph of other inputs and outputs than agreed; report it")
+        raise ExportError("the exporter made a training graph with unexpected inputs or outputs; please report it")

@@ -64,7 +64,7 @@ def federation_of(run: FinishedRun) -> Federation:
         raise ExportError(f"the images of the run cannot be read: {error}") from error
     learned = run.summary.get("partition_sha256")
     if learned is not None and learned != federation.partition_sha256:
-        raise ExportError("the images of the run have changed since it learned")
+        raise ExportError("the images have changed since the run learned from them")
     return federation
 
 
@@ -80,8 +80,8 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     tune = _drawn((one.tune for one in known), draw)
     if len(tune) < LEAST:
         raise ExportError(
-            f"int8 needs at least {LEAST} tune images for its ranges, the run's data has {len(tune)}; "
-            "use --precision fp32"
+            f"int8 needs at least {LEAST} tune images for its ranges, but the run's data has {len(tune)}; use "
+            "--precision fp32"
         )
     ranges = min(RANGES, len(tune) // 2)
     choice = min(CHOICE, len(tune) - ranges)

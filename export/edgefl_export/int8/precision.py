@@ -117,15 +117,17 @@ def check_agreement(made: bytes, graph: bytes, tensors: Arrays, pictures: Pictur
         GateError: too few pictures, or a figure beyond the gate.
     """
     if len(pictures) < MIN_IMAGES:
-        raise GateError(f"the int8 gate needs {MIN_IMAGES} images, {len(pictures)} were found; use --precision fp32")
+        raise GateError(
+            f"the int8 gate needs {MIN_IMAGES} images, but {len(pictures)} were found; use --precision fp32"
+        )
     found = agreement(
         graph_scores(open_session(graph), tensors, pictures, BATCH),
         graph_scores(open_session(made), tensors, pictures, BATCH),
     )
     if not found.within():
         raise GateError(
-            f"with 8 bits the model names the same class for {found.same_class:.2%} of {found.images} images and its "
-            f"uncertainty changes by {found.change:.4f} on average; allowed are {MIN_SAME_CLASS:.0%} and "
-            f"{MAX_MEAN_CHANGE}; no bundle is made: use --precision fp32"
+            f"with 8 bits the model names the same class for {found.same_class:.2%} of {found.images} images and "
+            f"its uncertainty changes by {found.change:.4f} on average; at least {MIN_SAME_CLASS:.0%} and at most "
+            f"{MAX_MEAN_CHANGE} are allowed; no bundle is made: use --precision fp32"
         )
     return found

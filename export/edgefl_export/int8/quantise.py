@@ -112,7 +112,7 @@ class Quantiser:
     def __init__(self, graph: bytes, tensors: Arrays, pictures: Pictures) -> None:
         self.layers = linear_layers(graph)
         if not self.layers:
-            raise ExportError("the network has no linear layers inside, and 8 bits speed up no others; use fp32")
+            raise ExportError("the network has no linear layers, and 8 bits speed up no others; use --precision fp32")
         self._float = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph))
         self._ranges = _ranges(graph, tensors, pictures)
 
@@ -126,7 +126,7 @@ class Quantiser:
         name, version = model.graph.name, model.ir_version
         chosen = [node for layer in self.layers if layer.name not in kept for node in layer.nodes]
         if not chosen:
-            raise ExportError("every layer would stay in float; use fp32")
+            raise ExportError("every layer would stay in float; use --precision fp32")
         with _without_advice():
             quantizer = QDQQuantizer(
                 model,
@@ -145,7 +145,10 @@ class Quantiser:
         made = quantizer.model.model
         clean(made, name, version)
         if {entry.domain for entry in made.opset_import} - {""}:
-            raise ExportError("onnxruntime's quantiser used its own operators; install the versions of constraints.txt")
+            raise ExportError(
+                "onnxruntime's quantiser used operators that only onnxruntime knows; install the "
+                "versions in constraints.txt"
+            )
         data: bytes = made.SerializeToString(deterministic=True)
         return data
 

@@ -149,7 +149,7 @@ def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
 def _follower(name: str, momentum: float | None, tensors: Tensors, moved: dict[str, Tensor]) -> _Hook:
     """Return what moves one layer's running statistics by the batch that enters it."""
     if momentum is None:
-        raise ExportError(f"batch norm {name} averages over all batches alike, which no training step here does")
+        raise ExportError(f"batch norm {name} averages over all batches equally, which no training step here can do")
 
     def follow(layer: nn.Module, arguments: tuple[Float[Tensor, "B C H W"], ...]) -> None:
         image = arguments[0].detach()
@@ -176,8 +176,8 @@ def contrast_method(run: FinishedRun) -> tuple[FedCLF, RunSettings]:
         config = Path(place) / "config.toml"
         if not config.exists():
             raise ExportError(
-                f"{place}, the run that learned the backbone, is not there: its config.toml says how a device goes on "
-                "learning; put it back, or leave --with-training out"
+                f"{place}, the run that learned the backbone, does not exist: its config.toml says how a device "
+                "continues learning; put it back, or leave --with-training out"
             )
         learned = read_settings(config)
         before = learned.build_method()

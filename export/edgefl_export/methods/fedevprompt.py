@@ -157,7 +157,7 @@ def training_plan(run: FinishedRun, predictor: Predictor) -> FedEvPromptPlan:
     recipe, maps = method.recipe, method.maps
     if recipe.optimizer != "adamw":
         raise ExportError(
-            f"the run's optimizer is {recipe.optimizer}; a device learns with adamw: leave --with-training out, "
+            f"the run's optimizer is {recipe.optimizer}, but a device learns with adamw: leave --with-training out, "
             "or export a run with --set optimizer=adamw"
         )
     with refused_settings():

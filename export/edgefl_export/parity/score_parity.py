@@ -165,7 +165,7 @@ def check_parity(
     """
     pictures = gate_images(module.backbone.spec.image_px) if images is None else images
     if len(pictures) < MIN_IMAGES:
-        raise GateError(f"the gates need {MIN_IMAGES} images, {len(pictures)} were given")
+        raise GateError(f"the gates need {MIN_IMAGES} images, but {len(pictures)} were given")
     session = open_session(graph)
     expected = trainer_scores(module, tensors, pictures)
     figures = [
@@ -180,7 +180,7 @@ def check_parity(
         worst = max(failed, key=lambda figure: figure.worst / figure.allowed)
         raise GateError(
             f"{worst.quantity} of the graph differs from the trainer by {worst.worst:.2e} at batch {worst.batch}, "
-            f"allowed is {worst.allowed:.0e}; no bundle is made: try the versions of constraints.txt"
+            f"and at most {worst.allowed:.0e} is allowed; no bundle is made: try the versions in constraints.txt"
         )
     return worst_of(figures)
 

@@ -139,7 +139,8 @@ def refuse(figures: Sequence[StepParity]) -> None:
         worst = max(figures, key=lambda figure: figure.spent)
         raise GateError(
             f"within {STEPS} steps {worst.quantity} of the training graph differs from the trainer by "
-            f"{worst.worst:.1e}, allowed is {worst.allowed:.0e}; no bundle is made: try the versions of constraints.txt"
+            f"{worst.worst:.1e}, and at most {worst.allowed:.0e} is allowed; no bundle is made: try the versions in "
+            "constraints.txt"
         )
 
 

@@ -46,7 +46,7 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
     A `BundleError` for too many members, too many bytes or a name of another form (`bad_archive`).
     """
     if len(members) > MAX_MEMBERS:
-        raise _refused(f"{len(members)} members; allowed are {MAX_MEMBERS}")
+        raise _refused(f"it has {len(members)} members; at most {MAX_MEMBERS} are allowed")
     parts: list[bytes] = []
     directory: list[bytes] = []
     place = 0
@@ -60,7 +60,7 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
         place += len(header) + len(content)
     tail = b"".join(directory)
     if place + len(tail) + _END.size > MAX_ARCHIVE_BYTES:
-        raise _refused(f"more than {MAX_ARCHIVE_BYTES:,} bytes in all")
+        raise _refused(f"it has more than {MAX_ARCHIVE_BYTES:,} bytes in all")
     return b"".join([*parts, tail, _end(len(members), len(tail), place)])
 
 
@@ -82,20 +82,20 @@ def open_archive(file: BinaryIO) -> Archive:
     """Read and hash a canonical archive."""
     size = file.seek(0, io.SEEK_END)
     if size > MAX_ARCHIVE_BYTES:
-        raise BundleError(f"the bundle has {size:,} bytes; allowed are {MAX_ARCHIVE_BYTES:,}", "too_large")
+        raise BundleError(f"the bundle has {size:,} bytes; at most {MAX_ARCHIVE_BYTES:,} are allowed", "too_large")
     # (1)
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":
-        raise _refused("it does not begin like one")
+        raise _refused("it does not begin as an archive must")
     file.seek(max(0, size - _END.size))
     end = file.read(_END.size)
     if len(end) < _END.size or end[:4] != b"PK\x05\x06":
         raise BundleError("the bundle does not end where an archive must; fetch the file again", "truncated")
     count, length, start = struct.unpack_from("<HII", end, 10)
     if count > MAX_MEMBERS:
-        raise _refused(f"{count:,} members; allowed are {MAX_MEMBERS}")
+        raise _refused(f"it has {count:,} members; at most {MAX_MEMBERS} are allowed")
     if end != _end(count, length, start) or start + length + _END.size != size:
-        raise _refused("its end record does not fit")
+        raise _refused("its end record does not match the rest")
     # (2)
     file.seek(start)
     directory = file.read(length)
@@ -124,7 +124,7 @@ def _read_members(
         header = _local_header(name.encode(), size, checksum)
         begin = place + len(header)
         if claimed != place or begin + size > start or file.read(len(header)) != header:
-            raise _refused(f"{name} does not stand where and as the directory says")
+            raise _refused(f"{name} is not in the place or form that its directory states")
         content = file.read(size)
         if len(content) != size or zlib.crc32(content) != checksum:
             raise _refused(f"the checksum of {name} is wrong: the file is damaged")
@@ -150,11 +150,11 @@ def _read_directory(directory: bytes, count: int) -> list[tuple[str, int, int, i
             raise _refused("a member is compressed, encrypted, a link, or carries extra fields")
         name = raw.decode("ascii", "replace")
         if not _NAME.fullmatch(name) or any(name == other for other, *_ in claims):
-            raise _refused(f"a member is named {name[:80]!r}, or stands twice")
+            raise _refused(f"the member {name[:80]!r} has a forbidden name, or is listed twice")
         claims.append((name, size, checksum, place))
         position = end
     if position != len(directory):
-        raise _refused("its directory is longer than its members")
+        raise _refused("its directory lists more than its members")
     return claims
 
 
@@ -175,5 +175,5 @@ def _end(count: int, length: int, start: int) -> bytes:
 
 def _refused(found: str) -> BundleError:
     return BundleError(
-        f"the bundle is not an archive as edgefl-export writes it: {found}; fetch it again", "bad_archive"
+        f"the bundle is not an archive of the form that edgefl-export writes: {found}; fetch it again", "bad_archive"
     )

@@ -171,7 +171,7 @@ class FedCLFPlan:
     def unable(self, wanted: Settings) -> str | None:
         """See `LearningPlan`: devices add no noise to features."""
         noise = wanted.get("dp_noise")
-        return f"the federation adds noise to features (dp_noise {noise}); devices do not" if noise else None
+        return f"the federation adds noise to features (dp_noise {noise}), and devices cannot" if noise else None
 
     def following(self, wanted: Settings) -> "FedCLFPlan":
         """See `LearningPlan`."""

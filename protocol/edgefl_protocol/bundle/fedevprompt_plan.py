@@ -191,13 +191,14 @@ class FedEvPromptPlan:
         missing = [name for name in self.trained if name not in learnable]
         if missing:
             raise BundleError(
-                f"the bundle has no tensor {', '.join(missing)[:300]} of float32 that {GRAPH} could train; build it "
-                "again",
+                f"the bundle lacks these float32 tensors, which {GRAPH} trains: {', '.join(missing)[:300]}; build "
+                "it again",
                 "wrong_inputs",
             )
         if "map" not in score.outputs or "evidence" not in score.outputs:
             raise BundleError(
-                "a training step of evidential prompts needs a scoring graph with evidence and map; leave training out",
+                "a training step of evidential prompts needs a scoring graph that gives evidence and a map; build "
+                "the bundle without training",
                 "wrong_inputs",
             )
         tokens, classes = score.outputs["map"].dims[-1], score.outputs["evidence"].dims[-1]

@@ -56,6 +56,7 @@ from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import UnknownKeysError, parse_json
 from edgefl_protocol.tensors import read_tensors
 
@@ -157,13 +158,15 @@ def _check_map(card: Card, outputs: Mapping[str, TensorType]) -> None:
     if said is None or not said.shown or said.kind in (None, "occlusion"):
         return
     if "shown" not in outputs and (said.kind != "rollout" or "map" not in outputs):
-        raise BundleError(f"the card speaks of a map {said.kind}, which score.onnx does not give", "wrong_outputs")
+        raise BundleError(
+            f"the card describes a map of kind {said.kind}, which score.onnx does not give", "wrong_outputs"
+        )
 
 
 def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> LearningPlan | None:
     """Read the record of learning and check its graphs by it (step 10); None where the bundle brings neither."""
     if (GRAPH in members) != (RECORD in members):
-        raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
+        raise BundleError(f"a bundle has both {GRAPH} and {RECORD} or neither; build it again", "wrong_members")
     if RECORD not in members:
         return None
     plan = _read("training", read_plan, members[RECORD])
@@ -233,7 +236,9 @@ def _verify(
     keys = {key.key_id: key for key in trusted}
     if not keys:
         raise BundleError(
-            f"no key is trusted yet; the bundle is signed by {named}: `edgefl trust add`", "no_trusted_key"
+            f"no signer is trusted yet; the bundle is signed by {named}: if you know that key, add it with `edgefl "
+            "trust add`",
+            "no_trusted_key",
         )
     signers: list[str] = []
     for signature in claimed:
@@ -248,8 +253,8 @@ def _verify(
             signers.append(signature.keyid)
     if len(signers) < threshold:
         raise BundleError(
-            f"{len(signers)} trusted keys signed the bundle, {threshold} must have; it is signed by {named}: if you "
-            "know that key, `edgefl trust add`",
+            f"{counted(len(signers), 'trusted key')} signed the bundle, but {threshold} must; it is signed by "
+            f"{named}: if you know that key, add it with `edgefl trust add`",
             "untrusted_key",
         )
     return tuple(signers)
@@ -264,10 +269,12 @@ def _check_members(manifest: Manifest, members: Mapping[str, bytes], hashes: Map
     if missing or unknown:
         lists = [", ".join(sorted(names))[:300] or "none" for names in (missing, unknown)]
         advice = "build the bundle again" if missing else f"update edgefl-derm, this is {CLIENT_VERSION}"
-        raise BundleError(f"missing members: {lists[0]}; unknown: {lists[1]}; {advice}", "wrong_members")
+        raise BundleError(
+            f"members that are missing: {lists[0]}; members that are unknown: {lists[1]}; {advice}", "wrong_members"
+        )
     for member in manifest.members:
         if len(members[member.name]) != member.size or hashes[member.name] != member.sha256:
-            raise BundleError(f"{member.name} is not what was signed; fetch the bundle again", "wrong_hash")
+            raise BundleError(f"{member.name} is not the file that was signed; fetch the bundle again", "wrong_hash")
 
 
 def _preprocess(data: bytes) -> Preprocess:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.errors import BundleError
+from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import MAX_INT, UnknownKeysError, check_keys, parse_json, write_json
 
 FORMAT = 1
@@ -96,7 +97,7 @@ class Manifest:
         for name, release in (("min_client", self.min_client), ("min_runtime", self.min_runtime)):
             _expect(isinstance(release, str) and _RELEASE.fullmatch(release), f"{name} is not a version like 1.23.0")
         names = [member.name for member in self.members]
-        _expect(names == sorted(set(names)), "members are not in name order, or one stands twice")
+        _expect(names == sorted(set(names)), "members are not in the order of their names, or one is listed twice")
         for member in self.members:
             _expect(_whole(member.size, 0, MAX_INT), "a member's size is not a whole number")
             _expect(isinstance(member.sha256, str) and _HASH.fullmatch(member.sha256), "a sha256 is not 64 hex digits")
@@ -139,7 +140,8 @@ def parse_manifest(data: bytes) -> Manifest:
     record = _parse(data, "manifest.json", "bad_manifest")
     if isinstance(record, dict) and "format" in record and (type(record["format"]), record["format"]) != (int, FORMAT):
         raise BundleError(
-            f"the bundle is not of format {FORMAT}, the one this version reads; update edgefl-derm", "unknown_format"
+            f"the bundle is not of format {FORMAT}, the only one that this version reads; update edgefl-derm",
+            "unknown_format",
         )
     try:
         record = check_keys(record, _KEYS)
@@ -148,7 +150,7 @@ def parse_manifest(data: bytes) -> Manifest:
     except ValueError as error:
         raise _bad(str(error)) from error
     if not isinstance(record["members"], list):
-        raise _bad("members is no list")
+        raise _bad("members is not a list")
     members = []
     for entry in record["members"]:
         if (
@@ -203,16 +205,19 @@ def check_validity(
     """Refuse a bundle that is past its time, needs a newer version, or is older than one seen before."""
     if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
         days = (now_ms - manifest.expires_ms) // 86_400_000
-        raise BundleError(f"the bundle expired {days} days ago; fetch a newer one, or check this clock", "expired")
+        raise BundleError(
+            f"the bundle expired {counted(days, 'day')} ago; fetch a newer one, or check this clock", "expired"
+        )
     if release(manifest.min_client) > release(CLIENT_VERSION):
         raise BundleError(
-            f"the bundle needs edgefl-derm {manifest.min_client}, this is {CLIENT_VERSION}; update edgefl-derm",
+            f"the bundle needs edgefl-derm {manifest.min_client} or newer, and this is {CLIENT_VERSION}; update "
+            "edgefl-derm",
             "client_too_old",
         )
     seen = (last_seen or {}).get(manifest.line_key, 0)
     if manifest.version < seen:
         raise BundleError(
-            f"the bundle is version {manifest.version}, version {seen} was seen before; use that or a newer one",
+            f"the bundle is version {manifest.version}, but version {seen} was in use before; use that or a newer one",
             "rolled_back",
         )
 
@@ -225,12 +230,13 @@ def check_update(current: Manifest, new: Manifest) -> None:
     """
     if new.line_key != current.line_key:
         raise BundleError(
-            f"the bundle is for {_spoken(new)}, this device runs {_spoken(current)}; ask for one of that line",
+            f"the bundle is for {_spoken(new)}, but this device runs {_spoken(current)}; ask for a bundle of that line",
             "other_line",
         )
     if new.version <= current.version:
         raise BundleError(
-            f"the bundle is version {new.version}, this device runs {current.version}; fetch a higher one",
+            f"the bundle is version {new.version}, and this device already runs version {current.version}; fetch a "
+            "higher one",
             "rolled_back",
         )
 

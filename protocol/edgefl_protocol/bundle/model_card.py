@@ -56,9 +56,9 @@ class Labels:
         ):
             raise ValueError(f"a class must be a printable name of 1 to {MAX_CLASS_NAME} characters")
         if len(self.seen) != len(self.classes) or not all(type(s) is bool for s in self.seen) or not any(self.seen):
-            raise ValueError("seen must hold one truth value for each class, at least one of them true")
+            raise ValueError("seen must hold true or false for each class, at least one of them true")
         if self.info is not None and not set(self.info) <= set(self.classes):
-            raise ValueError("info must be of classes that are there")
+            raise ValueError("info must describe only classes of the model")
 
     @property
     def suspicious(self) -> tuple[bool, ...] | None:
@@ -177,7 +177,7 @@ def referral_rules(labels: Labels, card: Card, refer_above: float | None = None)
     """
     stated = card.metrics.get("refer_dissonance_above")
     if stated is not None and not _is_number(stated):
-        raise ValueError("the card's metric refer_dissonance_above is no number")
+        raise ValueError("the card's metric refer_dissonance_above is not a number")
     return ReferralRules(
         uncertain_above=card.refer_above if refer_above is None else refer_above,
         dissonance_above=None if stated is None else float(stated),  # type: ignore[arg-type]  # just looked at

@@ -67,12 +67,12 @@ def check_operators(data: bytes) -> Graph:
     """Read any graph of a bundle and refuse what no device may run."""
     graph = read_graph(data)
     if graph.functions:
-        raise _forbidden(f"{graph.functions} local functions; inline them")
+        raise _forbidden(f"{graph.functions} local functions, which must be inlined")
     if graph.training_graphs:
-        raise _forbidden("a training graph; a training step is an ordinary graph here")
+        raise _forbidden("a training graph, but a training step must be an ordinary graph")
     for domain, operator in sorted(graph.operators):
         if operator not in OPERATORS.get(domain, ()):
-            raise _forbidden(f"the operator {domain[:80]!r} {operator[:80]!r}; use those of {__name__}")
+            raise _forbidden(f"the operator {operator[:80]!r} of domain {domain[:80]!r}, which a device does not run")
     return graph
 
 
@@ -89,12 +89,12 @@ def check_score_graph(data: bytes, weights: Mapping[str, NDArray[Any]], size_px:
     image = graph.inputs["image"]
     if image.dtype != "uint8" or image.dims != (None, size_px, size_px, 3):
         raise BundleError(
-            f"input image is {_spoken(image)}; needed is uint8 (free, {size_px}, {size_px}, 3)", "wrong_inputs"
+            f"input image is {_spoken(image)}; it must be uint8 (free, {size_px}, {size_px}, 3)", "wrong_inputs"
         )
     for name, kind in expected.items():
         if graph.inputs[name] != kind:
             raise BundleError(
-                f"input {name} is {_spoken(graph.inputs[name])}; weights.safetensors holds {_spoken(kind)}",
+                f"input {name} is {_spoken(graph.inputs[name])}, but weights.safetensors holds {_spoken(kind)}",
                 "wrong_inputs",
             )
     _check_outputs(graph.outputs, len(classes))
@@ -105,19 +105,20 @@ def _check_outputs(outputs: Mapping[str, TensorType], class_count: int) -> None:
     names = tuple(outputs)
     if names not in OUTPUTS:
         allowed = "; ".join(", ".join(sequence) for sequence in OUTPUTS)
-        raise BundleError(f"score.onnx gives {', '.join(names)[:300]}; allowed are: {allowed}", "wrong_outputs")
+        raise BundleError(f"score.onnx gives {', '.join(names)[:300]}; allowed: {allowed}", "wrong_outputs")
     for name, kind in outputs.items():
         per_class = name in ("probabilities", "evidence")
         tokens = kind.dims[-1] if name in MAPS and len(kind.dims) == 2 else 0
         if name in MAPS and (not tokens or tokens > MAX_MAP_TOKENS or math.isqrt(tokens) ** 2 != tokens):
             raise BundleError(
-                f"output {name} is {_spoken(kind)}; needed is (free, N), N a square number up to {MAX_MAP_TOKENS}",
+                f"output {name} is {_spoken(kind)}; it must be (free, N), with N a square number up to "
+                f"{MAX_MAP_TOKENS}",
                 "wrong_outputs",
             )
         row = (class_count,) if per_class else (tokens,) if name in MAPS else ()
         if kind != TensorType("float32", (None, *row)):
             wanted = _spoken(TensorType("float32", (None, *row)))
-            raise BundleError(f"output {name} is {_spoken(kind)}; needed is {wanted}", "wrong_outputs")
+            raise BundleError(f"output {name} is {_spoken(kind)}; it must be {wanted}", "wrong_outputs")
 
 
 def _spoken(kind: TensorType) -> str:

@@ -39,7 +39,9 @@ def check_graphs(graphs: Mapping[str, Graph], plan: LearningPlan, score: ScoreFa
     """
     for name, contract in plan.graphs(score).items():
         if name not in graphs:
-            raise BundleError(f"{GRAPH} of this kind comes with {name}; build the bundle again", "wrong_members")
+            raise BundleError(
+                f"the bundle has {GRAPH} but lacks {name}, which belongs to it; build the bundle again", "wrong_members"
+            )
         _check_graph(name, graphs[name], contract)
 
 
@@ -52,7 +54,7 @@ def _compare(what: str, found: Mapping[str, TensorType], expected: Mapping[str, 
     odd = sorted(set(found) ^ set(expected)) or [name for name in expected if found[name] != expected[name]]
     if odd:
         raise BundleError(
-            f"{what} other tensors than {len(expected)} that the bundle implies; they differ in "
+            f"{what} other tensors than the {len(expected)} that the bundle describes; they differ in "
             f"{', '.join(odd)[:300]}: export it again",
             code,
         )

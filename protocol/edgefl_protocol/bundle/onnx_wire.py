@@ -276,7 +276,7 @@ class _Walk:
             repeated = expected.endswith("*")
             expected = expected.removesuffix("*")
             if not repeated and name in result.values:
-                raise _malformed(f"{kind}.{name} stands twice")
+                raise _malformed(f"{kind}.{name} is given twice")
             if expected in SCHEMA:
                 if not isinstance(value, memoryview):
                     raise _malformed(f"{kind}.{name} has the wrong wire type")
@@ -353,7 +353,7 @@ def _value_types(graph: Message, field: str) -> dict[str, TensorType]:
         shapes = tensors[0].messages("shape")
         dtype = ELEMENT_TYPES.get(tensors[0].number("elem_type"))
         if name in types or dtype is None or not shapes:
-            raise _malformed(f"{field} {name} stands twice, or lacks its type or shape")
+            raise _malformed(f"{field} {name} is given twice, or lacks its type or shape")
         types[name] = TensorType(dtype, tuple(_length(dim) for dim in shapes[0].messages("dim")))
     return types
 

@@ -47,7 +47,7 @@ class HidingEffect:
 
     def __post_init__(self) -> None:
         if not all(_is_share(value) for value in vars(self).values()):
-            raise ValueError("an effect must be of shares from 0 to 1")
+            raise ValueError("an effect must hold shares from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Advantage:
 
     def __post_init__(self) -> None:
         if not all(_is_number(value) and -1 <= value <= 1 for value in vars(self).values()):
-            raise ValueError("an advantage must be of numbers from -1 to 1")
+            raise ValueError("an advantage must hold numbers from -1 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +76,24 @@ class ShownMap:
 
     def __post_init__(self) -> None:
         if self.why not in (None, *get_args(WhyNot)) or self.kind not in (None, *get_args(MapKind)):
-            raise ValueError(f"the map has the kind {str(self.kind)[:40]!r} and the reason {str(self.why)[:40]!r}")
+            raise ValueError(f"the map's kind {str(self.kind)[:40]!r} or its reason {str(self.why)[:40]!r} is unknown")
         measured = [part is not None for part in (self.kind, self.advantage, self.hidden)]
         if any(measured) is not all(measured) or all(measured) is not (self.why in (None, "chance")):
-            raise ValueError("a map that is shown, or is at chance, must have a kind and figures, and no other may")
+            raise ValueError(
+                "a map that is shown or is at chance must have a kind and figures; any other must have neither"
+            )
         if self.hidden is not None and set(self.hidden) != set(WAYS):
-            raise ValueError(f"what hiding does must be said for {' and '.join(WAYS)}")
+            raise ValueError(f"the effect of hiding must be given for {' and '.join(WAYS)}")
         if type(self.pictures) is not int or not 0 <= self.pictures <= MAX_PICTURES:
             raise ValueError("pictures must be a whole number from 0")
         if (self.kind == "occlusion") is not (self.cells is not None):
-            raise ValueError("cells must be said for an occlusion map, and for no other")
+            raise ValueError("cells must be given for an occlusion map, and for no other")
         if self.cells is not None and not (
             type(self.cells) is int and 4 <= self.cells <= MAX_CELLS and math.isqrt(self.cells) ** 2 == self.cells
         ):
             raise ValueError(f"cells must be a square number from 4 to {MAX_CELLS}")
         if self.shown and not self._better_than_chance():
-            raise ValueError("a map is shown that its own figures do not find better than chance")
+            raise ValueError("a map is shown although its own figures are no better than chance")
 
     @property
     def shown(self) -> bool:
@@ -144,7 +146,7 @@ class ShownMap:
             else {way: HidingEffect(**check_keys(effects[way], _EFFECT, what=way)) for way in WAYS},
         )
         if found["shown"] is not made.shown or found["passes"] != made.passes:
-            raise ValueError("map says other things of shown and passes than of why and cells")
+            raise ValueError("map contradicts itself: shown and passes do not fit why and cells")
         return made
 
 
@@ -170,17 +172,17 @@ def how_true(said: ShownMap | None) -> str:
     marked, other = _in_words(least.marked), _in_words(least.random)
     if said.shown:
         return (
-            f"On {said.pictures} pictures, hiding what such an outline marks changed {marked}, hiding a region of the "
-            f"same size at random {other}."
+            f"On {said.pictures} pictures, hiding the marked region changed {marked}; hiding a region of the same "
+            f"size at random changed {other}."
         )
     return (
         f"No map is drawn: what the best map marks matters little more than any other place. On {said.pictures} "
-        f"pictures, hiding it changed {marked}, hiding a region of the same size at random {other}."
+        f"pictures, hiding it changed {marked}; hiding a region of the same size at random changed {other}."
     )
 
 
 _WHY: Final[Mapping[str, str]] = {
-    "no_map": "this network has none that a device could compute in time",
+    "no_map": "a device cannot compute a map of this network in time",
     "few_pictures": "{} pictures were too few to find out whether it would be true",
     "no_pictures": "when this model was made, nobody could measure whether it would be true",
     "chance": "it is no better than chance",

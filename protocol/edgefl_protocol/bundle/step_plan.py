@@ -93,7 +93,7 @@ class StepPlan:
         if not all(_is_form(form, free=0) for form in self.state.values()):
             raise ValueError("a tensor of the state must have a type and lengths")
         if not all(_is_form(form, free=1) for form in self.given.values()):
-            raise ValueError("what a step is given must have a type, and lengths but for the first axis")
+            raise ValueError("each input of a step must have a type, and lengths for all axes but the first")
         if sum(math.prod(self.shape(name)) for name in self.state) > MAX_VALUES:
             raise ValueError(f"the state must hold at most {MAX_VALUES} values")
         check_values(self, {"batch": BATCH, "epochs": EPOCHS, "seed": SEED})
@@ -141,7 +141,8 @@ class StepPlan:
         other = [name for name, kind in state.items() if score.weights.get(name, kind) != kind]
         if other:
             raise BundleError(
-                f"{', '.join(other)[:300]} of the training step is not the bundle's; build it again", "wrong_inputs"
+                f"the training step and the bundle differ in {', '.join(other)[:300]}; build the bundle again",
+                "wrong_inputs",
             )
         given = {name: TensorType(*form) for name, form in self.given.items()}
         fixed = {name: kind for name, kind in score.weights.items() if name not in NOT_TAKEN}

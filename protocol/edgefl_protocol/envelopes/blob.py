@@ -72,7 +72,7 @@ class BlobReference:
         if not named:
             return None
         if payload.arrays or frozenset(payload.scalars) != NAMES:
-            raise bad_message("a payload that names a blob holds its reference and nothing else")
+            raise bad_message("a payload that names a blob must hold the blob's reference and nothing else")
         scalars = payload.scalars
         found = cls(
             blob=text(scalars["blob"], "blob", BLOB_ID),
@@ -112,7 +112,7 @@ def opened_size(sealed_bytes: int) -> int:
     chunks = max(1, -(-sealed_bytes // _SEALED_CHUNK))
     plain_bytes = sealed_bytes - chunks * TAG_BYTES
     if plain_bytes < 0 or sealed_size(plain_bytes) != sealed_bytes:
-        raise BlobError(f"no blob has {sealed_bytes} bytes: the last chunk would be cut short", "wrong_length")
+        raise BlobError(f"a blob cannot have {sealed_bytes} bytes: its last chunk would be cut short", "wrong_length")
     return plain_bytes
 
 
@@ -190,7 +190,9 @@ def open_blob(pieces: Iterable[bytes | memoryview], reference: BlobReference, ma
             hasher.update(piece)
             yield piece
         if size != reference.size:
-            raise BlobError(f"the blob has not the {reference.size} bytes of its reference", "wrong_length")
+            raise BlobError(
+                f"the blob does not have the {reference.size} bytes that its reference states", "wrong_length"
+            )
 
     for chunk in open_chunks(measured(), reference.key):
         found.write(chunk)

@@ -158,7 +158,7 @@ def open_envelope(
         TypeError: a request is expected and `replay` is None.
     """
     if replay is None and expected.irt is None:
-        raise TypeError("a request needs a replay guard; replay=None is for replies")
+        raise TypeError("a request needs a replay guard; only replies may have replay=None")
     incoming = _check_outside(data, recipient, expected, now_ms, max_bytes, tolerance or Tolerance())
     # (7) sender
     found = senders.get(incoming.header.skid) if isinstance(senders, Mapping) else senders(incoming.header.skid)
@@ -246,7 +246,7 @@ def _check_outside(
     if key is None:
         raise RecipientError("the envelope is sealed for another key; fetch the current key record")
     if key.suite != fixed[4]:
-        raise RecipientError(f"the envelope says suite {fixed[4]}, its key is of suite {key.suite}", "wrong_suite")
+        raise RecipientError(f"the envelope says suite {fixed[4]}, but its key is of suite {key.suite}", "wrong_suite")
     # (5) route
     _check_route(header, expected)
     # (6) time
@@ -273,9 +273,9 @@ def _check_route(header: Header, expected: Expected) -> None:
     """Run check (5): the envelope was made for this endpoint, or answers this request."""
     for name in ("typ", "mth", "pth", "fed", "cty", "irt"):
         if getattr(header, name) != getattr(expected, name):
-            raise RouteError(f"the envelope's {name} is not the one expected here")
+            raise RouteError(f"the {name} in the envelope is not the one expected here")
     if expected.seq is not None and header.seq != expected.seq:
-        raise RouteError("the reply's seq is not the request's")
+        raise RouteError("the sequence number of the reply is not the request's")
 
 
 def _check_time(header: Header, now_ms: int, tolerance: Tolerance) -> None:
@@ -308,7 +308,7 @@ def _unseal(incoming: _Incoming) -> tuple[bytes, bytes]:
     plaintext = incoming.key.open(sealed, pae(SEAL_LABEL, incoming.fixed, incoming.header_bytes))
     # (9) length
     if len(plaintext) - SIGNATURE_BYTES != incoming.header.len:
-        raise OpenError("the payload has another length than its header says", "wrong_length")
+        raise OpenError("the length of the payload is not the one in its header", "wrong_length")
     return plaintext[:SIGNATURE_BYTES], plaintext[SIGNATURE_BYTES:]
 
 

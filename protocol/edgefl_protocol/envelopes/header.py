@@ -118,7 +118,7 @@ def _check(fields: dict[str, Any]) -> None:
     for key, pattern in _TEXTS.items():
         value = fields.get(key)
         if key in fields and (type(value) is not str or not pattern.fullmatch(value)):
-            raise HeaderError(f"header field {key} has not the form {pattern.pattern}")
+            raise HeaderError(f"header field {key} does not have the form {pattern.pattern}")
     for key, (lowest, highest) in _INTEGERS.items():
         value = fields.get(key)
         if key in fields and (type(value) is not int or not lowest <= value <= highest):

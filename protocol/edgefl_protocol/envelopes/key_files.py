@@ -78,7 +78,7 @@ def read_public_key(file: FilePath) -> PublicSigningKey:
         return PublicSigningKey(bytes.fromhex(data.decode("ascii")))
     public = public_from_pem(data)
     if public is None:
-        raise KeyMaterialError(f"{file} holds no Ed25519 public key; give the file signing.pub")
+        raise KeyMaterialError(f"{file} is not an Ed25519 public key; give the file signing.pub")
     return PublicSigningKey(public)
 
 
@@ -149,7 +149,9 @@ def _check_passphrase_use(encrypted: bool, passphrase: bytes | None) -> None:
     if encrypted and not passphrase:
         raise KeyMaterialError("this key is encrypted; give its passphrase by file or environment", "passphrase_needed")
     if passphrase and not encrypted:
-        raise KeyMaterialError("a passphrase was given but this key is not encrypted", "passphrase_unused")
+        raise KeyMaterialError(
+            "a passphrase was given, but this key is not encrypted; leave the passphrase out", "passphrase_unused"
+        )
 
 
 def _stretch(passphrase: bytes, salt: bytes) -> bytes:

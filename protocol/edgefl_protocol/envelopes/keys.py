@@ -65,7 +65,7 @@ class PublicSigningKey:
             raise KeyMaterialError("an Ed25519 public key has 32 bytes")
         y = int.from_bytes(self.public, "little") & (2**255 - 1)  # the top bit is the sign of x
         if y % _PRIME in (0, 1, _PRIME - 1, _Y_ORDER_8, _PRIME - _Y_ORDER_8):
-            raise KeyMaterialError("this Ed25519 key has low order: anybody can sign under it", "low_order_key")
+            raise KeyMaterialError("this Ed25519 key is unsafe (low order): anybody can sign with it", "low_order_key")
         if y >= _PRIME:
             raise KeyMaterialError("this Ed25519 key is not in its canonical encoding")
 
@@ -83,7 +83,9 @@ class PublicSigningKey:
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, pae(label.encode("ascii"), *parts))
         except InvalidSignature:
-            raise SignatureError(f"the signature is not one of key {self.key_id[:16]}… over this content") from None
+            raise SignatureError(
+                f"the signature was not made by the key {self.key_id[:16]}… over this content"
+            ) from None
 
 
 class SigningKey:
@@ -137,7 +139,9 @@ class PublicSealingKey:
         try:
             _PROBE.exchange(X25519PublicKey.from_public_bytes(self.public[-32:]))
         except ValueError:
-            raise KeyMaterialError("this X25519 key has low order: everybody can open it", "low_order_key") from None
+            raise KeyMaterialError(
+                "this X25519 key is unsafe (low order): anybody can open what is sealed for it", "low_order_key"
+            ) from None
         if self.suite == SUITE_XWING:
             _load_mlkem(self.public[:-32])
 

@@ -36,7 +36,9 @@ def judge(highest: int, bitmap: bytes, seq: int) -> tuple[int, bytes]:
     bits = int.from_bytes(bitmap, "little")
     if not 0 <= seq <= MAX_SAFE_INT or seq - highest > MAX_JUMP:
         raise SequenceError(
-            f"sequence number {seq} is too far above {highest}; at most {MAX_JUMP}", "seq_jump", highest
+            f"sequence number {seq} is too far above {highest}; at most {MAX_JUMP} above it are allowed",
+            "seq_jump",
+            highest,
         )
     if seq > highest:
         ahead = seq - highest
@@ -44,7 +46,9 @@ def judge(highest: int, bitmap: bytes, seq: int) -> tuple[int, bytes]:
         return seq, (bits | 1).to_bytes(WINDOW // 8, "little")
     behind = highest - seq
     if behind >= WINDOW:
-        raise SequenceError(f"sequence number {seq} is too far below {highest}; go on above it", "seq_behind", highest)
+        raise SequenceError(
+            f"sequence number {seq} is too far below {highest}; continue above that", "seq_behind", highest
+        )
     if bits >> behind & 1:
         raise ReplayError(f"sequence number {seq} was accepted before")
     return highest, (bits | 1 << behind).to_bytes(WINDOW // 8, "little")

@@ -51,7 +51,7 @@ class BlobPut:
             data=octets(payload, "data", MAX_PIECE_BYTES),
         )
         if found.offset + len(found.data) > found.size:
-            raise bad_message("the piece ends behind the end of its blob")
+            raise bad_message("the piece reaches beyond the end of its blob")
         return found
 
 

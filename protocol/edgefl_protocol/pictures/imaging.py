@@ -113,7 +113,7 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or not 1 <= self.size <= MAX_SIZE_PX:
-            raise ValueError(f"size is {self.size!r}; allowed is a whole number of pixels from 1 to {MAX_SIZE_PX}")
+            raise ValueError(f"size is {self.size!r}; allowed: a whole number of pixels from 1 to {MAX_SIZE_PX}")
         for name, value, allowed in (
             ("fit", self.fit, get_args(Fit)),
             ("resample", self.resample, ("bicubic",)),
@@ -124,7 +124,7 @@ class Preprocess:
                 raise ValueError(f"{name} is {value!r}; this version knows {', '.join(map(repr, allowed))}")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != 3 or not all(type(v) is float and math.isfinite(v) for v in values):
-                raise ValueError(f"{name} is {values!r}; needed are three finite numbers, for red, green and blue")
+                raise ValueError(f"{name} is {values!r}; it must be three finite numbers, for red, green and blue")
         if min(self.std) <= 0.0:
             raise ValueError(f"std is {self.std!r}; every entry must be above 0")
 
@@ -143,7 +143,7 @@ class Preprocess:
         for name in ("mean", "std"):
             value = values[name]
             if not isinstance(value, list) or not all(type(v) in (int, float) for v in value):
-                raise ValueError(f"{name} is {value!r}; needed is a list of three numbers")
+                raise ValueError(f"{name} is {value!r}; it must be a list of three numbers")
             values[name] = tuple(float(v) for v in value)
         return cls(**values)  # __post_init__ checks every value
 
@@ -159,7 +159,7 @@ def decode(data: bytes) -> Pixels:
     """
     # (1)
     if len(data) > MAX_FILE_BYTES:
-        raise _too_large(f"the file has {len(data):,} bytes; allowed are {MAX_FILE_BYTES:,}")
+        raise _too_large(f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed")
     # (2)
     reader: type[ImageFile]
     if data.startswith(_JPEG_START):
@@ -201,7 +201,8 @@ def from_pillow(image: Image.Image) -> Pixels:
         image.load()  # (7)
         if image.format == "JPEG" and rest_is_missing(image):
             raise ImageError(
-                "the JPEG's end is empty, as where a part is missing: copy the file again, or crop a grey margin",
+                "the end of the JPEG is empty, as if a part of the file were missing: copy the file again; if the "
+                "picture has a grey margin, crop it",
                 code="truncated",
             )
         orientation = _orientation(image.info.get("exif"))  # (8)
@@ -211,7 +212,9 @@ def from_pillow(image: Image.Image) -> Pixels:
             image.info = info
         return np.ascontiguousarray(_to_rgb(image))  # (9)
     except MemoryError as error:
-        raise _too_large(f"no memory for {image.width} x {image.height} pixels; make the image smaller") from error
+        raise _too_large(
+            f"there is not enough memory for {image.width} x {image.height} pixels; make the image smaller"
+        ) from error
     except _PILLOW_ERRORS as error:
         raise _mapped(error) from error
 
@@ -277,13 +280,15 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
 
 def _check_pixels(image: Image.Image) -> None:
     if image.width * image.height > MAX_PIXELS:
-        raise _too_large(f"the image is {image.width} x {image.height} pixels; allowed are {MAX_PIXELS:,} in all")
+        raise _too_large(
+            f"the image is {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} in all are allowed"
+        )
 
 
 def _check_array(image: Pixels) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
-            f"the picture is {image.dtype} of shape {image.shape}; needed is uint8 of (height, width, 3)",
+            f"the picture is {image.dtype} of shape {image.shape}; it must be uint8 of shape (height, width, 3)",
             code="unreadable",
         )
 
@@ -349,5 +354,5 @@ def _mapped(error: BaseException) -> ImageError:
     if "truncated" in words or "unexpected end" in words:
         return ImageError("the image ends before its last pixel; copy the file again", code="truncated")
     if "too large" in words or isinstance(error, Image.DecompressionBombError):
-        return _too_large("the image unpacks to more than is allowed; save it without text and profiles")
+        return _too_large("the image unpacks to more bytes than are allowed; save it without text and profiles")
     return ImageError(f"the image cannot be decoded ({type(error).__name__}); it may be damaged", code="unreadable")

@@ -28,14 +28,14 @@ MAX_STATEMENT = 1000  # characters
 MAX_PICTURES = 2**31  # that a threshold may say it was chosen on
 
 REASON_WORDS = {
-    "suspicious_class": "it may be a class that is not known to be benign",
+    "suspicious_class": "it may belong to a class that is not known to be benign",
     "vacuity": "the model has too little evidence for this picture",
-    "dissonance": "the evidence is in conflict: it speaks for several classes at once",
+    "dissonance": "the evidence is in conflict: it supports several classes at once",
     "blur": "the picture is blurred",
     "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
     "not_skin": "the colours are not those of skin",
-    "unseen_class": "it looks most like a class the model was not trained on",
+    "unseen_class": "it looks most like a class that the model was not trained on",
     "model_expired": "the model is past its expiry date",
 }
 

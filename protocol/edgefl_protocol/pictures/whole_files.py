@@ -34,7 +34,7 @@ def walk_png(data: bytes) -> None:
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 12 + length
         if kind == b"acTL":
-            raise ImageError("the PNG is animated; allowed is a single picture", code="animated")
+            raise ImageError("the PNG is animated; save it as a single picture", code="animated")
         if end > len(data):
             raise ImageError("the PNG ends inside a chunk; copy the file again", code="truncated")
         if kind[:1].isupper():  # critical: the picture itself

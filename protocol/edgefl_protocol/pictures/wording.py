@@ -60,7 +60,7 @@ def percent(share: float) -> str:
 def seen_words(score: Score) -> str:
     """Say how much like this picture the model has seen, with the number behind it."""
     if score.vacuity is None:
-        return f"This model cannot say how much like this it has seen. Entropy {score.entropy_nats:.2f} nats"
+        return f"This model cannot say how many pictures like this it has seen. Entropy {score.entropy_nats:.2f} nats"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
     if "vacuity" in score.refer_reasons:  # the words never contradict the rule
         much = "little"
@@ -91,9 +91,9 @@ def not_set(score: Score) -> list[str]:
     """Sentences about rules without a threshold, whose silence is no answer."""
     said = []
     if "vacuity" not in score.rules_tried:
-        said.append("No rule is set for when an uncertain picture is to be referred.")
+        said.append("No rule says when an uncertain picture asks for a look.")
     if score.info is not None and score.suspicious_from is None:
-        said.append("Of suspicious classes only a predicted one asks for a look: no threshold could be chosen.")
+        said.append("A suspicious class asks for a look only if it is predicted: no threshold could be chosen.")
     return said
 
 

@@ -95,7 +95,7 @@ def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
     body = verify(record, TIME_LABEL, key)
     check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
     if body["nonce"] != nonce:
-        raise RecordError("the signed time answers another nonce", "wrong_nonce")
+        raise RecordError("the signed time answers another request", "wrong_nonce")
     return SignedTime(nonce=nonce, now_ms=body["now_ms"])
 
 
@@ -125,9 +125,9 @@ def verify_index(record: bytes, key: PublicSigningKey, federation: str, now_ms: 
     index = _read_index(verify(record, INDEX_LABEL, key))
     check_scope(index.federation, federation, index.expires_ms, now_ms)
     if index.issued_ms > now_ms + MAX_AHEAD_MS:  # else one wrong clock would put all later ones out
-        raise RecordError("this index is dated ahead of this clock; check both clocks", "from_future")
+        raise RecordError("the index is dated ahead of this clock; check both clocks", "from_future")
     if index.issued_ms < seen_issued_ms:
-        raise RecordError("this index is older than one seen before", "rolled_back")
+        raise RecordError("the index is older than one seen before", "rolled_back")
     return index
 
 
@@ -162,7 +162,7 @@ def verify_key_record(
     """
     unverified = _read_key_record(parse(split(record)[0]))
     if unverified.signing.key_id != pinned_key_id:
-        raise RecordError("the key record names another signing key than the invite pinned", "wrong_key")
+        raise RecordError("the key record names another signing key than the invite", "wrong_key")
     found = _read_key_record(verify(record, KEYS_LABEL, unverified.signing))
     check_scope(found.federation, federation, found.expires_ms, now_ms)
     if found.number < seen_number:
@@ -178,7 +178,7 @@ def _read_index(body: dict[str, Any]) -> Index:
         check_fields(entry, {"line": WORD, "task": WORD, "version": COUNTS, "sha256": HEX64, "size": COUNTS})
     entries = tuple(IndexEntry(**entry) for entry in body["entries"])
     if len({(entry.line, entry.task) for entry in entries}) != len(entries):
-        raise RecordError("the index names a line and task twice")
+        raise RecordError("the index lists a line and task twice")
     return Index(
         federation=body["federation"], issued_ms=body["issued_ms"], expires_ms=body["expires_ms"], entries=entries
     )

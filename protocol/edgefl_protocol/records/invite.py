@@ -66,7 +66,7 @@ class Invite:
         )
         for name, value, form in (*forms, *pins):
             if type(value) is not str or not form.fullmatch(value):
-                raise InviteError(f"invite field {name} has not the form {form.pattern}")
+                raise InviteError(f"invite field {name} does not have the form {form.pattern}")
         if self.certificate is not None:
             self._check_certificate(self.certificate)
         if type(self.token) is not bytes or len(self.token) != TOKEN_BYTES:
@@ -82,11 +82,11 @@ class Invite:
         if not 0 < len(der) <= MAX_CERTIFICATE_BYTES:
             raise InviteError(f"an invite's certificate has at most {MAX_CERTIFICATE_BYTES} bytes, not {len(der)}")
         if self.tls_sha256 != hashlib.sha256(der).hexdigest():
-            raise InviteError("the invite's certificate is not the one it pins")
+            raise InviteError("the invite's certificate is not the one that the invite names")
         try:
             load_der_x509_certificate(der)
         except ValueError:
-            raise InviteError("the invite's certificate is no X.509 certificate") from None
+            raise InviteError("the invite's certificate is not an X.509 certificate") from None
 
     @property
     def token_sha256(self) -> str:
@@ -137,17 +137,17 @@ def decode_invite(text: str, now_ms: int) -> Invite:
     compact = "".join(text[: 2 * MAX_INVITE_CHARS].split())
     if len(compact) > MAX_INVITE_CHARS or not compact.startswith(PREFIX) or not compact.isascii():
         told = f"an invite starts with {PREFIX} and has at most {MAX_INVITE_CHARS} characters"
-        raise InviteError(f"{told}; copy it again, whole")
+        raise InviteError(f"{told}; copy the whole invite again")
     encoded = compact[len(PREFIX) :].encode("ascii")
     if not re.fullmatch(rb"[A-Za-z0-9_-]+", encoded):
-        raise InviteError("the invite holds characters that no invite has; copy it again, whole")
+        raise InviteError("the invite holds characters that do not belong in an invite; copy the whole invite again")
     try:
         data = base64.urlsafe_b64decode(encoded + b"=" * (-len(encoded) % 4))
     except binascii.Error:
-        raise InviteError("the invite is cut short; copy it again, whole") from None
+        raise InviteError("the invite is cut short; copy the whole invite again") from None
     record, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if checksum != _checksum(record) or base64.urlsafe_b64encode(data).rstrip(b"=") != encoded:
-        raise InviteError("the invite is damaged (its checksum does not hold); copy it again, whole")
+        raise InviteError("the invite is damaged (its checksum is wrong); copy the whole invite again")
     invite = _read(record)
     if now_ms > invite.expires_ms:
         raise InviteError("the invite has expired; ask for a new one, and check this clock", "expired")
@@ -187,7 +187,7 @@ def _carried(text: object) -> bytes:
     except binascii.Error:
         der = b""
     if not der or base64.urlsafe_b64encode(der) != encoded:
-        raise InviteError("the invite's certificate has not the form it is written in")
+        raise InviteError("the invite's certificate is not written in the canonical form")
     return der
 
 

@@ -77,11 +77,11 @@ def add_signature(record: bytes, label: str, key: SigningKey) -> bytes:
 def split_several(record: bytes) -> tuple[bytes, dict[str, bytes]]:
     """Give the body, and the signatures by key id; none is verified."""
     if _SEVERAL.fullmatch(_bounded(record)) is None:
-        raise RecordError("this is not a record of several signers")
+        raise RecordError("this is not a record with several signers")
     parts = [_decode(part) for part in record.split(b".")]
     signatures = {part[:-SIGNATURE_BYTES].hex(): part[-SIGNATURE_BYTES:] for part in parts[1:]}
     if _join(parts[0], signatures) != record:
-        raise RecordError("the record's signatures are not in the order of their keys, or one stands twice")
+        raise RecordError("the record's signatures are not in the order of their keys, or one is listed twice")
     return parts[0], signatures
 
 
@@ -115,7 +115,7 @@ def check_fields(fields: object, forms: Mapping[str, Rule]) -> None:
     for name, form in forms.items():
         value = fields[name]
         if isinstance(form, re.Pattern) and (type(value) is not str or not form.fullmatch(value)):
-            raise RecordError(f"record field {name} has not the form {form.pattern}")
+            raise RecordError(f"record field {name} does not have the form {form.pattern}")
         if isinstance(form, tuple) and (type(value) is not int or not form[0] <= value <= form[1]):
             raise RecordError(f"record field {name} is not an integer from {form[0]} to {form[1]}")
 
@@ -123,7 +123,7 @@ def check_fields(fields: object, forms: Mapping[str, Rule]) -> None:
 def hex_list(value: object, field: str, most: int) -> list[str]:
     """Give a list of different 64-digit hex texts in ascending order."""
     if type(value) is not list or len(value) > most:
-        raise RecordError(f"record field {field} is not a list of at most {most}")
+        raise RecordError(f"record field {field} is not a list of at most {most} entries")
     if not all(type(item) is str and HEX64.fullmatch(item) for item in value) or value != sorted(set(value)):
         raise RecordError(f"record field {field} is not a sorted list of different 64-digit hex texts")
     return value

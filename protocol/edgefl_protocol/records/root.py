@@ -33,6 +33,7 @@ from edgefl_protocol.records.record_form import (
     public_keys,
     split_several,
 )
+from edgefl_protocol.sentences import counted
 
 ROOT_LABEL: Final = "eflf1/root"
 MAX_ROOT_KEYS: Final = 16
@@ -62,14 +63,19 @@ class Root:
 
     def __post_init__(self) -> None:
         if not 1 <= self.threshold <= len(self.root_keys):
-            raise RecordError(f"{self.threshold} of {len(self.root_keys)} root keys can never sign")
+            raise RecordError(
+                f"the number of root keys that must sign is {self.threshold}; allowed: 1 to {len(self.root_keys)}"
+            )
         if not 1 <= self.signer_threshold <= max(1, len(self.signers)):
-            raise RecordError(f"{self.signer_threshold} of {len(self.signers)} bundle signers can never sign")
+            raise RecordError(
+                f"the number of bundle signers that must sign is {self.signer_threshold}; allowed: 1 "
+                f"to {max(1, len(self.signers))}"
+            )
         if not self.coordinators:
-            raise RecordError("a root set names at least one key of the coordinator")
+            raise RecordError("a root set must list at least one key of the coordinator")
         everybody = [key.public for key in (*self.root_keys, *self.coordinators, *self.signers)]
         if len(set(everybody)) != len(everybody):
-            raise RecordError("a key stands in two lists of the root set; one key has one use")
+            raise RecordError("a key is in two lists of the root set; use each key for one purpose")
 
     def coordinator(self, key_id: str) -> PublicSigningKey | None:
         """Return the coordinator's key with this id, or None where it does not count."""
@@ -123,7 +129,7 @@ def check_signed(record: bytes, by: Root) -> None:
     signed = signed_by(record, by)
     if signed < by.threshold:
         raise RecordError(
-            f"{signed} root keys of version {by.version} signed the root set, {by.threshold} must have",
+            f"{counted(signed, 'root key')} of version {by.version} signed the root set, but {by.threshold} must",
             "too_few_signatures",
         )
 
@@ -157,13 +163,15 @@ def newest_root(
             continue  # what is trusted already, and before it
         elif root.version != here.version + 1:
             code = "skipped_version" if root.version > here.version else "rolled_back"
-            raise RecordError(f"root set {root.version} comes after {here.version}; none may be left out", code)
+            raise RecordError(
+                f"root set {root.version} follows root set {here.version}, but none may be left out", code
+            )
         else:
             check_signed(record, here)
         check_signed(record, root)
         found = root, record
     if found is None and trusted is None:
-        raise RecordError("no root set here is signed by the root key that the invite pins", "wrong_key")
+        raise RecordError("none of these root sets is signed by the root key that the invite names", "wrong_key")
     return found
 
 
@@ -176,8 +184,8 @@ def check_current(root: Root, now_ms: int) -> None:
     if now_ms > root.expires_ms:
         days = (now_ms - root.expires_ms) // 86_400_000
         raise RecordError(
-            f"the federation's root set {root.version} expired {days} days ago and no newer one came; ask the operator "
-            "to sign one",
+            f"the federation's root set {root.version} expired {counted(days, 'day')} ago, and no newer one came; "
+            "ask the operator to sign a new one",
             "root_expired",
         )
 
@@ -193,7 +201,7 @@ def join_chain(records: Iterable[bytes]) -> bytes:
 def split_chain(data: bytes) -> list[bytes]:
     """Return the sets in what `join_chain` made; none is verified."""
     if len(data) > MAX_CHAIN_BYTES or not data.endswith(b"\n"):
-        raise RecordError("this is no list of root sets")
+        raise RecordError("this is not a list of root sets")
     return data.removesuffix(b"\n").split(b"\n")
 
 

@@ -50,7 +50,7 @@ def received(broadcast: Mapping[str, NDArray[Any]]) -> NDArray[np.floating[Any]]
     """
     rows = broadcast.get(RECEIVED)
     if rows is not None and not are_features(rows):
-        raise ValueError(f"are of type {rows.dtype} and shape {rows.shape}, needed is float16 (any, {FEATURES})")
+        raise ValueError(f"are of type {rows.dtype} and shape {rows.shape}, but must be float16 (any, {FEATURES})")
     return rows
 
 
@@ -60,7 +60,7 @@ def check_bank(rows: NDArray[Any], most: int) -> None:
     A `ValueError` whose text says what was sent, as the end of the sentence "site a sent".
     """
     if rows.dtype != np.float16 or rows.ndim != 2 or rows.shape[1] != FEATURES:
-        raise ValueError(f"features of type {rows.dtype} and shape {rows.shape}; expected float16, (n, {FEATURES})")
+        raise ValueError(f"features of type {rows.dtype} and shape {rows.shape}; they must be float16 (n, {FEATURES})")
     if not 1 <= len(rows) <= most:
         raise ValueError(f"{len(rows)} features; allowed: 1 to {most}")
     lengths = _lengths(rows)

@@ -67,7 +67,7 @@ def grid_side(cells: int) -> int:
     """Count the cells along one side of a square grid; a `ValueError` where their number is not a square."""
     side = math.isqrt(cells)
     if side * side != cells:
-        raise ValueError(f"a map of {cells} cells is no square grid")
+        raise ValueError(f"a map of {cells} cells is not a square grid")
     return side
 
 

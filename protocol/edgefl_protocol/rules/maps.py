@@ -72,7 +72,7 @@ def maps_in_broadcast(broadcast: Arrays) -> dict[tuple[int, int], NDArray[Any]]:
     found = {(int(one[1]), int(one[2])): broadcast[name] for name, one in parts.items() if one}
     if len(found) < len(parts):
         wrong = min(name for name, one in parts.items() if one is None)
-        raise MapsError(f"the others' array {wrong[:40]} is of no class of the federation")
+        raise MapsError(f"the others' array {wrong[:40]} belongs to no class of the federation")
     return found
 
 
@@ -114,7 +114,10 @@ def reply_maps(maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int,
         finite = np.isfinite(taken).all()
         if not (finite and (taken >= 0).all() and (largest > 0).all()):
             code = "bad_map" if finite else "not_finite"
-            raise MapsError("a rollout map is empty or not finite; report it to the signer of the model", code)
+            raise MapsError(
+                ("a rollout map is empty or holds a value that is not finite; report it to the signer of the model"),
+                code,
+            )
         arrays[reply_name(label)] = (taken / largest).astype(np.float16)
     return arrays
 
@@ -185,12 +188,14 @@ def numbered_as_model(broadcast: Arrays, task: Sequence[str], model: Sequence[st
     """
     if set(task) != set(model):
         raise MapsError(
-            f"the model knows {', '.join(model)}, the federation {', '.join(task)}: fetch its bundle", "other_classes"
+            f"the model knows the classes {', '.join(model)}, but the federation has {', '.join(task)}: fetch its "
+            "bundle",
+            "other_classes",
         )
     arrays = {name: value for name, value in broadcast.items() if not is_maps(name)}
     for (peer, label), maps in maps_in_broadcast(broadcast).items():
         if label >= len(task):
-            raise MapsError(f"the others' array maps.{peer}.{label} is of no class of the federation")
+            raise MapsError(f"the others' array maps.{peer}.{label} belongs to no class of the federation")
         arrays[f"maps.{peer}.{list(model).index(task[label])}"] = maps
     return arrays
 
@@ -266,9 +271,11 @@ def peer_means(
     if tokens is not None:
         lengths.add(tokens)
     if len(lengths) > 1:
-        raise ValueError(f"rollout maps of {sorted(lengths)} tokens were mixed; all peers must share one grid")
+        raise ValueError(
+            f"rollout maps of different sizes were mixed ({sorted(lengths)} tokens); all sites must use one grid"
+        )
     if any(not 0 <= label < total for label in by_class):
-        raise ValueError(f"rollout maps name the classes {sorted(by_class)}; allowed are 0 to {total - 1}")
+        raise ValueError(f"rollout maps name the classes {sorted(by_class)}; allowed: 0 to {total - 1}")
     means, counts = np.zeros((total, lengths.pop() if lengths else 0)), np.zeros(total)
     for label, found in by_class.items():
         ordered = sorted(found, key=lambda mean: mean.tobytes())

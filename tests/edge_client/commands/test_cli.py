@@ -141,7 +141,7 @@ def test_a_home_that_is_no_folder_is_refused(run, files, monkeypatch, command):
     """A mistaken --home must not look like a device that trusts nobody."""
     code, out, err = run(*command, "--home", "good.png")
     assert (code, out) == (1, "")
-    assert "good.png is no folder" in err
+    assert "good.png is not a folder" in err
     monkeypatch.setenv("EDGEFL_HOME", "good.png")
     assert run(*command)[0] == 1
     assert run("trust", "list", "--home", "nothing-yet")[0] == 0

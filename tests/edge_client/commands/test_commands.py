@@ -250,7 +250,7 @@ def test_a_bundle_of_the_same_version_or_another_line_does_not_replace(run, devi
     live.bundles["main", "all", 1] = lab.bundle_bytes(refer_above=0.5)
     code, _, err = run("pull")
     assert code == 3
-    assert "this device runs 1" in err
+    assert "this device already runs version 1" in err
     live.bundles = {("night", "all", 2): lab.bundle_bytes(version=2, line="night")}
     live.line = "night"
     code, _, err = run("pull")

@@ -128,7 +128,7 @@ def test_the_drawn_picture_passes_the_gate():
         ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "SIGILL"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
         ("import no_such_library", "No module named 'no_such_library'"),
-        ("raise SystemExit(7)", "it ended with 7"),
+        ("raise SystemExit(7)", "it ended with status 7"),
         ("import time; time.sleep(60)", "no answer within 2 s"),
     ],
 )
@@ -265,7 +265,7 @@ def test_the_certificate(run, live, invite, tmp_path, days, state):
     own.chmod(0o600)
     code, found = diagnosed(run, "--offline")
     assert found["certificate"][0]["state"] == state and code == (1 if state == "fail" else 0)
-    assert found["certificate"][1]["found"].startswith("key record 1 of the coordinator, good for ")
+    assert found["certificate"][1]["found"].startswith("key record 1 of the coordinator, valid for ")
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -275,7 +275,7 @@ def test_policy_outbox_and_learned_values(run, device):
 
     run("pull")
     run("contribute", "--labels", device / "labels.csv")
-    assert "1 wait" in diagnosed(run)[1]["outbox"]["found"]
+    assert "1 item waits" in diagnosed(run)[1]["outbox"]["found"]
     with sqlite3.connect(run.home / "outbox.sqlite3") as db:
         db.execute("UPDATE item SET created_ms = created_ms - ?", (9 * DAY_MS,))
     db.close()

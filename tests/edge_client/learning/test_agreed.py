@@ -55,12 +55,12 @@ def test_what_a_step_takes_as_an_input_is_the_federations(encoder: Bundle, name:
 @pytest.mark.parametrize(
     ("settings", "backbone", "sentence"),
     [
-        ({"temperature": 0.07}, {}, r"temperature is 0\.07, the training step of this bundle has 0\.2"),
-        ({"view_px": 0}, {}, r"view_px is 0, the training step of this bundle has 16"),
-        ({"projection": "mlp"}, {}, r"projection is mlp, the training step of this bundle has linear"),
-        ({"dp_noise": 0.5}, {}, r"adds noise to features \(dp_noise 0\.5\); devices do not"),
+        ({"temperature": 0.07}, {}, r"temperature is 0\.07, but the training step of this bundle has 0\.2"),
+        ({"view_px": 0}, {}, r"view_px is 0, but the training step of this bundle has 16"),
+        ({"projection": "mlp"}, {}, r"projection is mlp, but the training step of this bundle has linear"),
+        ({"dp_noise": 0.5}, {}, r"adds noise to features \(dp_noise 0\.5\), and devices cannot"),
         ({"warmth": 3}, {}, r"sets warmth, which this version does not know"),
-        ({}, {"image_px": 72}, r"image_px of the network is 72, the training step of this bundle has 24"),
+        ({}, {"image_px": 72}, r"image_px of the network is 72, but the training step of this bundle has 24"),
         ({}, {"mean": (0.1, 0.2, 0.3)}, r"mean of the network is \(0\.1, 0\.2, 0\.3\)"),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_stands_in_the_graph_must_be_the_same(
 )
 def test_values_that_mean_nothing_are_refused(encoder: Bundle, name: str, value: Any) -> None:
     """A coordinator that errs, or lies: one sentence, no traceback."""
-    with pytest.raises(LearningError, match=f"cannot learn so: {name} must be") as refused:
+    with pytest.raises(LearningError, match=f"cannot learn with these settings: {name} must be") as refused:
         fedclf(encoder, **{name: value})
     assert refused.value.code == "bad_settings"
 
@@ -120,7 +120,9 @@ def test_prompts_of_another_form_are_refused(school: SimpleNamespace, name: str,
     bundle = school.learning_bundle()
     ours, theirs = getattr(bundle.training.form, name), ANOTHER[name]
     assert agreed(bundle, {name: ours}, {}, complete=complete).training.form == bundle.training.form  # type: ignore[union-attr]
-    with pytest.raises(LearningError, match=f"{name} is {theirs}, the training step of this bundle has {ours}:") as no:
+    with pytest.raises(
+        LearningError, match=f"{name} is {theirs}, but the training step of this bundle has {ours}:"
+    ) as no:
         agreed(bundle, {name: theirs}, {}, complete=complete)
     assert no.value.code == "other_settings" and "\n" not in str(no.value)
 
@@ -164,9 +166,9 @@ def test_what_auto_stands_for_is_compared(school: SimpleNamespace) -> None:
     facts = {"image_px": side, "patch": side // 6, "self_supervised": False, "sha256": "0" * 64}
     agreed(bundle, {"prompt_length": 0, "head_norm": "auto", "readout": "auto"}, facts, complete=True)
     for changed, sentence in (
-        ({"patch": side // 2}, "prompt_length is 0, the training step of this bundle has 9"),
-        ({"self_supervised": True}, "head_norm is auto, the training step of this bundle has none"),
-        ({"sha256": "1" * 64}, r"frozen network \(SHA-256\) is 1{60}, the training step of this bundle has 0{60}"),
+        ({"patch": side // 2}, "prompt_length is 0, but the training step of this bundle has 9"),
+        ({"self_supervised": True}, "head_norm is auto, but the training step of this bundle has none"),
+        ({"sha256": "1" * 64}, r"frozen network \(SHA-256\) is 1{60}, but the training step of this bundle has 0{60}"),
         ({"image_px": side + 1}, f"image_px of the network is {side + 1}"),
     ):
         with pytest.raises(LearningError, match=sentence):

@@ -253,7 +253,7 @@ def test_a_handful_of_look_alike_pictures_is_no_batch(bundle, tmp_path, n: int, 
     are that picture. Said before the work, in one sentence."""
     few = replace(rows(n), groups=tuple(f"{index % different:064x}" for index in range(n)))
     dealt = Dealt(learn=few, held=few.take(np.zeros(n, np.bool_)))
-    with pytest.raises(LearningError, match=f"needs 4 different pictures, here are {different}; name more$") as no:
+    with pytest.raises(LearningError, match=f"needs 4 different pictures, but there are {different}; name more$") as no:
         learner_for(bundle, dealt, Circumstances(points=PointFile(tmp_path / "point")))
     assert no.value.code == "few_images"
 
@@ -315,7 +315,7 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
 def test_the_owners_batch_is_checked(bundle, tmp_path):
     """docs/methods.md 2.3: three pictures a batch are too few."""
     maker: Callable[[], FedCLFLearner] = lambda: learner(bundle, tmp_path, batch=3)  # noqa: E731
-    with pytest.raises(LearningError, match=r"--batch 3 is none .* number, 4 to 65536"):
+    with pytest.raises(LearningError, match=r"cannot learn with --batch 3: .* number, 4 to 65536"):
         maker()
     assert replace(contrast_plan(), batch=4).batch == 4
 

@@ -35,7 +35,7 @@ class Machine:
 def test_photographs_read_before_do_not_hide_what_a_step_needs() -> None:
     """A photograph took 200 MiB once; steps of up to ten pictures raise nothing, and 32 would need 420."""
     hidden = Machine(each=10, peak=200)
-    with pytest.raises(LearningError, match=r"32 pictures needs about 420 MiB .* allowed are 310: use --batch 20"):
+    with pytest.raises(LearningError, match=r"32 pictures needs about 420 MiB .* 310 are allowed: use --batch 20"):
         hidden.check(310, 32)
     assert hidden.sizes == [1, 1, 5, 5, 10, 10, 20, 20, 25, 25]
 

@@ -17,15 +17,15 @@ def test_table_is_read_with_names_beside_it(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"image,label\na.jpg,SCC\n", "no class of this model"),
+        (b"image,label\na.jpg,SCC\n", "not a class of this model"),
         (b"image,diagnosis\na.jpg,NV\n", "no column label"),
         (b"file\na.jpg\n", "no column image"),
         (b"image,label\n", "0 rows"),
         (b"", "0 rows"),
         (b"image,label\n,NV\n", "no image"),
-        (b"image,label\na.jpg\n", "no class"),
+        (b"image,label\na.jpg\n", "not a class"),
         (b"\xff\xfe\x00", "UTF-8"),
-        (b'image,label\n"a.jpg,NV\n', "no CSV"),
+        (b'image,label\n"a.jpg,NV\n', "not a CSV"),
     ],
 )
 def test_bad_tables_are_one_sentence(tmp_path, text, message):

@@ -168,11 +168,11 @@ def test_the_minutes_count_from_the_reading_of_the_pictures(bundle, labels, home
 
     limits = LearningLimits(minutes=1.5, clock=lambda: now[0])
     found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits, report=report))
-    assert (found["state"], found["step"], found["reason"]) == ("paused", 1, "1.5 minutes are over")
+    assert (found["state"], found["step"], found["reason"]) == ("paused", 1, "the limit of 1.5 minutes is reached")
 
 
 def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_path):
-    """What was learned stays when pictures are added mid-round; the epoch begins again, and it is told."""
+    """What was learned stays when pictures are added mid-round; the epoch starts again, and it is told."""
     run_train(home, bundle, labels, TrainOptions(**ONE, limits=LearningLimits(minutes=1e-9)))
     before = kept_point(home)
     notes = []
@@ -181,7 +181,7 @@ def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_
         **ONE, limits=LearningLimits(minutes=1e-9), report=lambda facts: notes.append(facts.get("warning"))
     )
     assert run_train(home, bundle, other, stop)["round"] == 1
-    assert any(note and "the epoch begins again" in note for note in notes)
+    assert any(note and "the epoch starts again" in note for note in notes)
     after = kept_point(home)
     assert (before.epoch, before.step) == (after.epoch, after.step) == (0, 1)
     assert int(after.state["optimizer.step"]) == 2  # one step before, one after
@@ -231,7 +231,7 @@ def test_pictures_that_take_too_much_are_not_even_read(bundle, home, school, tmp
     """24 x 24 pixels are 1.7 kB: 700 pictures, twice while they are dealt, are 2.3 MiB; no file is opened."""
     table = tmp_path / "many.csv"
     table.write_text("image,label\n" + "\n".join(f"{number}.png,NV" for number in range(700)) + "\n")
-    with pytest.raises(LearningError, match=r"700 pictures take 2 MiB") as caught:
+    with pytest.raises(LearningError, match=r"700 pictures would take 2 MiB") as caught:
         run_train(home, bundle, table, TrainOptions(**ONE, limits=LearningLimits(memory_mib=2)))
     assert caught.value.code == "memory"
 

@@ -84,7 +84,7 @@ def test_too_few_pictures_are_named(call, school, tmp_path):
     """docs/design.md 7: at least 20 a class to judge with; said before hours of work, not after."""
     few = school.table(tmp_path / "few", each=12)
     error = call("train", "--labels", few).exception
-    assert error.code == "few_images" and "needed are 20 and 5" in str(error)
+    assert error.code == "few_images" and "it needs 20 and 5" in str(error)
     one = school.table(tmp_path / "one", each=30, classes=("NV",))
     assert call("train", "--labels", one).exception.code == "few_images"
 

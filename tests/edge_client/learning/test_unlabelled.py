@@ -75,7 +75,7 @@ def test_a_broken_picture_of_a_folder_is_left_out_and_told(encoder: Bundle, home
     found = dealt(home, encoder, folder, told := [])
     assert (len(found.learn), found.left_out) == (5, 1)
     (warning,) = warnings(told)
-    assert "NV1.png" in warning and warning.endswith("it is left out")
+    assert "NV1.png" in warning and warning.endswith("the picture is left out")
     (folder / "bare.csv").write_text("image\nNV0.png\nNV1.png\nNV2.png\n")
     with pytest.raises(ImageError, match=r"NV1\.png"):
         dealt(home, encoder, folder / "bare.csv", [])
@@ -87,7 +87,7 @@ def test_too_few_pictures_are_one_sentence(encoder: Bundle, home: Home, folder: 
     with pytest.raises(LearningError, match="holds 0 pictures of the formats jpeg, png"):
         dealt(home, encoder, tmp_path / "empty", [])
     first, *others = sorted(folder.rglob("*.png"))
-    sentence = "has 6 pictures, of which the gate before the model leaves 3 different ones; a step of learning needs 4"
+    sentence = "only 3 can be used, and a step of learning needs 4"
     for path in others[2:]:  # four of one burst are one picture
         path.write_bytes(first.read_bytes())
     with pytest.raises(LearningError, match=sentence):

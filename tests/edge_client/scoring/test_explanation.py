@@ -140,7 +140,7 @@ def test_a_map_that_is_not_known_to_be_true_is_not_drawn(lab, make_bundle, tmp_p
 def test_without_an_answer_there_is_no_map(explained, lab):
     scorer, prepared, score, _ = explained(shown=lab.true_map("occlusion", cells=36))
     found = scorer.explain(prepared, replace(score, predicted=None))
-    assert found.values is None and "no answer" in found.sentence
+    assert found.values is None and "no prediction" in found.sentence
 
 
 def test_a_map_that_fails_costs_no_score(lab, make_bundle, tmp_path, monkeypatch):

@@ -289,7 +289,7 @@ def test_png_holds_no_metadata(lab):
 
 
 def test_a_map_that_is_no_square_grid_is_refused(lab):
-    with pytest.raises(ValueError, match="no square grid"):
+    with pytest.raises(ValueError, match="not a square grid"):
         place_map(np.ones(7, np.float32), 10, 10, "squash")
     with pytest.raises(ValueError, match="fit is"):
         place_map(np.ones(9, np.float32), 10, 10, "pad")

@@ -79,7 +79,7 @@ def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path,
         (score,) = score_files(task, [str(tmp_path / "a.png")])
     assert not score.refer
     words = " ".join(said)
-    assert ("No rule is set" in words) is (refer_above is None)
+    assert ("No rule says when" in words) is (refer_above is None)
     assert "rules asks for a look" in words
     assert "no reason" not in words.lower()
 

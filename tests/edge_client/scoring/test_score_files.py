@@ -52,9 +52,9 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
         (files / name).write_bytes((files / "good.png").read_bytes())
     code, lines, err = scored(run, "day")
     assert (code, [line["image"] for line in lines]) == (0, ["day/a.png", "day/g.jfif"])
-    assert "Left out, for their kind is not read: 2 .heic, 1 .tif, 1 .webp. Tiff" in err
+    assert "Left out, because files of these kinds are not read: 2 .heic, 1 .tif, 1 .webp. To read TIFF" in err
     assert "Left out" not in scored(run, "day/a.png")[2]
-    assert "is not read: 1 .webp." in scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
+    assert "are not read: 1 .webp." in scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
     (files / "photos").mkdir()
     (files / "photos" / "a.heic").write_bytes(b"")
     code, _, err = scored(run, "photos")

@@ -191,7 +191,11 @@ def test_what_cannot_be_logged_is_not_told(files, many):
     process = started(files, many, log, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (48 * 1024, 48 * 1024)))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "Traceback" not in err and "log.sqlite" in err.splitlines()[-1] and "not told" in err.splitlines()[-1]
+    assert (
+        "Traceback" not in err
+        and "log.sqlite" in err.splitlines()[-1]
+        and "every score must be logged" in err.splitlines()[-1]
+    )
     assert 0 < len(out.splitlines()) == len(rows(log)) < 120
 
 

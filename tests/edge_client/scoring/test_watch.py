@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeyp
 
     monkeypatch.setattr(score_files, "read_bounded", refused)
     assert watch(capsys, "--once")[:2] == (1, [])
-    assert "cannot read drop/a.png; tried again every 60 s" in watch(capsys, "--once")[2]
+    assert "cannot read drop/a.png; it is tried again every 60 s" in watch(capsys, "--once")[2]
     monkeypatch.setattr(score_files, "read_bounded", real)
     found, lines, _ = watch(capsys, "--once")
     assert (found, names(lines), "error" in lines[0]) == (0, ["a.png"], False)
@@ -324,5 +324,5 @@ def test_two_watchers_never_share_a_file_of_results(tmp_path):
 def test_damaged_notes_are_one_sentence(notes, tmp_path):
     notes().close()
     (tmp_path / "home" / "watched.sqlite3").write_bytes(b"no database" * 100)
-    with pytest.raises(StorageError, match="cannot be kept"):
+    with pytest.raises(StorageError, match="cannot keep its notes"):
         notes()

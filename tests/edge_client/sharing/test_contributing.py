@@ -40,10 +40,10 @@ def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):
     assert run("contribute", *options)[0] == 0
     live.classes = ("A", "B", "C")
     run("sync")
-    assert "the federation A, B, C" in run("contribute", *options)[2]
+    assert "the federation has A, B, C" in run("contribute", *options)[2]
     live.classes, live.tokens = lab.CLASSES, 49
     run("sync")
-    assert "the federation's task 49" in run("contribute", *options)[2]
+    assert "the federation's task has 49" in run("contribute", *options)[2]
 
 
 def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
@@ -114,7 +114,7 @@ def test_the_others_maps_are_learned_under_their_own_class(run, device, live, la
     assert _membership(home, elsewhere) == ("device-1", None)
     live.classes = ("BCC", "NV")
     run("sync")
-    with pytest.raises(MapsError, match="the federation BCC, NV: fetch its bundle"):
+    with pytest.raises(MapsError, match="the federation has BCC, NV: fetch its bundle"):
         _membership(home, bundle)
     assert _membership(Home(device / "nobody"), bundle) == (None, None)
 
@@ -238,7 +238,7 @@ def test_a_federation_that_takes_no_maps_is_given_none(run, device, live):
     live.tokens, live.method = 0, "fedclf"
     run("pull")
     code, out, err = run("contribute", "--labels", device / "labels.csv")
-    assert (code, out) == (1, "") and "learns fedclf, which takes no maps" in err
+    assert (code, out) == (1, "") and "learns fedclf, which uses no maps" in err
     assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
 
 

@@ -157,7 +157,7 @@ def test_pictures_that_learning_was_given_are_the_default(run, clf, device, lab)
     (device / "some").mkdir()
     for number in range(5):
         (device / "some" / f"{number}.png").write_bytes(lab.encoded(lab.photo(50, 40)))
-    assert "no pictures are named" in one_sentence(run("contribute", "--features"), 1)
+    assert "no pictures were named" in one_sentence(run("contribute", "--features"), 1)
     remember_table(Home(run.home), Table(file=device / "own.csv"))
     assert dry(run)["features"] == 4
     remember_table(Home(run.home), Table(file=device / "some"))
@@ -174,7 +174,7 @@ def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
     assert found["left_out"] == {"images": 2, "reasons": {"blur": 1, "not_skin": 1, "unsupported_format": 1}}
     assert "2 pictures give no feature (the picture is blurred: 1;" in err
     (clf / "2.png").write_bytes(b"rubbish")
-    assert "4 pictures at least must be fit" in one_sentence(run("contribute", "--features", clf), 1)
+    assert "at least 4 pictures must be good enough" in one_sentence(run("contribute", "--features", clf), 1)
 
 
 def tell_more(live, monkeypatch):
@@ -253,12 +253,12 @@ def under_noise(live):
 
 
 REFUSED = {
-    without_a_broadcast: (1, "the round's broadcast, which holds the encoder's values, is not here"),
+    without_a_broadcast: (1, "the round's broadcast, which holds the encoder's values, has not been fetched"),
     another_network: (1, "head.weight is of float32 (128, 4)"),
-    over: (1, "takes no features"),
-    another_method: (1, "learns fedevprompt, which takes no features"),
-    another_method_untold: (1, "this bundle learns fedclf, the federation fedevprompt"),
-    last_exchange: (1, "takes no features"),
+    over: (1, "uses no features"),
+    another_method: (1, "learns fedevprompt, which uses no features"),
+    another_method_untold: (1, "this bundle learns fedclf, but the federation learns fedevprompt"),
+    last_exchange: (1, "uses no features"),
     under_noise: (1, "adds noise to features"),
 }
 
@@ -280,7 +280,7 @@ def test_what_gives_no_features_is_one_sentence(run, clf, live, monkeypatch, lab
     assert "no encoder (encode.onnx)" in one_sentence(run("contribute", "--features", clf, "--model", plain), 1)
     live.line = "night"
     run("sync", "--no-learn")
-    assert "fetch the federation's with edgefl sync" in one_sentence(run("contribute", "--features", clf), 3)
+    assert "fetch the federation's model with edgefl sync" in one_sentence(run("contribute", "--features", clf), 3)
     assert json.loads(run("outbox", "--json")[1])["items"] == []
 
 

@@ -40,7 +40,7 @@ def test_what_waits_is_listed_with_age_bytes_round_and_state(run, live, waiting,
     assert run("sync")[0] == 1
     (item,) = json.loads(run("outbox", "--json")[1])["items"]
     assert (item["state"], item["round"], item["attempts"]) == ("unanswered", 1, 1)
-    assert "for round 1, sent 1 times without an answer" in run("outbox")[1]
+    assert "for round 1, sent 1 time without an answer" in run("outbox")[1]
     live.send = good
     assert run("sync")[0] == 0
     assert json.loads(run("outbox", "--json")[1])["items"] == []
@@ -48,7 +48,8 @@ def test_what_waits_is_listed_with_age_bytes_round_and_state(run, live, waiting,
 
 
 @pytest.mark.parametrize(
-    ("days", "words"), [(0, "( s|minutes) old"), (3, "3 days old"), (-2, "put by a clock that was ahead")]
+    ("days", "words"),
+    [(0, "( s|minutes) old"), (3, "3 days old"), (-2, "its age is unknown, because the clock was ahead")],
 )
 def test_age_in_words(run, waiting, days, words):
     with sqlite3.connect(run.home / "outbox.sqlite3") as db:

@@ -63,7 +63,7 @@ def test_consent_ends_with_its_last_day(last, code):
     policy.check(("maps",), 1, Spent(now_ms=NOW_MS))
     midnight = int(datetime.datetime(last.year, last.month, last.day, tzinfo=datetime.UTC).timestamp() * 1000) + DAY_MS
     policy.check(("maps",), 1, Spent(now_ms=midnight - 1))
-    with pytest.raises(PolicyError, match="ended with"):
+    with pytest.raises(PolicyError, match="ended on"):
         policy.check(("maps",), 1, Spent(now_ms=midnight))
 
 

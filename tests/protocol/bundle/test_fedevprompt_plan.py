@@ -128,9 +128,9 @@ def test_a_tensor_the_bundle_lacks_cannot_learn(good: Any) -> None:
 
 
 def test_softmax_models_have_no_evidential_step(good: Any) -> None:
-    """The contract asks for evidence and map."""
+    """The contract asks for evidence and a map."""
     weights = {"head.bias": TensorType("float32", (3,))}
-    with pytest.raises(BundleError, match="evidence and map"):
+    with pytest.raises(BundleError, match="evidence and a map"):
         a_plan().graphs(ScoreFacts(weights, {}, good.load().preprocess.size))
 
 

@@ -61,7 +61,7 @@ def test_a_record_that_lacks_a_key_is_built_again(good, name):
     """An older or foreign builder made it: no update of the device helps."""
     first = sorted(json.loads(good.members[f"{name}.json"]))[0]
     told = str(refused(good, changed(good, f"{name}.json", **{first: None})))
-    assert "must be exactly" in told and "build the bundle again" in told
+    assert "must hold exactly" in told and "build the bundle again" in told
 
 
 def test_a_value_of_unknown_meaning_names_both_ways(good):

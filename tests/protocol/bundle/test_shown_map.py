@@ -57,9 +57,9 @@ def test_what_contradicts_itself_is_refused(lab, name):
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
-        ((0.49, 0.15), "changed 1 answer in 2, hiding a region of the same size at random 1 answer in 7."),
-        ((0.36, 0.111), "changed 1 answer in 3, hiding a region of the same size at random 1 answer in 9."),
-        ((0.69, 0.0), "changed 7 answers in 10, hiding a region of the same size at random no answer."),
+        ((0.49, 0.15), "changed 1 answer in 2; hiding a region of the same size at random changed 1 answer in 7."),
+        ((0.36, 0.111), "changed 1 answer in 3; hiding a region of the same size at random changed 1 answer in 9."),
+        ((0.69, 0.0), "changed 7 answers in 10; hiding a region of the same size at random changed no answer."),
     ],
 )
 def test_the_sentence_gives_the_figures_of_the_way_with_the_smaller_difference(lab, shares, words):

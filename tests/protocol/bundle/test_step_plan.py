@@ -57,7 +57,7 @@ def test_the_graph_takes_the_bundles_tensors_and_gives_the_state_back() -> None:
         "image": image, "lr": number, "head.bias": bias, "optimizer.step": count, "prior": prior,
     }  # fmt: skip
     assert contract.outputs == {"loss": number, "next.head.bias": bias, "next.optimizer.step": count}
-    with pytest.raises(BundleError, match=r"head\.bias of the training step is not the bundle's"):
+    with pytest.raises(BundleError, match=r"training step and the bundle differ in head\.bias"):
         PLAN.graphs(ScoreFacts({"head.bias": prior}, {}, 6))
 
 

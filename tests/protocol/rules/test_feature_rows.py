@@ -97,7 +97,7 @@ def test_what_is_not_finite_has_no_length(worse: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        (GOOD.astype(np.float32), r"type float32 and shape \(4, 128\); expected float16, \(n, 128\)"),
+        (GOOD.astype(np.float32), r"type float32 and shape \(4, 128\); they must be float16 \(n, 128\)"),
         (GOOD[:, :64].copy(), r"type float16 and shape \(4, 64\)"),
         (GOOD[0].copy(), r"shape \(128,\)"),
         (GOOD[:0], "^0 features; allowed: 1 to 4"),

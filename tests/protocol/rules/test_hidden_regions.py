@@ -35,7 +35,7 @@ def test_a_cell_hides_its_own_pixels(side):
     mask = regions.pixels_of(cells, side)[0]
     expected = [[(7 * y // side, 7 * x // side) == (2, 5) for x in range(side)] for y in range(side)]
     np.testing.assert_array_equal(mask, expected)
-    with pytest.raises(ValueError, match="no square grid"):
+    with pytest.raises(ValueError, match="not a square grid"):
         regions.pixels_of(np.zeros((1, 50), bool), side)
 
 

@@ -63,7 +63,7 @@ def test_sites_may_have_points_in_their_names():
 
 @pytest.mark.parametrize("name", ["maps.0", "maps.0.x", "maps.a.0", "maps.0.1.2", "maps.0.01", "maps.00.1"])
 def test_a_broadcast_names_peer_and_class(name):
-    with pytest.raises(MapsError, match="of no class of the federation") as error:
+    with pytest.raises(MapsError, match="to no class of the federation") as error:
         maps_in_broadcast({"head.weight": one(0), name: one(1)})
     assert error.value.code == "other_maps"
 
@@ -104,7 +104,7 @@ def test_a_reply_is_float16_and_reaches_one():
 
 @pytest.mark.parametrize("values", [np.zeros(9), np.full(9, np.nan), np.array([1.0] * 8 + [np.inf]), -np.ones(9)])
 def test_empty_or_broken_maps_never_travel(values):
-    with pytest.raises(MapsError, match="empty or not finite") as error:
+    with pytest.raises(MapsError, match="empty or holds a value that is not finite") as error:
         reply_maps([values.astype(np.float32)], {0: [0]})
     assert error.value.code == ("bad_map" if np.isfinite(values).all() else "not_finite")
 
@@ -176,7 +176,7 @@ def test_other_classes_are_refused():
     with pytest.raises(MapsError, match="fetch its bundle") as error:
         numbered_as_model({}, "ab", "abc")
     assert error.value.code == "other_classes"
-    with pytest.raises(MapsError, match=r"maps\.0\.2 is of no class of the federation"):
+    with pytest.raises(MapsError, match=r"maps\.0\.2 belongs to no class of the federation"):
         numbered_as_model({"maps.0.2": one(1)}, "ab", "ba")
 
 

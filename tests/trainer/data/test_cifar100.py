@@ -128,7 +128,7 @@ def test_the_pickle_is_refused_unopened(tmp_path: Path) -> None:
         ("train.bin", lambda data: data[:-1], ["614,799 bytes", "3,074"]),
         ("train.bin", lambda data: data + b"\0", ["614,801 bytes"]),
         ("train.bin", lambda data: b"", ["0 bytes"]),
-        ("train.bin", lambda data: data[:-3074], ["1 images of thing_99", "2 of thing_00", "not whole"]),
+        ("train.bin", lambda data: data[:-3074], ["1 images of thing_99", "2 of thing_00", "is missing"]),
         ("test.bin", lambda data: data[:3074] + b"\0\x64" + data[3076:], ["record 1", "fine class 100", "0 to 99"]),
         ("test.bin", lambda data: b"\x14" + data[1:], ["record 0", "coarse class 20", "0 to 19"]),
         ("fine_label_names.txt", lambda data: b"apple\n" + data, ["101 different class names", "100"]),

@@ -47,7 +47,7 @@ def test_bad_files_are_one_sentence(kind: str, tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(DataError, match="is refused") as refused:
         read_class_info(file, CLASSES)
-    assert words in str(refused.value) and str(refused.value).endswith("mend the file")
+    assert words in str(refused.value) and str(refused.value).endswith("correct the file")
     assert "\n" not in str(refused.value) and refused.value.code == "setting"
 
 

@@ -114,5 +114,5 @@ def test_faults_are_named_in_one_sentence(
 def test_an_empty_folder_and_an_unknown_choice_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no DOMAIN_train\.txt"):
         load_federation([f"domainnet:{tmp_path}"], image_px=8)
-    with pytest.raises(DataError, match=r"classes=twenty.*ten and all"):
+    with pytest.raises(DataError, match=r"classes=twenty.*ten, all"):
         load_federation([f"domainnet:{tmp_path},classes=twenty"], image_px=8)

@@ -254,7 +254,7 @@ def test_site_name_for_data_that_names_none(make_zip, cache: Path) -> None:
 
 
 def test_an_unknown_site_is_named(ward: str) -> None:
-    with pytest.raises(DataError, match=r"asks for the site south; .* east, north, west"):
+    with pytest.raises(DataError, match=r"asks for the site south, but .* east, north, west"):
         load(f"{ward}@site=south")
 
 
@@ -312,7 +312,7 @@ def test_a_class_that_sources_write_differently_is_named(make_zip, cache: Path) 
     west = [{**record, "label": record["label"].lower()} for record in ward_records(sites=("west",))]
     specs = [f"manifest:{one}", f"manifest:{make_zip(west, name='b.zip')}"]
     for classes in (None, ["MEL", "NV"]):
-        with pytest.raises(DataError, match=r"has the class '.*' beside '.*'; name one class alike"):
+        with pytest.raises(DataError, match=r"has both the class '.*' and the class '.*'; spell a class the same way"):
             load_federation(specs, image_px=8, classes=classes)
     assert load_federation(specs, image_px=8, task="nevus").classes == ("nevus", "other")
 

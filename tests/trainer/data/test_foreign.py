@@ -62,7 +62,7 @@ def test_faults_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "bad.png").write_bytes(png(1))
     (tmp_path / "more.png").write_bytes(png(2))
     monkeypatch.setattr(foreign, "MAX_PICTURES", 1)
-    with pytest.raises(DataError, match="holds 2 pictures; allowed are 1 to 1"):
+    with pytest.raises(DataError, match="holds 2 pictures; allowed: 1 to 1"):
         read_foreign(str(tmp_path), 8)
 
 

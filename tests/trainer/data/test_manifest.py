@@ -95,10 +95,10 @@ def test_a_wrong_index_is_named_in_one_sentence(make_zip, cache: Path, change, w
     ("extra", "words"),
     [
         pytest.param({"images/b.png": b"not a picture"}, ["'b'", "images/b.png", "JPEG"], id="corrupt"),
-        pytest.param({"images/stray.jpg": b"x"}, ["1 images", "images/stray.jpg", "does not list"], id="stray"),
+        pytest.param({"images/stray.jpg": b"x"}, ["1 image ", "images/stray.jpg", "does not list"], id="stray"),
         pytest.param({"index.csv": b"image,label,file,center\na,NV,images/none.png,east\n"}, ["images/"], id="missing"),
         pytest.param({"index.csv": b"image,label\n\xff\xfe,NV\n"}, ["UTF-8"], id="encoding"),
-        pytest.param({"index.csv": b"image,label\na\n"}, ["line 2", "1 fields"], id="ragged"),
+        pytest.param({"index.csv": b"image,label\na\n"}, ["line 2", "1 field,"], id="ragged"),
         pytest.param({"index.csv": b""}, ["no column image"], id="empty-file"),
         pytest.param({"index.csv": b"image,label,center,file\n"}, ["does not list"], id="no-rows"),
         pytest.param({"index.csv": b"image,image,label\n"}, ["twice"], id="double-column"),

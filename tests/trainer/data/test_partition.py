@@ -148,12 +148,12 @@ def test_held_out_sites() -> None:
         ({"scheme": "iid", "sites": 0}, "--sites is 0"),
         ({"scheme": "natural", "holdout_sites": 1.0}, "--holdout-sites is 1.0"),
         ({"scheme": "natural", "holdout_sites": 0.1}, "larger --holdout-sites"),
-        ({"scheme": "iid", "sites": 136}, "fewer --sites"),
+        ({"scheme": "iid", "sites": 136}, "lower --sites"),
         ({"scheme": "dirichlet", "sites": 300, "by": "site"}, "300 sites are more than the 135 lesions"),
-        ({"scheme": "dirichlet", "sites": 20, "alpha": 0.001}, "larger --alpha or fewer --sites"),
+        ({"scheme": "dirichlet", "sites": 20, "alpha": 0.001}, "larger --alpha, or lower --sites"),
         ({"scheme": "pathological", "sites": 3, "classes_per_site": 4}, "lower --classes-per-site"),
-        ({"scheme": "pathological", "sites": 4, "classes_per_site": 2}, "take --sites 3 or 6"),
-        ({"scheme": "domain", "sites": 4}, "take --sites 3 or a multiple"),
+        ({"scheme": "pathological", "sites": 4, "classes_per_site": 2}, "give --sites 3 or 6"),
+        ({"scheme": "domain", "sites": 4}, "give --sites 3 or a multiple"),
     ],
 )
 def test_an_impossible_partition_says_which_number_to_change(options: dict, says: str) -> None:
@@ -221,7 +221,7 @@ def test_task_limit_and_classes_act_on_the_dealt_rows(make_zip: ZipMaker, cache:
     some = make_partition([spec], PartitionPlan(scheme="iid", sites=3), 0, classes=["NV", "MEL"])
     assert some.classes == ("MEL", "NV")
     assert load_federation([spec], image_px=8, partition=some).classes == ("MEL", "NV")
-    with pytest.raises(DataError, match="'BKL' was not dealt"):
+    with pytest.raises(DataError, match="'BKL' is not in the partition"):
         load_federation([spec], image_px=8, partition=some, classes=["BKL"])
     with pytest.raises(PartitionError, match="'NEW' is not in the data"):
         make_partition([spec], PartitionPlan(scheme="iid", sites=3), 0, classes=["NEW"])
@@ -263,8 +263,8 @@ def test_other_data_is_refused(make_zip: ZipMaker, cache: Path) -> None:
     more = [*records, {**records[0], "image": "new", "file": "images/new.png"}]
     for name, others, says in (
         ("fewer.zip", ward_records(23), "images of the partition are not in the data"),
-        ("changed.zip", changed, "is NV in the partition"),
-        ("more.zip", more, "'new'.*has no place in the partition"),
+        ("changed.zip", changed, "has the class NV in the partition"),
+        ("more.zip", more, "'new'.*is not in the partition"),
     ):
         with pytest.raises(DataError, match=says):
             load_federation([f"manifest:{make_zip(others, name=name)}"], image_px=8, partition=made)
@@ -283,7 +283,7 @@ def test_other_data_is_refused(make_zip: ZipMaker, cache: Path) -> None:
         (lambda found: found.pop("seed"), "not a partition file"),
         (lambda found: found.update(format=2), "format 2"),
         (lambda found: found.update(sites=[]), "not a partition file"),
-        (lambda found: found["sites"]["iid-1"]["tune"].update(found["sites"]["iid-2"]["train"]), "stands twice"),
+        (lambda found: found["sites"]["iid-1"]["tune"].update(found["sites"]["iid-2"]["train"]), "is listed twice"),
     ],
 )
 def test_a_changed_file_is_refused(tmp_path: Path, change, says: str) -> None:

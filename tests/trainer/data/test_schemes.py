@@ -210,9 +210,9 @@ def test_rows_that_only_report_follow_the_training_counts():
     [
         (lambda: pathological(lesions_of({"a": 9, "b": 9}), 4, 3, 0), "--classes-per-site"),
         (lambda: pathological(lesions_of(dict.fromkeys("abc", 90)), 4, 2, 0), "--sites 3 or 6"),
-        (lambda: pathological(lesions_of({"a": 9, "b": 1}), 4, 1, 0), "Class b has 1 lesions for the 2 sites"),
-        (lambda: dirichlet_by_class(lesions_of({"a": 60, "b": 60}), 12, 1e-3, 0), "larger --alpha or fewer --sites"),
-        (lambda: dirichlet_by_site(lesions_of({"a": 3}, images=9), 8, 0.3, 0), "fewer --sites"),
+        (lambda: pathological(lesions_of({"a": 9, "b": 1}), 4, 1, 0), "Class b has 1 lesion for the 2 sites"),
+        (lambda: dirichlet_by_class(lesions_of({"a": 60, "b": 60}), 12, 1e-3, 0), "larger --alpha, or lower --sites"),
+        (lambda: dirichlet_by_site(lesions_of({"a": 3}, images=9), 8, 0.3, 0), "lower --sites"),
     ],
 )
 def test_what_cannot_be_made_says_which_number_to_change(deal, says):

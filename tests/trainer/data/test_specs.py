@@ -47,11 +47,11 @@ def test_rows_of_a_spec(text: str) -> None:
         ("folder:x@split=dirichlet:3", ["@split=iid:N"]),
         ("folder:x@split=iid:0", ["@split=iid:N"]),
         ("folder:x@split=iid:²", ["@split=iid:N"]),
-        ("folder:x@rows=60/20", ["@rows=60/20", "100 in all"]),
-        ("folder:x@rows=60/30/20", ["@rows=60/30/20", "100 in all"]),
+        ("folder:x@rows=60/20", ["@rows=60/20", "add up to 100"]),
+        ("folder:x@rows=60/30/20", ["@rows=60/30/20", "add up to 100"]),
         ("folder:x@rows=80/20/00", ["@rows=80/20/00", "whole numbers from 1"]),
         ("folder:x@split=iid:2@split=iid:3", ["two suffixes @split"]),
-        ("folder:x@site=a@split=iid:3", ["write @site or @split"]),
+        ("folder:x@site=a@split=iid:3", ["both @site and @split"]),
         ("folder:", ["names no path"]),
         ("lesions:site=3", ["option site", "sites, images, seed"]),
         ("lesions:abc", ["'abc' before its options"]),
@@ -60,7 +60,7 @@ def test_rows_of_a_spec(text: str) -> None:
         ("lesions:skew=2", ["skew=2", "from 0 to 1"]),
         ("lesions:skew=nan", ["skew=nan"]),
         ("lesions:classes=NV+MEL,absent=2", ["absent=2", "0 to 1"]),
-        ("isic2019:/,split=random", ["'random'", "lesion and flamby"]),
+        ("isic2019:/,split=random", ["'random'", "lesion, flamby"]),
     ],
 )
 def test_faults_are_named(text: str, words: list[str]) -> None:
@@ -97,9 +97,9 @@ def test_folder_of_classes_with_a_site_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["a/b/c/d.png", "east/nv/1.png"], ["a/b/c/d.png", "out of place"]),
-        (["nv/1.png", "east/nv/1.png"], ["nv/1.png", "out of place"]),
-        (["1.png"], ["1.png", "out of place"]),
+        (["a/b/c/d.png", "east/nv/1.png"], ["a/b/c/d.png", "in the wrong place"]),
+        (["nv/1.png", "east/nv/1.png"], ["nv/1.png", "in the wrong place"]),
+        (["1.png"], ["1.png", "in the wrong place"]),
         (["notes.txt"], ["holds no .jpg"]),
     ],
 )

@@ -42,7 +42,7 @@ def test_every_missing_picture_is_named_at_once(tmp_path):
 def test_a_column_that_looks_misspelt_is_told_with_the_name_expected(tmp_path):
     root = write_index(tmp_path / "w", [{**record, "LesionID": "a"} for record in records()])
     err = edgefl_train("data", f"manifest:{root}").err
-    assert "has no column lesion_id" in err and "its column LesionID is not read as one, rename it" in err
+    assert "has no column lesion_id" in err and "its column LesionID is not read as lesion_id; rename it" in err
     index = root / "index.csv"
     index.write_text(index.read_text().replace("center", "centre", 1))
     err = edgefl_train("data", f"manifest:{root}@site=one").err

@@ -71,15 +71,15 @@ def test_only_chosen_classes_are_gathered(ward):
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("nevis", "Task 'nevis' is not known; allowed is all, nevus, or NAME=A,B:REST"),
-        ("mal=MEL,BCC", "is not known; allowed is all, nevus, or NAME=A,B:REST"),
+        ("nevis", "Task 'nevis' is not known; allowed: all, nevus, or NAME=A,B:REST"),
+        ("mal=MEL,BCC", "is not known; allowed: all, nevus, or NAME=A,B:REST"),
         ("mal=MEL:", "has no name for every other class after its last colon"),
         ("mal=MEL:x=BCC", "has no name for every other class after its last colon"),
-        (":rest", "has the group '', which is not NAME=A,B"),
-        ("MEL:rest", "has the group 'MEL', which is not NAME=A,B"),
-        ("mal=:rest", "has the group 'mal=', which is not NAME=A,B"),
-        ("mal=MEL,,BCC:rest", "which is not NAME=A,B"),
-        ("=MEL:rest", "which is not NAME=A,B"),
+        (":rest", "has the group '', which is not of the form NAME=A,B"),
+        ("MEL:rest", "has the group 'MEL', which is not of the form NAME=A,B"),
+        ("mal=:rest", "has the group 'mal=', which is not of the form NAME=A,B"),
+        ("mal=MEL,,BCC:rest", "which is not of the form NAME=A,B"),
+        ("=MEL:rest", "which is not of the form NAME=A,B"),
         ("mal=MEL,MEL:rest", "names the class 'MEL' twice: name it once"),
         ("mal=MEL:pre=AK,MEL:rest", "names the class 'MEL' twice: name it once"),
         ("mal=MEL:mal=BCC:rest", "has two groups called 'mal'"),
@@ -144,7 +144,7 @@ def test_data_to_judge_on_may_lack_a_class_but_not_all(ward):
     ],
 )
 def test_no_name_says_something_else_than_what_it_stands_for(task):
-    with pytest.raises(TaskError, match="to something else than what it says to a clinician"):
+    with pytest.raises(TaskError, match="which a clinician reads as"):
         parse_groups(task)
 
 
@@ -170,7 +170,7 @@ def test_nothing_takes_the_name_of_another_class_of_the_data(make_zip, cache, ta
     for record in records:
         record["label"] = {"NV": "red", "MEL": "blue", "BKL": "green"}[record["label"]]
     spec = f"manifest:{make_zip(records)}"
-    with pytest.raises(DataError, match=f"calls {name!r} what the data does not call so"):
+    with pytest.raises(DataError, match=f"uses the name {name!r} for a group"):
         load(spec, task)
     assert load(spec, "a=blue:red", classes=["blue", "red"]).classes == ("a", "red")  # nothing else is left
 

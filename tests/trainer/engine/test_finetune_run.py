@@ -197,7 +197,7 @@ def test_kill_9_and_resume_is_the_undisturbed_run(mode, moment, tmp_path, mae, t
 def test_another_share_does_not_resume(mae, tuned):
     before = files_of(tuned["local"])
     outcome = edgefl_train(*command(mae, "local", tuned["local"], "--labels", 0.8, "--resume"))
-    assert outcome.code == 2 and "has labels = 0.4, this command 0.8" in outcome.sentence()
+    assert outcome.code == 2 and "has labels = 0.4, but this command has 0.8" in outcome.sentence()
     assert files_of(tuned["local"]) == before
 
 
@@ -209,9 +209,9 @@ def test_local_rounds_are_judged_on_tune_rows(tuned):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--labels", 0), "labels is 0.0; allowed: in (0, 1]"),
-        (("--labels", 1.5), "labels is 1.5; allowed: in (0, 1]"),
-        (("--labels", "nan"), "labels is nan; allowed: in (0, 1]"),
+        (("--labels", 0), "labels is 0.0; allowed: above 0, at most 1"),
+        (("--labels", 1.5), "labels is 1.5; allowed: above 0, at most 1"),
+        (("--labels", "nan"), "labels is nan; allowed: above 0, at most 1"),
         (("--set", "layer_decay=2"), "layer_decay is 2.0; allowed"),
         (("--set", "readout=pooled"), "leave --set readout out"),
         (("--set", "prompts=bt"), "there is no key 'prompts'"),
@@ -226,7 +226,7 @@ def test_what_cannot_be_had_is_one_sentence(more, words, mae, tmp_path):
 
 def test_the_mode_is_said_once(mae, tmp_path):
     outcome = edgefl_train(*command(mae, "local", tmp_path / "run", "--set", "mode=federated"))
-    assert outcome.code == 2 and "--mode says it" in outcome.err
+    assert outcome.code == 2 and "give --mode alone" in outcome.err
 
 
 def test_a_run_that_is_none_or_unfinished_or_with_labels_is_refused(mae, finished, tmp_path):
@@ -235,7 +235,7 @@ def test_a_run_that_is_none_or_unfinished_or_with_labels_is_refused(mae, finishe
     for folder, words in (
         (tmp_path / "nowhere", "is not a run directory"),
         (tmp_path / "begun", "is not finished"),
-        (finished["local"], "a run of local, which learns no network of its own"),
+        (finished["local"], "a run of local, which does not train a whole network"),
     ):
         outcome = edgefl_train(*command(folder, "local", tmp_path / "run"))
         assert outcome.code == 2 and words in outcome.sentence()
@@ -251,7 +251,7 @@ def test_a_site_without_a_labelled_image_is_named(mae, tmp_path, cached):
 
 
 def test_a_method_without_labels_takes_no_share():
-    with pytest.raises(SettingError, match=r"uses no labels, so --labels 0\.1 has no meaning"):
+    with pytest.raises(SettingError, match=r"uses no labels, so --labels 0\.1 has no effect"):
         resolve("fedmae", {"data": ("folder:x",), "labels": 0.1}, None, [])
 
 

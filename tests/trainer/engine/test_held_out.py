@@ -196,9 +196,9 @@ def test_repetitions_share_their_settings_whatever_the_seed_of_the_partition(fou
     ("arguments", "says"),
     [
         (("--scheme", "dirichlet"), "needs --sites"),
-        (("--scheme", "iid", "--sites", 5000), "fewer --sites"),
+        (("--scheme", "iid", "--sites", 5000), "lower --sites"),
         (("--scheme", "pathological", "--sites", 3, "--classes-per-site", 3), "lower --classes-per-site"),
-        (("--scheme", "dirichlet", "--sites", 12, "--alpha", 1e-4), "larger --alpha or fewer --sites"),
+        (("--scheme", "dirichlet", "--sites", 12, "--alpha", 1e-4), "larger --alpha, or lower --sites"),
         (("--scheme", "natural", "--holdout-sites", 0.05), "larger --holdout-sites"),
         (("--scheme", "iid", "--sites", 2, "--classes", "nevus,mole"), "'mole' is not in the data"),
     ],
@@ -213,7 +213,7 @@ def test_what_cannot_be_made_is_one_sentence_and_no_file(arguments, says, four, 
 def test_a_partition_of_other_data_or_no_partition(four, ward, partition, mae, train, tmp_path) -> None:
     common = ("--out", tmp_path / "run", "--backbone", f"run:{mae}", *TINY)
     outcome = train("run", "fedavg", "--data", ward, "--partition", partition, *common)
-    assert outcome.code == 1 and "name the data it was made of" in outcome.sentence()
+    assert outcome.code == 1 and "name the data that it was made from" in outcome.sentence()
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     outcome = train("run", "fedavg", "--data", four, "--partition", broken, *common)

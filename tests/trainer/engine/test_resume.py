@@ -115,7 +115,7 @@ def test_other_settings_cannot_resume_and_are_named(begun, tmp_path):
         assert outcome.code == 2
         assert f"has {name} = " in outcome.sentence()
     other = edgefl_train("run", "local", *begun[2:], "--resume")
-    assert other.code == 2 and "has method = 'fedevprompt', this command 'local'" in other.sentence()
+    assert other.code == 2 and "has method = 'fedevprompt', but this command has 'local'" in other.sentence()
     assert files_of(tmp_path / "run") == before
 
 
@@ -179,13 +179,13 @@ def test_inputs_that_changed_cannot_be_resumed_and_are_named(tmp_path, cached, m
     picture, moved = root / "east" / "nevus" / "00.jpg", root / "east" / "other" / "90.jpg"
     picture.rename(moved)
     outcome = edgefl_train(*arguments, "--resume")
-    assert outcome.code == 2 and "the rows of the data changed" in outcome.sentence()
+    assert outcome.code == 2 and "the rows of the data have changed" in outcome.sentence()
     moved.rename(picture)
     weights = tmp_path / "mae" / "backbone.safetensors"
     learned = weights.read_bytes()
     weights.write_bytes(learned[:-1] + bytes([learned[-1] ^ 1]))
     outcome = edgefl_train(*arguments, "--resume")
-    assert outcome.code == 2 and "the weights of the backbone changed" in outcome.sentence()
+    assert outcome.code == 2 and "the weights of the backbone have changed" in outcome.sentence()
     weights.write_bytes(learned)
     inputs = (tmp_path / "run" / "inputs.json").read_bytes()
     (tmp_path / "run" / "inputs.json").write_text("{")
@@ -260,7 +260,7 @@ def test_a_run_goes_on_with_nothing_but_its_folder(begun, tmp_path, finished):
     again = edgefl_train("run", "--resume", "--out", folder)
     assert again.code == 0 and f"the run in {folder} is finished; nothing was computed again" in again.err
     other = edgefl_train("run", "--resume", "--out", folder, "--rounds", "7")
-    assert other.code == 2 and "has rounds = 2, this command 7" in other.sentence()
+    assert other.code == 2 and "has rounds = 2, but this command has 7" in other.sentence()
 
 
 def test_a_site_of_an_earlier_process_is_said_to_be_replayed(tmp_path, ward, mae, kill_after):
@@ -283,7 +283,7 @@ def test_a_folder_with_something_else_is_never_taken(tmp_path, ward, mae):
     for resume in ((), ("--resume",)):
         outcome = edgefl_train(*command("local", tmp_path / "thesis", ward, mae), *resume)
         assert outcome.code == 2
-        assert "thesis holds chapter.tex and no run: name a new or empty folder" in outcome.sentence()
+        assert "thesis holds no run, but it holds chapter.tex: name a new or empty folder" in outcome.sentence()
     assert files_of(tmp_path / "thesis") == {"chapter.tex"}
 
 
@@ -295,10 +295,10 @@ def test_stopped_says_the_exact_command_that_goes_on(tmp_path, ward, mae, monkey
     with monkeypatch.context() as patched:
         patched.setattr("edgefl_trainer.engine.run.run_phases", stop)
         outcome = edgefl_train(*command("local", folder, ward, mae))
-    told = outcome.err.splitlines()[-1].removeprefix("stopped; go on with: ")
+    told = outcome.err.splitlines()[-1].removeprefix("stopped; continue with: ")
     assert outcome.code == 1 and told == f"edgefl-train run --resume --out '{folder}'"
     assert edgefl_train(*shlex.split(told)[1:]).code == 0
     with monkeypatch.context() as patched:
         patched.setattr("edgefl_trainer.engine.run.load_data", stop)
         early = edgefl_train(*command("local", tmp_path / "early", ward, mae))
-    assert early.code == 1 and "nothing was begun" in early.err and not (tmp_path / "early").exists()
+    assert early.code == 1 and "nothing had begun" in early.err and not (tmp_path / "early").exists()

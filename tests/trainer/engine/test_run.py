@@ -266,7 +266,7 @@ def test_a_site_of_one_class_and_a_class_missing_from_test_rows(tmp_path, cached
         lines = [line for line in outcome.err.splitlines() if "one class" in line]
         assert lines == [
             "warning: site west has one class in its training rows, nevus: "
-            "it can only name that one, and its figures say nothing"
+            "it can predict no other, so its figures mean nothing"
         ]
         for file in (tmp_path / method / "checkpoints").rglob("west.state.safetensors"):
             assert all(np.isfinite(value).all() for value in load_file(file).values())

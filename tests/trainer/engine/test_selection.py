@@ -160,8 +160,8 @@ class Scores:
 def test_another_selection_cannot_resume(tmp_path, undisturbed, large, mae):
     arguments = command("fedevprompt", undisturbed, large, mae, "--select", "last", "--set", "lr_head=0.3")
     outcome = edgefl_train(*arguments, "--resume")
-    assert outcome.code == 2 and "has select = 'tune', this command 'last'" in outcome.sentence()
+    assert outcome.code == 2 and "has select = 'tune', but this command has 'last'" in outcome.sentence()
     maps = edgefl_train(
         *arguments[:-4], "--select", "tune", "--set", "lr_head=0.3", "--set", "select=random", "--resume"
     )
-    assert maps.code == 2 and "has --set select = 'vacuity', this command 'random'" in maps.sentence()
+    assert maps.code == 2 and "has --set select = 'vacuity', but this command has 'random'" in maps.sentence()

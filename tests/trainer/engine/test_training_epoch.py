@@ -100,7 +100,7 @@ def test_operations_of_a_network_counted_by_hand(script, case):
 
 def test_an_unknown_backbone_is_one_sentence(script):
     run = CliRunner().invoke(script["main"], ["--backbone", "vit:nothing", "--images", "2", "--photo-px", "48"])
-    assert run.exit_code == 1 and run.stdout == "" and "no backbone is called" in run.stderr
+    assert run.exit_code == 1 and run.stdout == "" and "there is no backbone" in run.stderr
     assert "Traceback" not in run.stderr
 
 

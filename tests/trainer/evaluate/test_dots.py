@@ -58,5 +58,5 @@ def test_what_cannot_be_drawn_is_a_sentence():
         plot_dots({"80 %": ({"FedMAE": [Bar(paper=1.0)]}, ["Recall"])})
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_dots({"80 %": ({}, ["Recall"])})
-    with pytest.raises(ValueError, match="more than the 40"):
+    with pytest.raises(ValueError, match="41 rows, and at most 40"):
         plot_dots({"80 %": ({str(place): [Bar(ours=1.0)] for place in range(41)}, ["Recall"])})

@@ -227,9 +227,9 @@ def test_a_site_judged_on_fewer_classes_is_named():
     scored = {"a": rows(0, 1, 2), "b": rows(0, 0), "c": rows(0, 1), "d": rows()}
     seen = {"a": all_seen, "b": (True, False, False), "c": all_seen, "d": all_seen}
     b, c, d = thin_sites(scored, seen, ("mel", "nv", "bcc"), "val")
-    assert b.startswith("site b has one class in its training rows, mel: it can only name that one")
-    assert c == "site c has no val row of class bcc: its figures are over the 2 of 3 classes it has"
-    assert d == "site d has no val row: it has no figures"
+    assert b.startswith("site b has one class in its training rows, mel: it can predict no other")
+    assert c == "site c has no val row of class bcc: its figures cover the 2 of 3 classes that it has"
+    assert d == "site d has no val row, so it has no figures"
     assert {name: site["classes_tested"] for name, site in report(scored)["sites"].items()} == {
         "a": 3, "b": 1, "c": 2, "d": 0,
     }  # fmt: skip

@@ -155,9 +155,9 @@ def test_present_restricts_the_mean():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": np.array([0, 2])}, "0 to 1 allowed"),
+        ({"target": np.array([0, 2])}, "allowed: 0 to 1"),
         ({"target": np.array([0])}, "have 2 rows|Type-check error"),  # the second where shapes are checked
-        ({"predicted": np.array([0, -2])}, "-1 to 1 allowed"),
+        ({"predicted": np.array([0, -2])}, "allowed: -1 to 1"),
         ({"vacuity": np.array([0.1, np.nan])}, "not finite"),
         ({"probabilities": np.array([[0.5, 0.5], [np.nan, 0.5]])}, "not finite"),
         ({"probabilities": np.ones((2, 1))}, "at least 2 classes"),

@@ -205,7 +205,7 @@ def test_nothing_to_draw_is_an_error():
 
 
 def test_more_lines_than_names_fit_is_an_error():
-    with pytest.raises(ValueError, match="21 lines do not fit"):
+    with pytest.raises(ValueError, match="there are 21 lines"):
         plot_progress({f"run {i}": [ABOVE] for i in range(21)})
 
 

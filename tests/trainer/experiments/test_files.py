@@ -266,7 +266,7 @@ def test_the_example_is_read(tmp_path):
     ("old", "new", "words"),
     [
         ('title = "T"', "title = = 1", "is not valid TOML"),
-        ('title = "T"', 'titel = "T"', "the key 'titel'; did you mean title"),
+        ('title = "T"', 'titel = "T"', "the unknown key 'titel'; did you mean title"),
         ('title = "T"', "", "has no 'title': add it"),
         ('metric = "accuracy"', 'metric = "accurate"', "allowed: balanced_accuracy, macro_precision"),
         ("minutes = 1", 'minutes = "1"', "minutes"),

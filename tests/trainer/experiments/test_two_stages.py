@@ -358,7 +358,7 @@ def test_bars_are_drawn_for_rows_with_figures():
     assert plot_bars(rows, ["Recall", "Prec."], title="x").startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_bars({"FE": [Bar(paper=1.0)]}, ["Recall"])
-    with pytest.raises(ValueError, match="more than the 8"):
+    with pytest.raises(ValueError, match="9 bars, and at most 8"):
         plot_bars({str(i): [Bar(ours=1.0)] for i in range(9)}, ["Recall"])
 
 

@@ -270,7 +270,7 @@ def test_features_leave_the_encoder_as_it_was():
 
 def test_a_site_with_one_image_is_refused_by_name():
     recipe, site = ContrastRecipe(), make_site(count=1, name="lonely")
-    with pytest.raises(TrainingError, match=r"site lonely has one image.*add some or leave it out"):
+    with pytest.raises(TrainingError, match=r"site lonely has one image.*add images, or leave the site out"):
         contrast.contrast_round(recipe, site, State(), contrast.start(recipe, site.task).arrays, 1)
 
 
@@ -304,7 +304,7 @@ def test_a_view_follows_the_size_of_the_image():
     assert SgdRecipe(view_px=48).side(spec) == 48
     vit = load_backbone("tiny", image_px=36, seed=0).spec
     assert SgdRecipe().side(vit) == 36
-    with pytest.raises(SettingError, match="view_px is 32; tiny takes 36 px only"):
+    with pytest.raises(SettingError, match="view_px is 32, but tiny takes only 36 px"):
         SgdRecipe(view_px=32).side(vit)
 
 
@@ -313,7 +313,7 @@ def test_a_view_that_a_network_cannot_take_is_refused_before_anything_begins():
     spec = load_backbone("cnn:inception_v3", image_px=75, seed=0).spec
     task = Task(name="pixels", classes=("x", "y"), backbone=spec, rounds=1, epochs=1, seed=0)
     for method in ("fedclf", "fedsimclr"):
-        with pytest.raises(SettingError, match=r"cannot take views of 66 px, .* give --set view_px=75, a larger"):
+        with pytest.raises(SettingError, match=r"views of 66 px, which .* cannot take: give --set view_px=75, a"):
             build(METHODS[method], {}).start(task, ["a"])
     assert build(METHODS["fedrotation"], {"view_px": 75}).start(task, ["a"]).arrays
     with pytest.raises(SettingError, match="view_px is 1; allowed: 0"):

@@ -97,8 +97,8 @@ def test_what_travels_is_half_precision_and_arrives_at_unit_length():
 GOOD = bank(4, 7).astype(np.float16)
 REFUSED = {
     "no features": ({"head.bias": np.ones(2)}, r"site a sent no features"),
-    "float32": ({"features": GOOD.astype(np.float32)}, r"type float32 and shape \(4, 128\); expected float16"),
-    "wrong width": ({"features": GOOD[:, :64].copy()}, r"shape \(4, 64\); expected float16, \(n, 128\)"),
+    "float32": ({"features": GOOD.astype(np.float32)}, r"type float32 and shape \(4, 128\); they must be float16"),
+    "wrong width": ({"features": GOOD[:, :64].copy()}, r"shape \(4, 64\); they must be float16 \(n, 128\)"),
     "one row flat": ({"features": GOOD[0].copy()}, r"shape \(128,\)"),
     "too many": ({"features": bank(11, 1).astype(np.float16)}, r"sent 11 features; allowed: 1 to 10"),
     "none": ({"features": GOOD[:0]}, r"sent 0 features"),
@@ -123,7 +123,7 @@ def test_a_feature_that_is_not_finite_is_refused():
 def test_features_of_another_width_are_refused_at_the_site():
     with pytest.raises(
         TrainingError,
-        match=r"^the others' features are of type float16 and shape \(2, 64\), needed is",
+        match=r"^the others' features are of type float16 and shape \(2, 64\), but must be",
     ):
         incoming({"remote": np.ones((2, 64), np.float16)}, torch.device("cpu"))
 

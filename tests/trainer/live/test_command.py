@@ -11,7 +11,7 @@ DATA = ("--data", "lesions:sites=2,images=40,px=36", "--site", "site-1")
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("efl1-nonsense",), 1, "copy it again, whole"),
+        (("efl1-nonsense",), 1, "copy the whole invite again"),
         (("no-invite",), 1, "an invite starts with efl1-"),
         ((), 2, "holds no finished enrolment: give the INVITE that the operator made"),
         (("efl1-x", "--images-per-site", "-1"), 2, "--images-per-site"),

@@ -58,7 +58,7 @@ def test_a_site_gathers_its_classes_into_the_federations() -> None:
     malignant = np.isin(plain.federation.labels, [CLASSES.index(name) for name in ("MEL", "BCC")])
     assert work.task.classes == ("mal", "rest")
     assert np.array_equal(work.federation.labels == 0, malignant) and malignant.any()
-    with pytest.raises(SettingError, match="the data has the class 'BCC', the federation knows mal, rest"):
+    with pytest.raises(SettingError, match="the data has the class 'BCC', but the federation's classes are mal, rest"):
         prepare(told(task="mal-rest", classes=("mal", "rest")), OPTIONS)
 
 
@@ -85,11 +85,11 @@ WRONG = [
     ({"method": "fedmagic"}, {}, "fedmagic, which this version does not know: update"),
     ({"settings": {"lamda": 1}}, {}, "cannot run fedevprompt with the federation's settings .*lamda.*: update"),
     ({"settings": {"kd_weight": "much"}}, {}, "kd_weight is 'much'"),
-    ({"travels": ("weights",)}, {}, "says that weights leave a site, fedevprompt of this version sends maps"),
-    ({"train_rounds": 0}, {}, "does not tell rounds, epochs and backbone"),
-    ({"backbone": {}}, {}, "does not tell rounds, epochs and backbone"),
+    ({"travels": ("weights",)}, {}, "says that weights leave a site, but fedevprompt of this version sends maps"),
+    ({"train_rounds": 0}, {}, "does not state rounds, epochs and backbone"),
+    ({"backbone": {}}, {}, "does not state rounds, epochs and backbone"),
     ({"backbone": {"name": "tiny", "legs": 4}}, {}, "describes no backbone that this version knows"),
-    ({"backbone": facts(seed=8)}, {}, "has the SHA-256 .* here, the federation's tiny has"),
+    ({"backbone": facts(seed=8)}, {}, "has the SHA-256 .*, but the federation's tiny has"),
     ({"backbone": facts()}, {"backbone": "vit:64x2/12"}, "backbone vit:64x2/12 has the SHA-256"),
     ({"method": "random-init", "settings": {}, "travels": ()}, {}, "random-init exchanges nothing"),
 ]
@@ -103,8 +103,12 @@ def test_what_the_federation_asks_and_cannot_be_done_is_refused(task: Any, optio
 
 
 ASKED = [
-    ({}, {"site": ""}, "has the sites site-1, site-2: say which one this is with --site"),
-    ({"task": "all", "classes": ("MEL", "NV")}, {}, "has the class 'A?[A-Z]+', the federation knows MEL, NV"),
+    ({}, {"site": ""}, "has the sites site-1, site-2: name this site with --site"),
+    (
+        {"task": "all", "classes": ("MEL", "NV")},
+        {},
+        "the class 'A?[A-Z]+', but the federation's classes are MEL, NV",
+    ),
     ({"backbone": {**facts(seed=7), "name": "run:first"}}, {}, "name your copy with --backbone"),
     ({"method": "fedclf", "settings": {}, "travels": ()}, {"balance": "class"}, "uses no labels"),
 ]
@@ -120,7 +124,12 @@ HUB = [
     ("fedevprompt", {"name": "timm:hf-hub:somebody/vit"}, SettingError, "name your copy with --backbone"),
     ("fedevprompt", {"name": "timm:local-dir:/somewhere"}, SettingError, "name your copy with --backbone"),
     ("fedclf", {"name": "timm:hf-hub:somebody/vit"}, SettingError, "name your copy with --backbone"),
-    ("fedclf", {"name": "run:x", "architecture": "hf-hub:somebody/net"}, FederationRefused, "no name of timm's own"),
+    (
+        "fedclf",
+        {"name": "run:x", "architecture": "hf-hub:somebody/net"},
+        FederationRefused,
+        "not a name that timm knows",
+    ),
 ]
 
 

@@ -241,7 +241,7 @@ def test_maps_are_taken_only_where_they_are_asked_for(make_task):
         assert ("maps.0.a" in after.arrays) == kd
 
 
-@pytest.mark.parametrize(("counts", "said"), [((-1, 5), "n_train = -1"), ((0, 0), "counts a training image")])
+@pytest.mark.parametrize(("counts", "said"), [((-1, 5), "n_train = -1"), ((0, 0), "has a training image")])
 def test_a_mean_needs_honest_counts(counts, said, make_task):
     task = make_task()
     method = avg()

@@ -108,7 +108,7 @@ def test_a_site_alone_learns_from_its_own_negatives(make_task, make_site):
     site = members(task, make_site, a=8)
     alone, _ = play(fedclf(), task, {"a": dataclasses.replace(site["a"], report=told.append)})
     assert [facts["warning"] for facts in told if "warning" in facts] == [
-        "site a received no other site's features: its own are the negatives."
+        "site a received no other site's features, so it uses its own as negatives."
     ]
     moco, _ = play(build(METHODS["fedmoco"], HYPER), task, site)
     for name, value in moco.arrays.items():

@@ -111,7 +111,7 @@ def test_noise_is_fresh_each_round_and_its_cost_is_told(make_task, make_site):
     assert state.values["epsilon_spent"] == pytest.approx(1.8)
     assert not np.array_equal(first.arrays["prototypes"], second.arrays["prototypes"])
     warnings = [fact["warning"] for fact in heard if "warning" in fact]
-    assert warnings == ["class means of site a cost epsilon 0.6 a round, 1.8 in all."]
+    assert warnings == ["class means of site a cost epsilon 0.6 a round and 1.8 in all."]
     clean = make()
     _, reply = clean.local_round(site, State(), broadcasts["a"])
     assert "epsilon_spent" not in reply.scalars
@@ -162,6 +162,6 @@ def test_under_the_papers_noise_scores_are_near_the_prior():
 
 def test_a_radius_without_noise_is_refused():
     """A site that clips and adds nothing would send its class means as they are."""
-    with pytest.raises(SettingError, match=r"dp_clip_l1 is 5\.0 without noise: give dp_epsilon, too"):
+    with pytest.raises(SettingError, match=r"dp_clip_l1 is 5\.0, but there is no noise: give dp_epsilon too"):
         make(dp_clip_l1=5.0)
     assert make(dp_clip_l1=5.0, dp_epsilon=0.2).dp_clip_l1 == 5.0

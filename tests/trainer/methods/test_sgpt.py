@@ -234,9 +234,9 @@ def test_blocks_follow_the_depth_unless_they_are_named(depth, shared, group):
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        ({"groups": 65}, "groups is 65; this network has room for 64 keys"),
-        ({"group_blocks": (4, 5)}, "prompts enter before block 5; the blocks of this backbone are 0 to 3"),
-        ({"shared_blocks": (0, 2), "group_blocks": (1,)}, "allowed: behind the last of shared_blocks, 3 or more"),
+        ({"groups": 65}, "groups is 65, but this network has room for only 64"),
+        ({"group_blocks": (4, 5)}, "prompts enter before block 5, but the blocks of this backbone are 0 to 3"),
+        ({"shared_blocks": (0, 2), "group_blocks": (1,)}, "allowed: after the last of shared_blocks, so 3 or more"),
         ({"shared_blocks": (1, 0)}, "shared_blocks is (1, 0); allowed: rising, from 0"),
         ({"groups": 0}, "groups is 0; allowed: 1 to 10000"),
         ({"key_momentum": 1.5}, "key_momentum is 1.5; allowed: 0 to 1"),

@@ -125,7 +125,7 @@ def test_other_tensors_than_the_architectures_are_refused(arrays, file):
 )
 def test_a_described_shape_that_cannot_be_is_refused(shape, file):
     changed(file, metadata={"backbone": f'{{"format": 1, "architecture": {shape}, "self_supervised": true}}'})
-    with pytest.raises(BackboneError, match="is not a backbone this program wrote"):
+    with pytest.raises(BackboneError, match="is not a backbone that this program wrote"):
         load_backbone(f"file:{file}")
 
 
@@ -134,7 +134,7 @@ def test_a_described_shape_that_cannot_be_is_refused(shape, file):
 def test_a_damaged_file_is_refused_and_nothing_else_happens(tmp_path_factory, cut, data):
     path = tmp_path_factory.mktemp("damaged") / "b"
     path.write_bytes(backbone_bytes(SMALL, learned(), self_supervised=True)[:cut] + data)
-    with pytest.raises(BackboneError, match="is not a backbone this program wrote"):
+    with pytest.raises(BackboneError, match="is not a backbone that this program wrote"):
         load_backbone(f"file:{path}")
 
 
@@ -162,7 +162,7 @@ def test_a_missing_file_says_what_to_name(tmp_path):
 
 
 def test_another_image_size_than_it_learned_is_refused(file):
-    with pytest.raises(BackboneError, match="learned on 36-px images and cannot take 48 px: use --image-px 36"):
+    with pytest.raises(BackboneError, match="36-px images and cannot take images of 48 px: use --image-px 36"):
         load_backbone(f"file:{file}", image_px=48)
 
 

@@ -153,7 +153,7 @@ def test_a_file_that_describes_another_network_is_refused(change, backbone, tmp_
 @pytest.mark.parametrize("name", ["hf-hub:somebody/network", "local-dir:/etc", "resnet18.a1_in1k", "../resnet18"])
 def test_a_name_in_a_file_never_reaches_a_hub_or_a_folder(name, backbone, tmp_path, monkeypatch):
     monkeypatch.setattr(timm, "create_model", pytest.fail)
-    with pytest.raises(BackboneError, match="is not a backbone this program wrote"):
+    with pytest.raises(BackboneError, match="is not a backbone that this program wrote"):
         load_backbone(f"file:{described({'cnn': name}, backbone, tmp_path)}")
 
 
@@ -192,14 +192,14 @@ def test_one_size_is_checked_at_the_door(backbone):
 @pytest.mark.parametrize(
     ("name", "px", "sentence"),
     [
-        ("cnn:resnet18", 8, "makes one position of 32 px and cannot take images of 8 px: use --image-px 32 or more"),
+        ("cnn:resnet18", 8, "cannot take images of 8 px, which are too small for it: use --image-px 32 or more"),
         ("cnn:inception_v3", 64, "cannot take images of 64 px"),
-        ("cnn:resnet19", 84, r"timm knows no network 'resnet19' \(near: .*resnet18"),
-        ("cnn:", 84, "timm knows no network ''"),
-        ("cnn:hf-hub:timm/resnet18", 84, "timm knows no network"),
+        ("cnn:resnet19", 84, r"timm has no network 'resnet19' \(near: .*resnet18"),
+        ("cnn:", 84, "timm has no network ''"),
+        ("cnn:hf-hub:timm/resnet18", 84, "timm has no network"),
         ("cnn:resnet18", 5000, "allowed: 1 to 4096"),
-        ("cnn:mobilevit_xxs", 84, "no convolutional network"),
-        ("cnn:vit_tiny_patch16_224", 224, "no convolutional network"),
+        ("cnn:mobilevit_xxs", 84, "not a convolutional network"),
+        ("cnn:vit_tiny_patch16_224", 224, "not a convolutional network"),
     ],
 )
 def test_what_cannot_be_a_convolutional_backbone_is_one_sentence(name, px, sentence):
@@ -260,7 +260,7 @@ def test_a_specification_reads_back_from_plain_values(backbone, vit):
 
 def test_what_needs_patches_says_so(backbone, vit):
     assert require_vit(vit.spec, "fedvpt") is vit.spec
-    with pytest.raises(SettingError, match="fedvpt needs a vision transformer; cnn:test_resnet is a convolutional"):
+    with pytest.raises(SettingError, match="fedvpt needs a vision transformer, but cnn:test_resnet is a convolutional"):
         require_vit(backbone.spec, "fedvpt")
 
 
@@ -306,9 +306,9 @@ def test_a_scoring_module_refuses_what_its_network_cannot_give(backbone, vit):
         (backbone, ScoreOptions(readout="pooled", prompts=("prompts.b", "prompts.t"))),
         (vit, ScoreOptions(readout="pooled", prompts=())),
     ):
-        with pytest.raises(ValueError, match="takes no readout"):
+        with pytest.raises(ValueError, match="has no readout"):
             ScoreModule(network, options)
-    with pytest.raises(TypeError, match="no vision transformer"):
+    with pytest.raises(TypeError, match="not a vision transformer"):
         ScoreModule(backbone, POOLED).vit  # noqa: B018
 
 
@@ -325,5 +325,5 @@ def test_own_weights_make_another_network_of_the_same_shape(backbone, vit, image
         other = frozen_network(vit.spec, learned)
         assert set(weights_of(other.network)) == set(learned)
         assert other(batch).cls.shape == (2, vit.spec.width)
-    with pytest.raises(BackboneError, match="lacks or adds the tensors"):
+    with pytest.raises(BackboneError, match="lacks some tensors or holds others"):
         frozen_network(backbone.spec, {name: value for name, value in weights_of(own).items() if "fc" in name})

@@ -59,7 +59,7 @@ def a_wheel(monkeypatch, tmp_path):
 def test_a_wheel_says_where_the_other_backbone_is(a_wheel):
     """docs/decisions/0021: it is not in the wheel, and the sentence that misses it names file, licence and variable."""
     assert list(shipped_backbones()) == ["drawn-lesions-84"]
-    with pytest.raises(BackboneError, match=r"CC BY-NC 4\.0: take backbones/derm-vit-tiny-84\.safetensors .* EDGEFL_B"):
+    with pytest.raises(BackboneError, match=r"CC BY-NC 4\.0: copy backbones/derm-vit-tiny-84\.safetensors .* EDGEFL_B"):
         load_backbone(NAME)
 
 

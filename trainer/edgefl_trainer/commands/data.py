@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 
@@ -25,7 +26,7 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     """Show what data holds and what is wrong with it.
 
     Sites by classes, lesions, splits, sizes, and every picture that cannot be read. SPEC is as for `run --data`:
-    docs/reference/data.md. Ends with status 1 where a picture cannot be read.
+    docs/reference/data.md. Ends with status 1 if a picture cannot be read.
     """
     from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey
 
@@ -60,7 +61,7 @@ def survey_text(found: "Survey") -> str:
         more = f" and {len(found.sizes) - MAX_SHOWN} more sizes" if len(found.sizes) > MAX_SHOWN else ""
         text.append(f"sizes in pixels (pictures): {shown}{more}")
     if found.broken:
-        text.append(f"{len(found.broken)} pictures cannot be read:")
+        text.append(f"{counted(len(found.broken), 'picture')} cannot be read:")
         text += [f"  {line}" for line in found.broken]
     return "\n".join(text)
 

@@ -28,18 +28,18 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     "--mode",
     required=True,
     type=click.Choice(["local", "federated"]),
-    help="Each site for itself, or one model that the sites average.",
+    help="local: each site learns a model of its own; federated: the sites average one model.",
 )
 @click.option(
     "--labels",
     required=True,
     type=float,
     metavar="SHARE",
-    help="Share of each site's training images whose label is used, such as 0.1, 0.2, 0.4 or 0.8; smaller shares lie "
-    "inside larger ones.",
+    help="Share of each site's training images whose label is used, such as 0.1, 0.2, 0.4 or 0.8. A smaller share "
+    "is a part of every larger one.",
 )
 @shared.out
-@click.option("--data", multiple=True, metavar="SPEC", help="Data other than RUN's: docs/reference/data.md.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Use this data instead of RUN's: docs/reference/data.md.")
 @click.option(
     "--partition",
     type=click.Path(exists=True, dir_okay=False),
@@ -53,14 +53,18 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
 @click.option(
     "--select",
     type=click.Choice(["last", "tune"]),
-    help="Whose round a site keeps: the last, or its best on tune rows.  [default: tune]",
+    help="Which round a site keeps: the last, or its best on tune rows.  [default: tune]",
 )
-@click.option("--rounds", type=int, metavar="N", help="Rounds; in local mode a model is judged after each.")
-@click.option("--epochs", type=int, metavar="N", help="Epochs of a round.  [default: the preset's]")
+@click.option("--rounds", type=int, metavar="N", help="Rounds. In local mode each model is judged after every round.")
+@click.option("--epochs", type=int, metavar="N", help="Epochs in a round.  [default: the preset's]")
 @shared.images_per_site
-@click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: RUN's]")
-@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: RUN's]")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter; repeatable.")
+@click.option("--seed", type=int, metavar="N", help="Seed of all random draws.  [default: RUN's]")
+@click.option(
+    "--preset",
+    type=click.Choice(["tiny", "bench84", "paper"]),
+    help="Set of default settings: schedule and sizes.  [default: RUN's]",
+)
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Set a hyper-parameter; repeatable.")
 @shared.device
 @click.option(
     "--autocast",
@@ -71,10 +75,10 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
 @shared.summary_json
 @needs_trainer
 def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
-    """Train on, with few labels, what RUN learned without any. The whole network of RUN and a head learn on a share of
+    """Fine-tune with few labels what RUN learned without any. The whole network of RUN and a head learn from a share of
     the labels.
 
-    The schedule is that of the paper for the kind of network and the mode, shortened by the preset.
+    The schedule is the paper's for the kind of network and the mode; the preset shortens it.
     """
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.models import open_run
@@ -101,7 +105,7 @@ def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any
 
     if method_class(before.settings.method).needs_labels:
         raise RunError(
-            f"{before.folder} is a run of {before.settings.method}, which learns no network of its own: name a "
+            f"{before.folder} is a run of {before.settings.method}, which does not train a whole network: name a "
             "finished run of a method without labels, such as fedmae."
         )
     taken = {name: getattr(before.settings, name) for name in TAKEN_OVER}
@@ -114,5 +118,5 @@ def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any
 def _checked(assignments: tuple[str, ...]) -> tuple[str, ...]:
     """The assignments, none of which says the mode again."""
     if any(text.partition("=")[0] == "mode" for text in assignments):
-        raise click.UsageError("--set mode=… and --mode cannot stand together: --mode says it.")
+        raise click.UsageError("--set mode=… and --mode cannot be used together: give --mode alone.")
     return assignments

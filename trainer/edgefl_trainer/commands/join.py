@@ -20,15 +20,26 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
 @click.command()
 @click.argument("invite", required=False)
 @click.option("--data", multiple=True, required=True, metavar="SPEC", help="This site's data: docs/reference/data.md.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory, with keys.")
-@click.option("--site", metavar="NAME", help="Which site of the data this is; needed where it has several.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory; it also holds this site's keys.",
+)
+@click.option("--site", metavar="NAME", help="Which site of the data this is; needed if the data has several.")
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="PEM certificate of the coordinator or its authority.  [default: the invite's, else the public authorities]",
+    help=(
+        "PEM certificate of the coordinator or of its certificate authority.  [default: the invite's, else the "
+        "public authorities]"
+    ),
 )
-@click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
+@click.option(
+    "--proxy", metavar="URL", help="Proxy to use from now on; proxy settings of the environment are not used."
+)
 @click.option(
     "--backbone",
     metavar="NAME",
@@ -42,22 +53,31 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
 )
 @click.option("--classes", metavar="A,B,…", help="Use only images of these classes.")
 @click.option(
-    "--images-per-site", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="0 for all."
+    "--images-per-site",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Use at most this many training images; 0 uses all.",
 )
 @click.option(
     "--unlabelled",
     type=click.Choice(["none", "site", "spread"]),
-    help="Use of images without a label.  [default: spread where the method needs no labels]",
+    help="What to do with images without a label.  [default: spread, if the method needs no labels]",
 )
 @click.option(
     "--balance",
     type=click.Choice(["none", "class"]),
     default="none",
     show_default=True,
-    help="Draw the classes equally.",
+    help="Draw all classes equally often.",
 )
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute.",
 )
 @click.option(
     "--autocast",
@@ -66,23 +86,27 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
     show_default=True,
     help="Backbone precision; auto is bf16 on CUDA.",
 )
-@click.option("--once", is_flag=True, help="Do what is due and leave, as from a timer; else stay until the end.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Do what is due and stop, for use from a timer.  [default: stay until the federation is over]",
+)
 @click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Passphrase of the keys; else EDGEFL_KEY_PASSPHRASE; else the keys are not encrypted.",
+    help="File with the passphrase of the keys.  [env var: EDGEFL_KEY_PASSPHRASE; default: the keys are not encrypted]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @needs_trainer
 def join(
     invite: str | None, out: Path, as_json: bool, passphrase_file: Path | None, classes: str | None, **options: Any
 ) -> None:
-    """Take part in a live federation as one site, with its data. INVITE is what the operator gave you; it stays until
-    the federation is over.
+    """Take part in a live federation as one site, with its data. INVITE is what the operator gave you. The command
+    runs until the federation is over.
 
-    The same command goes on after any failure or kill; from then on INVITE may be left out. An INVITE of "-" is read
-    from standard input, so that it stands in no list of processes.
+    After a failure or a kill, the same command continues; INVITE may then be left out. An INVITE of "-" is read
+    from standard input, so that no list of processes shows it.
     """
     from edgefl_protocol.durable import read_passphrase
     from edgefl_protocol.records.invite import MAX_INVITE_CHARS

@@ -18,16 +18,21 @@ def task(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 participation = click.option(
-    "--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]"
+    "--participation",
+    type=float,
+    metavar="SHARE",
+    help="Share of the sites that take part in each round.  [default: 1]",
 )
 balance = click.option(
-    "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
+    "--balance",
+    type=click.Choice(["none", "class"]),
+    help="Draw all classes of a site equally often.  [default: none]",
 )
 images_per_site = click.option(
-    "--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all."
+    "--images-per-site", type=int, metavar="N", help="Use at most this many training images of a site; 0 uses all."
 )
 device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
-resume = click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+resume = click.option("--resume", is_flag=True, help="Continue the run in DIR.")
 summary_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 force = click.option("--force", is_flag=True, help="Overwrite files that exist.")
 run_dir = click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
@@ -60,5 +65,5 @@ def names(text: str) -> tuple[str, ...]:
     """Split `A,B,C` into its names, at least one."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
-        raise click.UsageError(f"{text!r} holds no name: write names with commas between.")
+        raise click.UsageError(f"{text!r} holds no name: write names separated by commas.")
     return found

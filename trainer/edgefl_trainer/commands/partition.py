@@ -19,34 +19,53 @@ MAX_COLUMNS = 16  # classes that still fit side by side
 
 @click.command()
 @click.option(
-    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal, repeatable; see docs/reference/data.md."
+    "--data",
+    multiple=True,
+    required=True,
+    metavar="SPEC",
+    help="Data to deal; repeatable; see docs/reference/data.md.",
 )
 @click.option(
     "--scheme",
     required=True,
     type=click.Choice(["natural", "iid", "dirichlet", "pathological", "domain"]),
-    help="The sites of the data; even; uneven classes; few classes a site; sites of the data cut into equally many.",
+    help=(
+        "How to deal: natural keeps the sites of the data, iid deals evenly, dirichlet makes classes uneven, "
+        "pathological gives each site few classes, domain cuts each site of the data into equally many."
+    ),
 )
-@click.option("--sites", type=int, metavar="N", help="Number of sites, held-out ones included.")
-@click.option("--alpha", type=float, metavar="A", help="Dirichlet: concentration, small is uneven.  [default: 0.3]")
+@click.option("--sites", type=int, metavar="N", help="Number of sites, including those held out.")
+@click.option(
+    "--alpha", type=float, metavar="A", help="dirichlet: concentration; the smaller, the more uneven.  [default: 0.3]"
+)
 @click.option(
     "--dirichlet-by",
     type=click.Choice(["class", "site"]),
-    help="Dirichlet: draw sites for each class, or classes for each of equally large sites.  [default: class]",
+    help=(
+        "dirichlet: draw a share of each class for every site, or a mix of classes for each of equally large "
+        "sites.  [default: class]"
+    ),
 )
-@click.option("--classes-per-site", type=int, metavar="N", help="Pathological, domain: classes that a site holds.")
+@click.option(
+    "--classes-per-site", type=int, metavar="N", help="pathological, domain: number of classes that a site holds."
+)
 @click.option("--classes", metavar="A,B,…", help="Deal only these classes.  [default: all]")
 @click.option(
-    "--holdout-sites", type=float, metavar="SHARE", default=0.0, show_default=True, help="Share of sites never trained."
+    "--holdout-sites",
+    type=float,
+    metavar="SHARE",
+    default=0.0,
+    show_default=True,
+    help="Share of the sites that are never trained.",
 )
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every draw.")
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of all random draws.")
 @click.option(
     "-o",
     "--out",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.json",
-    help="The partition; its picture FILE.png goes beside it.",
+    help="File for the partition; a picture of it, FILE.png, is written beside it.",
 )
 @shared.force
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 
@@ -13,7 +14,7 @@ from edgefl_trainer.commands.extra import needs_trainer
 @click.command()
 @shared.run_dir
 @click.argument("images", metavar="IMAGES…", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--site", required=True, metavar="NAME", help="Whose model scores.")
+@click.option("--site", required=True, metavar="NAME", help="Site whose model scores the images.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`."
 )
@@ -32,5 +33,5 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, c
         told = found.to_json() if isinstance(found, Score) else found
         click.echo(json.dumps(told) if as_json else score_line(found))
     if failed:
-        click.echo(f"{failed} of {len(images)} images could not be scored", err=True)
+        click.echo(f"{failed} of {counted(len(images), 'image')} could not be scored", err=True)
         sys.exit(1)

@@ -5,6 +5,7 @@ from typing import Any
 
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief
+from edgefl_protocol.sentences import of_file
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -103,7 +104,7 @@ def _interval(bounds: Sequence[float] | None) -> str:
 def score_line(found: Score | Mapping[str, Any]) -> str:
     """Write one image's score in one line, or why it has none."""
     if not isinstance(found, Score):
-        return f"{found['image']}: {found['error']['message']}"
+        return of_file(found["image"], found["error"]["message"])
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
     vacuity = "" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
     predicted = "no prediction" if found.predicted is None else class_title(found, found.predicted)

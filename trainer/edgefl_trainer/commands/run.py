@@ -14,7 +14,9 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 
 @click.command()
 @click.argument("method", required=False)
-@click.option("--data", multiple=True, metavar="SPEC", help="Data, repeatable; see docs/reference/data.md.")
+@click.option(
+    "--data", multiple=True, metavar="SPEC", help="Data to learn from; repeatable; see docs/reference/data.md."
+)
 @shared.out
 @click.option(
     "--partition",
@@ -28,13 +30,16 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
     "--backbone",
     metavar="NAME",
     help="Network: derm-vit-tiny-84, run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.  "
-    "[default: derm-vit-tiny-84; of methods without labels the preset's own; with --preset tiny the untrained tiny]",
+    "[default: derm-vit-tiny-84; for methods without labels the preset's own; with --preset tiny the "
+    "untrained tiny]",
 )
 @click.option(
     "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
 )
 @shared.participation
-@click.option("--unlabelled", type=click.Choice(["none", "site", "spread"]), help="Use of images without a label.")
+@click.option(
+    "--unlabelled", type=click.Choice(["none", "site", "spread"]), help="What to do with images without a label."
+)
 @click.option(
     "--labels",
     type=float,
@@ -45,20 +50,25 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 @click.option(
     "--select",
     type=click.Choice(["last", "tune"]),
-    help="Which round is kept: the last, or the best on tune rows (of a backbone: by its probe).  [default: last]",
+    help=(
+        "Which round is kept: the last, or the best on tune rows (for a method without labels, by its probe).  "
+        "[default: last]"
+    ),
 )
 @click.option(
     "--probe-every",
     type=click.IntRange(min=0),
     metavar="ROUNDS",
-    help="Self-supervised: rounds from one linear probe of the encoder to the next, 0 for none.  [default: 5]",
+    help="Methods without labels: judge the encoder by a linear probe every N rounds; 0 for never.  [default: 5]",
 )
-@click.option("--rounds", type=int, metavar="N", help="Train rounds.  [default: the preset's]")
-@click.option("--epochs", type=int, metavar="N", help="Local epochs of a round.  [default: the preset's]")
+@click.option("--rounds", type=int, metavar="N", help="Rounds of training.  [default: the preset's]")
+@click.option("--epochs", type=int, metavar="N", help="Local epochs in a round.  [default: the preset's]")
 @shared.images_per_site
-@click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: 0]")
+@click.option("--seed", type=int, metavar="N", help="Seed of all random draws.  [default: 0]")
 @click.option(
-    "--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: bench84]"
+    "--preset",
+    type=click.Choice(["tiny", "bench84", "paper"]),
+    help="Set of default settings: schedule and sizes.  [default: bench84]",
 )
 @click.option(
     "--config",
@@ -67,7 +77,11 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
     help="TOML file of settings.",
 )
 @click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter of the method; repeatable."
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a hyper-parameter of the method; repeatable.",
 )
 @shared.device
 @click.option(
@@ -80,7 +94,7 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
     type=click.Choice(["local"]),
     default="local",
     show_default=True,
-    help="Where the sites run: local is in this process, one after the other.",
+    help="Where the sites run: local means in this process, one after the other.",
 )
 @shared.resume
 @shared.summary_json
@@ -88,7 +102,7 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
     """Learn with METHOD over all sites of the data. Model, metrics and summary are left in DIR.
 
-    `edgefl-train run --resume --out DIR` goes on with the run in DIR and needs nothing else.
+    `edgefl-train run --resume --out DIR` continues the run in DIR and needs nothing else.
     """
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.folder import begun_settings
@@ -104,7 +118,7 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     if before is not None:
         settings = resolve_again(before, method, options, config, assignments)
     elif method is None:
-        none = f"there is no run in {out} to go on with: " if resume else ""
+        none = f"there is no run in {out} to continue: " if resume else ""
         raise click.UsageError(f"{none}name a METHOD; `edgefl-train methods` lists them.")
     else:
         settings = resolve(method, options, config, assignments)

@@ -21,7 +21,7 @@ def tells_how_to_go_on(command: Callable[[], Sequence[str]]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         words = command()
-        goes_on = f"go on with: {shlex.join(words)}" if words else "nothing was begun; the same command starts anew"
+        goes_on = f"continue with: {shlex.join(words)}" if words else ("nothing had begun; run the same command again")
         click.echo(f"stopped; {goes_on}", err=True)
         sys.exit(FAILED)
 

@@ -20,20 +20,20 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
     "file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Stand the runs beside the paper's numbers in this experiments/*.toml.",
+    help="Show the runs beside the paper's numbers from this experiments/*.toml.",
 )
 @click.option(
     "--metric",
     type=click.Choice(SITE_FIGURES),
     metavar="NAME",
-    help=f"Figure of a site: {', '.join(SITE_FIGURES)}.  [default: balanced_accuracy; with --experiment the paper's]",
+    help=f"Figure to compare: {', '.join(SITE_FIGURES)}.  [default: balanced_accuracy; with --experiment the paper's]",
 )
 @click.option(
     "--spread",
     type=click.Choice(["sample", "population"]),
     default="sample",
     show_default=True,
-    help="Standard deviation behind ±: divided by n - 1, or by n.",
+    help="Which standard deviation stands after ±: divided by n - 1, or by n.",
 )
 @click.option(
     "--format",
@@ -45,14 +45,14 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
 )
 @shared.picture(
     "--plot",
-    "Also draw accuracy on tune rows over rounds and bytes; with --metric that figure of each site; with "
-    "--experiment what its file asks for.",
+    "Also draw accuracy on tune rows over rounds and bytes. With --metric, draw that figure of each site; with "
+    "--experiment, what its file asks for.",
 )
 @needs_trainer
 def table(
     runs: tuple[Path, ...], file: Path | None, metric: str | None, spread: str, style: str, plot: Path | None
 ) -> None:
-    """Compare finished runs in a table, site by site. It has mean and spread, worst site, bytes of a round.
+    """Compare finished runs in a table, site by site. It shows mean, spread, worst site and bytes of a round.
 
     A RUN is a run directory, or a folder with finished runs below it.
     """
@@ -69,7 +69,9 @@ def table(
 
     ddof = 1 if spread == "sample" else 0
     if file is not None and metric is not None:
-        raise click.UsageError("--metric and --experiment cannot stand together: the experiment names its figures.")
+        raise click.UsageError(
+            "--metric and --experiment cannot be used together: the experiment names its own figures."
+        )
     try:
         if file is None:
             folders = [path for folder in runs for path in run_folders(folder)]

@@ -101,7 +101,8 @@ def _entry(cache_dir: Path, key: str, n: int, image_px: int, masked: bool, load:
         _publish(partial, entry)
     except OSError as error:
         raise DataError(
-            f"The image cache {cache_dir} cannot be written ({error.strerror}); free space there or set EDGEFL_CACHE."
+            f"The image cache {cache_dir} cannot be written ({error.strerror}); free space there, or name another "
+            "folder with EDGEFL_CACHE."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

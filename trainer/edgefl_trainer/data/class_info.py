@@ -32,7 +32,7 @@ def read_class_info(path: Path, classes: Sequence[str]) -> dict[str, ClassInfo]:
     try:
         table = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML, or nested without end
-        raise _refused(path, f"it is not TOML ({error or 'nested too deep'})") from error
+        raise _refused(path, f"it is not TOML ({error or 'it is nested too deep'})") from error
     found: dict[str, ClassInfo] = {}
     for label, entry in table.items():
         if label not in classes:
@@ -52,4 +52,4 @@ def called_harmless(given: dict[str, ClassInfo]) -> list[str]:
 
 
 def _refused(path: Path, found: str) -> DataError:
-    return DataError(f"the class information in {path} is refused: {found}; mend the file", "setting")
+    return DataError(f"the class information in {path} is refused: {found}; correct the file", "setting")

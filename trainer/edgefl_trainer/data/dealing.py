@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row
 
@@ -113,7 +114,7 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
     strata = {row.lesion: f"{row.split}\0{row.label}" for row in sorted(rows, key=_row_key, reverse=True)}
     if len(strata) < sites:
         raise DataError(
-            f"@split=iid:{sites} asks for {sites} sites, but the data holds only {len(strata)} lesions: "
+            f"@split=iid:{sites} asks for {sites} sites, but the data holds only {counted(len(strata), 'lesion')}: "
             f"write @split=iid:{len(strata)} or less."
         )
     width = len(str(sites))

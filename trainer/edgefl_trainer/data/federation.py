@@ -150,9 +150,9 @@ def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spe
     if not specs:
         raise DataError("No data was named; give at least one data SPEC.")
     if image_px < 1:
-        raise DataError(f"The image size is {image_px} pixels; allowed is 1 or more.")
+        raise DataError(f"The image size is {image_px} pixels; allowed: 1 or more.")
     if limit is not None and limit < 1:
-        raise DataError(f"The limit is {limit} training images a site; allowed is 1 or more.")
+        raise DataError(f"The limit is {limit} training images a site; allowed: 1 or more.")
     return [parse_spec(text) for text in specs]
 
 
@@ -190,7 +190,7 @@ def _classes_of(partition: Partition, classes: Sequence[str] | None) -> Sequence
     """The classes of a run over a partition: those that were dealt, or some of them."""
     for name in classes or ():
         if name not in partition.classes:
-            raise DataError(f"Class {name!r} was not dealt; the partition has {listed(partition.classes)}.")
+            raise DataError(f"Class {name!r} is not in the partition, which has {listed(partition.classes)}.")
     return partition.classes if classes is None else classes
 
 
@@ -232,7 +232,9 @@ def _tune_chooser(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]], seed: 
         wanted = (spec.shares or USUAL).tune
         for site in {row.site for row in rows[done : done + length] if row.site and row.split == "train"}:
             if shares.setdefault(site, wanted) != wanted:
-                raise DataError(f"Site {site} has rows of several data sources with different @rows; write the same.")
+                raise DataError(
+                    f"Site {site} has rows of several data sources with different @rows; give them all the same @rows."
+                )
         done += length
 
     def choose(site: str, learning: Sequence[Row]) -> set[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_share, choose_tune, deal_iid, deal_test
 from edgefl_trainer.data.errors import DataError, PartitionError
 from edgefl_trainer.data.partition_plan import ALPHA, PartitionPlan
@@ -103,7 +104,7 @@ def make_partition(
     parsed = [parse_spec(text) for text in specs]
     shares = {(spec.shares or USUAL).tune for spec in parsed}
     if len(shares) > 1:
-        raise PartitionError("the data sources have different @rows: a partition needs the same for all of them.")
+        raise PartitionError("the data sources have different @rows: a partition needs the same @rows for all of them.")
     rows = [row for spec in parsed for row in own_rows(spec, read_spec(spec, seed), seed)]
     return deal(rows, plan, seed, classes, tune_share=shares.pop())
 
@@ -124,13 +125,16 @@ def deal(
         raise PartitionError(f"class {unknown[0]!r} is not in the data, which has {', '.join(sorted(present))}.")
     taken = _unique([row for row in rows if takes_part(row, plan.scheme, wanted)])
     if not taken:
-        raise PartitionError(f"the data has no labelled image for scheme {plan.scheme}: name a site or another scheme.")
+        raise PartitionError(
+            f"scheme {plan.scheme} deals labelled images, and the data has none: name a site with "
+            "@site, or another scheme."
+        )
     dealt, domain_of = _deal_scheme(taken, plan, seed)
     sites = _content(dealt, seed, tune_share)
     for name, kinds in sites.items():
         check_site_name(name, f"scheme {plan.scheme}")
         if not kinds["train"]:
-            raise PartitionError(f"site {name} has no image to train on: take fewer --sites or other data.")
+            raise PartitionError(f"site {name} has no image to train on: lower --sites, or use other data.")
     held_out = _hold_out(domain_of, plan.holdout_sites, seed)
     return Partition(plan, seed, wanted, held_out, sites)
 
@@ -148,7 +152,7 @@ def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
         rows = [replace(row, site=spec.site) for row in rows]
     elif spec.site is not None and spec.site not in {row.site for row in rows}:
         found = ", ".join(sorted({row.site for row in rows if row.site})[:20]) or "none"
-        raise DataError(f"{spec.text!r} asks for the site {spec.site}; the sites of the data are {found}.")
+        raise DataError(f"{spec.text!r} asks for the site {spec.site}, but the sites of the data are {found}.")
     # before new sites are dealt by the run's seed, which must not move a lesion into `test`
     rows = deal_test(rows, (spec.shares or USUAL).test)
     return rows if spec.iid_sites is None else deal_iid(rows, spec.iid_sites, seed)
@@ -182,7 +186,8 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
     missing = len(places.keys() - {row.image for row in taken})
     if missing:
         raise DataError(
-            f"{missing} of {len(places)} images of the partition are not in the data: name the data it was made of."
+            f"{missing} of {len(places)} images of the partition are not in the data: name the data that it was "
+            "made from."
         )
 
     def placed(row: Row) -> Row:
@@ -193,8 +198,10 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
             return replace(row, site=None, split=LEFT_OUT)
         site, kind, label = places.get(row.image, ("", "", None))
         if label != row.label:
-            found = "has no place in the partition" if label is None else f"is {label} in the partition"
-            raise DataError(f"Image {row.image!r} ({row.label}) {found}: name the data it was made of.")
+            found = "is not in the partition" if label is None else f"has the class {label} in the partition"
+            raise DataError(
+                f"Image {row.image!r} ({row.label}) {found}: name the data that the partition was made from."
+            )
         return replace(row, site=site, split="train" if kind == "tune" else kind)
 
     return [placed(row) for row in rows]
@@ -210,13 +217,13 @@ def read_partition(path: Path) -> Partition:
         partition = _from_json(found)
         digest = found["partition_sha256"]
     except PartitionError as error:
-        raise DataError(f"{path} is not a partition that can be used: {error}") from error
+        raise DataError(f"the partition {path} cannot be used: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a partition file ({type(error).__name__}: {error}): make one with `edgefl-train partition`."
         ) from error
     if partition.sha256 != digest:
-        raise DataError(f"{path} was changed since it was made (its digest differs): make it again.")
+        raise DataError(f"{path} was changed after it was made (its digest differs): make it again.")
     for name in partition.sites:
         check_site_name(name, str(path))
     return partition
@@ -224,7 +231,7 @@ def read_partition(path: Path) -> Partition:
 
 def _from_json(found: Mapping[str, Any]) -> Partition:
     if found["format"] != FORMAT:
-        raise ValueError(f"format {found['format']!r}, known is {FORMAT}")
+        raise ValueError(f"format {found['format']!r}, but only format {FORMAT} is known")
     plan = PartitionPlan(**{str(name): value for name, value in found["plan"].items()})
     sites = {
         str(name): {kind: _entries(kinds.get(kind, {})) for kind in ROW_KINDS}
@@ -233,7 +240,7 @@ def _from_json(found: Mapping[str, Any]) -> Partition:
     held_out = tuple(sorted(map(str, found["held_out"])))
     images = Counter(image for kinds in sites.values() for entries in kinds.values() for image, _ in entries)
     if not set(held_out) < set(sites) or any(count > 1 for count in images.values()):
-        raise ValueError("a held-out site is unknown, none is left to train, or an image stands twice")
+        raise ValueError("a held-out site is unknown, no site is left to train, or an image is listed twice")
     return Partition(plan, int(found["seed"]), tuple(map(str, found["classes"])), held_out, sites)
 
 
@@ -253,7 +260,7 @@ def _deal_scheme(rows: Sequence[Row], plan: PartitionPlan, seed: int) -> tuple[l
     count = len(groups) if plan.sites is None else plan.sites
     if count % len(groups):
         raise PartitionError(
-            f"{count} sites cannot be shared equally by {len(groups)} domains: take --sites {len(groups)} or a "
+            f"{count} sites cannot be shared equally among {len(groups)} domains: give --sites {len(groups)} or a "
             "multiple of it."
         )
     dealt: list[Row] = []
@@ -271,13 +278,13 @@ def _deal_group(rows: Sequence[Row], names: Sequence[str], plan: PartitionPlan, 
     count = len(names)
     if plan.scheme == "iid" or (plan.scheme == "domain" and plan.classes_per_site is None):
         if len({row.lesion for row in rows if row.split == "train"}) < count:
-            raise PartitionError(f"{count} sites are more than the lesions there are to train on: take fewer --sites.")
+            raise PartitionError(f"{count} sites are more than the lesions in the training data: lower --sites.")
         number = {name: names[i] for i, name in enumerate(_site_names("iid", count))}
         return [replace(row, site=number[str(row.site)]) for row in deal_iid(rows, count, seed)]
     learning = _lesions([row for row in rows if row.split == "train"])
     if len(learning) < count:
         raise PartitionError(
-            f"{count} sites are more than the {len(learning)} lesions there are to train on: take fewer --sites."
+            f"{count} sites are more than the {counted(len(learning), 'lesion')} in the training data: lower --sites."
         )
     site_of = _deal_lesions(learning, count, plan, seed)
     shares = {label: [0] * count for label in sorted({lesion.label for lesion in learning})}
@@ -339,7 +346,8 @@ def _hold_out(domain_of: Mapping[str, str], share: float, seed: int) -> tuple[st
     chosen = choose_share(domain_of, share, "held-out sites", seed)
     if not chosen:
         raise PartitionError(
-            f"a share of {share:g} of {len(domain_of)} sites is none: take a larger --holdout-sites or more sites."
+            f"a share of {share:g} of {counted(len(domain_of), 'site')} is less than one site: give a larger "
+            "--holdout-sites, or more sites."
         )
     return tuple(sorted(chosen))
 
@@ -348,7 +356,7 @@ def _unique(rows: Sequence[Row]) -> list[Row]:
     names = Counter(row.image for row in rows)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
-        raise DataError(f"Image {twice!r} stands in two of the data sources; a partition needs each name once.")
+        raise DataError(f"Image {twice!r} is in two of the data sources; a partition needs each name once.")
     return list(rows)
 
 

@@ -21,7 +21,7 @@ ALPHA = 0.3  # docs/methods.md 5: PEP-FedPT's Dir(0.3)
 MAX_ALPHA = 1e6  # beyond, sites differ by rounding only
 
 Sites = Annotated[int, Meta(ge=1, le=MAX_SITES, description=f"1 to {MAX_SITES}")]
-Alpha = Annotated[float, Meta(gt=0, le=MAX_ALPHA, description=f"above 0, to {MAX_ALPHA:g}")]
+Alpha = Annotated[float, Meta(gt=0, le=MAX_ALPHA, description=f"above 0, at most {MAX_ALPHA:g}")]
 ClassesPerSite = Annotated[int, Meta(ge=1, description="1 or more")]
 HoldoutShare = Annotated[float, Meta(ge=0, lt=1, description="a share from 0 to below 1")]
 _NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ class PartitionPlan:
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
-            raise PartitionError(f"there is no scheme {self.scheme!r}; choose {', '.join(SCHEMES)}.")
+            raise PartitionError(f"there is no scheme {self.scheme!r}; choose one of {', '.join(SCHEMES)}.")
         for name in ("sites", "alpha", "by", "classes_per_site"):
             given = getattr(self, name) is not None
             if given and name not in _TAKES[self.scheme]:

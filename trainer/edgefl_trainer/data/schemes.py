@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.dealing import lesion_order
 from edgefl_trainer.data.errors import PartitionError
 
@@ -62,8 +63,8 @@ def dirichlet_by_class(
         if held.min() >= wanted:
             return site_of
     raise PartitionError(
-        f"{TRIES} draws with alpha {alpha:g} left one of {sites} sites with fewer than {wanted} images: "
-        "take a larger --alpha or fewer --sites."
+        f"{TRIES} draws with alpha {alpha:g} each left a site with fewer than {wanted} images: give a larger "
+        f"--alpha, or lower --sites ({sites})."
     )
 
 
@@ -101,7 +102,7 @@ def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed:
         if room[site] <= 0:
             unfilled.pop(place)
     if len(set(site_of.values())) < sites:
-        raise PartitionError(f"The lesions are too few or too large for {sites} sites: take fewer --sites.")
+        raise PartitionError(f"The lesions are too few, or have too many images, for {sites} sites: lower --sites.")
     return site_of
 
 
@@ -126,8 +127,8 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
         ordered, places = by_class[label], len(held_by)
         if len(ordered) < places:
             raise PartitionError(
-                f"Class {label} has {len(ordered)} lesions for the {places} sites that hold it: "
-                "take fewer --sites or --classes-per-site."
+                f"Class {label} has {counted(len(ordered), 'lesion')} for the {places} sites that would hold it: "
+                "lower --sites or --classes-per-site."
             )
         shares = rng.uniform(*SHARE_RANGE, size=places)
         rest = cut(ordered[places:], shares / shares.sum()).tolist()
@@ -174,15 +175,15 @@ def cut(ordered: Sequence[Lesion], shares: NDArray[np.float64] | NDArray[np.int6
 def _check_places(classes: int, sites: int, classes_per_site: int) -> None:
     if classes_per_site > classes:
         raise PartitionError(
-            f"{classes_per_site} classes a site are more than the {classes} of the data: lower --classes-per-site."
+            f"{classes_per_site} classes a site are more than the {classes} in the data: lower --classes-per-site."
         )
     places = classes_per_site * sites
     if places % classes:
         step = classes // np.gcd(classes, classes_per_site)
         near = [n for n in (sites // step * step, (sites // step + 1) * step) if n > 0]
         raise PartitionError(
-            f"{sites} sites with {classes_per_site} classes each make {places} places, which {classes} classes cannot "
-            f"share equally: take --sites {' or '.join(map(str, near))}, or another --classes-per-site."
+            f"{sites} sites with {classes_per_site} classes each make {places} places, which {classes} classes "
+            f"cannot share equally: give --sites {' or '.join(map(str, near))}, or another --classes-per-site."
         )
 
 

@@ -50,12 +50,14 @@ def parse_spec(text: str) -> Spec:
     rest, suffixes = text, dict[str, str]()
     while suffix := _SUFFIX.search(rest):
         if suffix[1] in suffixes:
-            raise SpecError(f"{text!r} has two suffixes @{suffix[1]}; write one.")
+            raise SpecError(f"{text!r} has two suffixes @{suffix[1]}; write only one.")
         suffixes[suffix[1]] = suffix[2]
         rest = rest[: suffix.start()]
     kind, colon, after = rest.partition(":")
     if not colon or kind not in READERS:
-        raise SpecError(f"{text!r} is not a data SPEC; it starts with one of {', '.join(k + ':' for k in READERS)}.")
+        raise SpecError(
+            f"{text!r} is not a data SPEC; it must start with one of {', '.join(k + ':' for k in READERS)}."
+        )
     body, options = _split_options(after)
     return _with_suffixes(Spec(text, kind, body, options), suffixes)
 
@@ -70,7 +72,7 @@ def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
     for name in spec.options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
-            raise SpecError(f"{spec.text!r} has the option {name}; {spec.kind}: knows {known}.")
+            raise SpecError(f"{spec.text!r} has the unknown option {name}; {spec.kind}: knows {known}.")
     return {**allowed, **spec.options}
 
 
@@ -82,7 +84,7 @@ def check_site_name(name: str, where: str) -> None:
 
 def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
     if {"site", "split"} <= suffixes.keys():
-        raise SpecError(f"{spec.text!r} both names its site and deals its rows to new ones; write @site or @split.")
+        raise SpecError(f"{spec.text!r} has both @site and @split; write only one of them.")
     if "site" in suffixes:
         try:
             check_site_name(suffixes["site"], spec.text)
@@ -97,7 +99,7 @@ def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
 def _iid_sites(text: str, value: str) -> int:
     scheme, _, number = value.partition(":")
     if scheme != "iid" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SITES:
-        raise SpecError(f"{text!r} has @split={value}; allowed is @split=iid:N with N from 1 to {MAX_SITES}.")
+        raise SpecError(f"{text!r} has @split={value}; allowed: @split=iid:N with N from 1 to {MAX_SITES}.")
     return int(number)
 
 
@@ -106,8 +108,8 @@ def _shares(text: str, value: str) -> Shares:
     train, tune, test = (int(part) for part in found.groups()) if found else (0, 0, 0)
     if train + tune + test != 100:
         raise SpecError(
-            f"{text!r} has @rows={value}; allowed are the per cent of train, tune and test rows, whole numbers from 1, "
-            "100 in all, such as @rows=60/20/20."
+            f"{text!r} has @rows={value}; give the per cent of train, tune and test rows as whole numbers from 1 "
+            "that add up to 100, such as @rows=60/20/20."
         )
     return Shares(test=test / 100, tune=tune / (train + tune))
 
@@ -137,7 +139,9 @@ def _without_options(read: Callable[[Path], SourceRows]) -> Callable[[Spec, int]
 
 def _lesions(spec: Spec, seed: int) -> SourceRows:
     if spec.body:
-        raise SpecError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
+        raise SpecError(
+            f"{spec.text!r} has {spec.body!r} before its options; write it like lesions:sites=6,images=600."
+        )
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 

@@ -18,7 +18,7 @@ from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_spec
 
 UNLABELLED = "no label"
-NO_SITE = "of no site"
+NO_SITE = "no site"
 CELL_PX, HEAD_PX, NAME_PX = 84, 18, 110  # of the contact sheet
 PICTURES = 2  # of a class at a site
 
@@ -79,7 +79,8 @@ def _examine(found: Survey, pixels: FilePixels, row: Row) -> None:
     try:
         height, width, _ = decode(pixels.store.read(row.source)).shape
     except (ImageError, DataError) as error:
-        found.broken.append(f"{row.image} ({row.source}): {error}")
+        named = row.image if row.image == row.source else f"{row.image} ({row.source})"
+        found.broken.append(f"{named}: {error}" if isinstance(error, ImageError) else str(error))
     else:
         found.sizes[width, height] += 1
 

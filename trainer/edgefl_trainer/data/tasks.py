@@ -54,15 +54,17 @@ def parse_groups(task: str) -> Groups | None:
         return None
     *groups, rest = (part.strip() for part in task.split(":"))
     if not groups:
-        raise TaskError(f"Task {task!r} is not known; allowed is {FORM}.")
+        raise TaskError(f"Task {task!r} is not known; allowed: {FORM}.")
     if not rest or "=" in rest or "," in rest:
-        raise TaskError(f"Task {task!r} has no name for every other class after its last colon; allowed is {FORM}.")
+        raise TaskError(f"Task {task!r} has no name for every other class after its last colon; allowed: {FORM}.")
     members: dict[str, tuple[str, ...]] = {}
     for part in groups:
         name, _, labels = part.partition("=")
         found = tuple(label.strip() for label in labels.split(","))
         if not name.strip() or "," in name or not all(found):
-            raise TaskError(f"Task {task!r} has the group {part!r}, which is not NAME=A,B; allowed is {FORM}.")
+            raise TaskError(
+                f"Task {task!r} has the group {part!r}, which is not of the form NAME=A,B; allowed: {FORM}."
+            )
         if name.strip() in members:
             raise TaskError(f"Task {task!r} has two groups called {name.strip()!r}: put their classes into one.")
         members[name.strip()] = found
@@ -83,8 +85,8 @@ def _check_names(groups: Groups) -> None:
     for name, fits in zip(groups.classes, fitting, strict=True):
         if name in KNOWN and not fits:
             raise TaskError(
-                f"Task {groups.text!r} gives the name {name!r} to something else than what it says to a clinician, "
-                f"{KNOWN[name].name!r}: choose another name."
+                f"Task {groups.text!r} uses the name {name!r}, which a clinician reads as {KNOWN[name].name!r}, for "
+                "other classes: choose another name."
             )
 
 
@@ -149,7 +151,8 @@ def _grouped(groups: Groups, wanted: Sequence[str], *, whole: bool) -> dict[str,
     for label, place in index.items():
         if label in groups.classes and (groups.classes[place] != label or (place == rest and len(left) > 1)):
             raise DataError(
-                f"Task {groups.text} calls {label!r} what the data does not call so: choose another name for it."
+                f"Task {groups.text} uses the name {label!r} for a group, but in the data it is a class of another "
+                "group: choose another name."
             )
     return index
 
@@ -160,7 +163,8 @@ def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
     odd = next((name for name in present if by_fold.get(name.casefold(), name) != name), None)
     if odd is not None:
         raise DataError(
-            f"The data has the class {odd!r} beside {by_fold[odd.casefold()]!r}; name one class alike in every source."
+            f"The data has both the class {odd!r} and the class {by_fold[odd.casefold()]!r}; spell a class the same "
+            "way in every source."
         )
 
 

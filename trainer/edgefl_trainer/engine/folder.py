@@ -44,7 +44,7 @@ def check_free(folder: Path, own: Collection[str] = (CONFIG,), what: str = "no r
     `what` is what it lacks, in words.
     """
     if found := foreign_content(folder, own):
-        raise RunError(f"{folder} holds {found} and {what}: name a new or empty folder with --out.")
+        raise RunError(f"{folder} holds {what}, but it holds {found}: name a new or empty folder with --out.")
 
 
 def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
@@ -53,14 +53,14 @@ def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     if not path.exists():
         return
     if not resume:
-        raise RunError(f"{folder} already holds a run: add --resume to go on with it, or name another --out.")
+        raise RunError(f"{folder} already holds a run: add --resume to continue it, or name another --out.")
     before = read_settings(path)
     then, now = _compared(before), _compared(settings)
     for name in [*then, *(name for name in now if name not in then)]:
         if then.get(name) != now.get(name):
             raise RunError(
-                f"the run in {folder} has {name} = {then.get(name)!r}, this command {now.get(name)!r}: "
-                "resume with the same settings or name another --out."
+                f"the run in {folder} has {name} = {then.get(name)!r}, but this command has {now.get(name)!r}: "
+                "resume with the same settings, or name another --out."
             )
 
 
@@ -81,7 +81,9 @@ def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> N
         raise RunError(f"{path} is damaged ({error}): put it back from a copy, or start anew.", "damaged") from error
     for name, what in (("partition_sha256", "rows of the data"), ("backbone_sha256", "weights of the backbone")):
         if then.get(name) != now[name]:
-            raise RunError(f"the {what} changed since the run in {folder} began: start it anew in another --out.")
+            raise RunError(
+                f"the {what} have changed since the run in {folder} began: start it again with another --out."
+            )
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:

@@ -37,5 +37,7 @@ def received_encoder(broadcast: Payload) -> Arrays:
         if name.startswith(ENCODER_PREFIX)
     }
     if not encoder:
-        raise TrainingError("the federation handed out no network at its end: ask the operator to update.")
+        raise TrainingError(
+            "the federation ended without handing out its network: ask the operator to update edgefl-derm."
+        )
     return encoder

@@ -77,6 +77,10 @@ class FinishedRun:
 
         A `RunError` where there is no such site or its file is damaged.
         """
+        if not self.sites:
+            raise RunError(
+                f"the run in {self.folder} learned a backbone and has no model to score with: name a run that uses it."
+            )
         if site not in self.sites:
             raise RunError(f"the run in {self.folder} has no model of site {site!r}; it has {', '.join(self.sites)}.")
         return load_predictor(self.folder / "models" / further / f"{site}.safetensors", self.backbone)
@@ -88,7 +92,9 @@ def open_run(folder: Path) -> FinishedRun:
     if not files["config.toml"].exists():
         raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
     if not files["summary.json"].exists():
-        raise RunError(f"the run in {folder} is not finished: go on with it with --resume.")
+        raise RunError(
+            f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`."
+        )
     settings = read_settings(files["config.toml"])
     try:
         summary = json.loads(files["summary.json"].read_text())
@@ -141,7 +147,7 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
             batch = torch.from_numpy(np.array(images[start : start + BATCH])).to(where)
             parts.append({name: value.cpu().numpy() for name, value in module(batch, tensors).named().items()})
     if not parts:
-        raise RunError("there is no image to score: name at least one.")
+        raise RunError("no image to score was given: name at least one.")
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     vacuity = joined.get("vacuity")
     return Prediction(

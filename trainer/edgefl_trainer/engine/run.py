@@ -25,6 +25,7 @@ import torch
 
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.federation import ROW_KINDS
@@ -150,7 +151,7 @@ def run_phases(
     with Display(pace, settings.epochs) as display:
         if declared(method).freezes and not is_trained(settings.backbone):
             display.warn(
-                f"backbone {settings.backbone} is untrained: this trial shows the path, not what a model can do"
+                f"backbone {settings.backbone} is untrained: this trial shows the steps, not what a model can do"
             )
         engine = LocalEngine(
             method=method,
@@ -214,7 +215,10 @@ def data_line(federation: Federation) -> str:
     """Write how much data a run has; `edgefl-train data SPEC` shows it site by site."""
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
-    return f"data: {len(federation.sites)} sites, {len(federation.classes)} classes; rows: {told}"
+    return (
+        f"data: {counted(len(federation.sites), 'site')}, "
+        f"{counted(len(federation.classes), 'class', 'classes')}; rows: {told}"
+    )
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
@@ -245,13 +249,13 @@ def check_start(name: str, method: Method | type[Method], backbone: str, preset:
     """
     if declared(method).encoder and names_learned_positions(backbone):
         raise BackboneError(
-            f"{name} learns networks with fixed positions, those of {backbone} are learned: "
-            f"start from {FORMS.removesuffix(' or timm:NAME')}, or a convolutional network of timm's."
+            f"{name} needs a network with fixed position embeddings, but those of {backbone} are learned: start "
+            f"from {FORMS.removesuffix(' or timm:NAME')}, or from a convolutional network of timm."
         )
     if declared(method).freezes and names_fresh_network(backbone) and preset != "tiny":
         raise BackboneError(
-            f"backbone {backbone} is untrained, and a frozen random network learns nothing: give "
-            "--backbone run:DIR of a finished run without labels, timm:NAME, or --preset tiny for a trial."
+            f"backbone {backbone} is untrained, and nothing is learned on a frozen random network: give --backbone "
+            "run:DIR of a finished run without labels, or timm:NAME; for a trial give --preset tiny."
         )
 
 

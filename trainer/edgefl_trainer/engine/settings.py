@@ -38,7 +38,7 @@ _ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0}
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 Count = Annotated[int, Meta(ge=1, description="at least 1")]
-Share = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
+Share = Annotated[float, Meta(gt=0, le=1, description="above 0, at most 1")]
 Specs = Annotated[tuple[str, ...], Meta(min_length=1, description="at least one SPEC, given with --data")]
 ImagePx = Annotated[int, Meta(ge=0, le=MAX_IMAGE_PX, description=f"0 (the backbone's own) to {MAX_IMAGE_PX}")]
 MostImages = Annotated[int, Meta(ge=0, description="0 (all) or more")]
@@ -110,7 +110,7 @@ def from_toml(data: bytes, source: str) -> dict[str, Any]:
     known = {entry.name for entry in fields(RunSettings)}
     for name in found:
         if name not in known:
-            raise SettingError(f"{source} names the setting {name!r}; did you mean {nearest(name, known)}?")
+            raise SettingError(f"{source} has the unknown setting {name!r}; did you mean {nearest(name, known)}?")
     if isinstance(found.get("hyper"), dict):
         found["hyper"] = _with_tuples(found["hyper"])
     return _with_tuples(found)
@@ -153,13 +153,13 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
         values.setdefault("probe_every", PROBE_EVERY)
         for name, neutral in (("balance", "none"), ("labels", 1.0)):
             if values.get(name, neutral) != neutral:
-                raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no meaning: leave it out.")
+                raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no effect: leave it out.")
         if values.get("select") == "tune" and not values["probe_every"]:
             raise SettingError("--select tune chooses a round by its probe: give --probe-every 1 or more.")
         if values.get("select") == "tune" and declared(kind).apart:
-            raise SettingError(f"{method} keeps each site's last network: leave --select tune out.")
+            raise SettingError(f"{method} always keeps each site's last network: leave --select tune out.")
     elif values.get("probe_every"):
-        raise SettingError(f"{method} learns no backbone, so --probe-every has no meaning: leave it out.")
+        raise SettingError(f"{method} learns no backbone, so --probe-every has no effect: leave it out.")
     settings = RunSettings(**values)
     if "backbone" not in values and preset != "tiny" and declared(kind).encoder is None:
         settings = replace(settings, backbone=_usual_backbone(settings.image_px))
@@ -277,9 +277,9 @@ def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
     if not known:
-        raise SettingError(f"--set {text}: this method has no hyper-parameter: leave it out.")
+        raise SettingError(f"--set {text}: this method has no hyper-parameters; leave --set out.")
     if not equals:
-        raise SettingError(f"--set {text}: write KEY=VALUE, with one of these keys: {', '.join(sorted(known))}.")
+        raise SettingError(f"--set {text}: write KEY=VALUE with one of these keys: {', '.join(sorted(known))}.")
     if key not in known:
         alike = difflib.get_close_matches(key, sorted(known), n=3)
         meant = f" Did you mean {' or '.join(alike)}?" if alike else ""

@@ -40,10 +40,11 @@ def build_sites(
     few = {name: count for name, count in counts.items() if count < least}
     if few:
         kind = "labelled " * method.needs_labels
-        needed = f", and {settings.method} needs {least}" if least > 1 else ""
+        needed = f", but {settings.method} needs {least}" if least > 1 else ""
         held = [f"site {name} has {count or 'no'} {kind}image to train on" for name, count in few.items()]
         raise TrainingError(
-            f"{', '.join(held)}{needed}: add some or leave it out (--data SPEC@site=NAME takes one site of a source)."
+            f"{', '.join(held)}{needed}: add images, or leave the site out (--data SPEC@site=NAME uses one site of "
+            "a source)."
         )
     return sites
 

@@ -62,7 +62,7 @@ def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -
         rows = len(targets)
         shapes = (probabilities.shape, predicted.shape, targets.shape) == ((rows, classes), (rows,), (rows,))
         if not shapes or ((targets < 0) | (targets >= classes) | (predicted >= classes)).any():
-            raise ValueError("they are not of this run's classes")
+            raise ValueError("they do not belong to this run's classes")
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"the scores in {path} cannot be read ({error}): remove the run's summary.json and run again with "

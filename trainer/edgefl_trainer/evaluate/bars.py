@@ -37,9 +37,9 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
     """
     bars = [bar for line in rows.values() for bar in line]
     if not any(bar.ours is not None for bar in bars):
-        raise ValueError(f"none of the {len(rows)} rows has a figure; nothing to draw")
+        raise ValueError("there is nothing to draw: no row has a figure")
     if len(rows) > MAX_BARS:
-        raise ValueError(f"{len(rows)} bars in a group are more than the {MAX_BARS} that can be told apart")
+        raise ValueError(f"a group has {len(rows)} bars, and at most {MAX_BARS} can be told apart")
     figure = Figure(figsize=(2.4 + 2.6 * len(columns), 4.4), layout="constrained")
     axes = figure.add_subplot()
     width = SPAN / len(rows)

@@ -39,10 +39,10 @@ def plot_dots(parts: Mapping[str, tuple[BarRows, Sequence[str]]], *, title: str 
     ]
     bars = [bar for line in panels for panel in line.values() for bar in panel.values()]
     if not any(bar.ours is not None for bar in bars):
-        raise ValueError("none of the rows has a figure; nothing to draw")
+        raise ValueError("there is nothing to draw: no row has a figure")
     heights = [len(next(iter(line.values()))) for line in panels]
     if max(heights) > MAX_ROWS:
-        raise ValueError(f"{max(heights)} rows are more than the {MAX_ROWS} that fit below one another")
+        raise ValueError(f"there are {max(heights)} rows, and at most {MAX_ROWS} fit into one picture")
     width = max(len(line) for line in panels)
     size = (2.0 + PANEL_INCHES * width, 1.0 + sum(ROW_INCHES * height + 0.75 for height in heights))
     figure = Figure(figsize=size, layout="constrained")

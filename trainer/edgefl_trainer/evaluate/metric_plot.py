@@ -19,9 +19,9 @@ def plot_metric(rows: Sequence[TableRow], metric: str) -> bytes:
     """Return the picture as PNG bytes; a `ValueError` where no run has the figure, or there are too many rows."""
     values = [figure.mean for row in rows for figure in row.sites.values() if figure.mean is not None]
     if not values:
-        raise ValueError(f"none of the {len(rows)} rows has {metric!r}; nothing to draw")
+        raise ValueError(f"there is nothing to draw: no row has the figure {metric!r}")
     if len(rows) > MAX_ROWS:
-        raise ValueError(f"{len(rows)} rows are more than the {MAX_ROWS} that fit below one another")
+        raise ValueError(f"there are {len(rows)} rows, and at most {MAX_ROWS} fit into one picture")
     ends = [row.mean.mean + side * (row.mean.std or 0) for row in rows for side in (-1, 1) if row.mean.mean is not None]
     names = sorted({name for row in rows for name in row.sites})
     told = len(names) <= len(PALETTE)

@@ -102,7 +102,8 @@ def _checked(
 ) -> tuple[int, int]:
     if probabilities.ndim != 2 or probabilities.shape[1] < 2:
         raise ValueError(
-            f"probabilities have shape {probabilities.shape}; (rows, classes) with at least 2 classes needed"
+            f"probabilities have shape {probabilities.shape}; they must have shape (rows, classes) with at least 2 "
+            "classes"
         )
     rows, classes = probabilities.shape
     for name, values in (("target", target), ("predicted", predicted), ("vacuity", vacuity)):
@@ -111,10 +112,10 @@ def _checked(
     if rows == 0:
         return rows, classes
     if target.min() < 0 or target.max() >= classes:
-        raise ValueError(f"target classes run from {target.min()} to {target.max()}; 0 to {classes - 1} allowed")
+        raise ValueError(f"target classes run from {target.min()} to {target.max()}; allowed: 0 to {classes - 1}")
     if predicted.min() < ABSTAINED or predicted.max() >= classes:
         raise ValueError(
-            f"predicted classes run from {predicted.min()} to {predicted.max()}; -1 to {classes - 1} allowed"
+            f"predicted classes run from {predicted.min()} to {predicted.max()}; allowed: -1 to {classes - 1}"
         )
     if not np.isfinite(probabilities).all() or (vacuity is not None and not np.isfinite(vacuity).all()):
         raise ValueError("probabilities or vacuity hold a value that is not finite; look for a diverged training run")

@@ -70,13 +70,13 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
     """
     found = {name: some for name, seeds in runs.items() if (some := [s for s in seeds if curves(s, metric)])}
     if not found:
-        raise ValueError(f"no line of the {len(runs)} runs holds {metric!r}; nothing to draw")
+        raise ValueError(f"there is nothing to draw: the runs recorded no {metric!r}")
     if len(found) == 1:
         tracks = _site_tracks(next(iter(found.values())), metric)
     else:
         tracks = {name: (_over_rounds(seeds, metric), _over_bytes(seeds, metric)) for name, seeds in found.items()}
     if len(tracks) > MAX_NAMES:
-        raise ValueError(f"{len(tracks)} lines do not fit into one picture, which holds {MAX_NAMES}")
+        raise ValueError(f"there are {len(tracks)} lines, and at most {MAX_NAMES} fit into one picture")
     figure = Figure(figsize=(13, max(4.8, 0.27 * len(tracks))), dpi=110, layout="constrained")  # inches
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, {name: both[0] for name, both in tracks.items()})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.confusion import confusions, recalls
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
@@ -67,21 +68,24 @@ def thin_sites(
         known = [label for label, can in zip(classes, seen[name], strict=True) if can]
         missing = [label for i, label in enumerate(classes) if i not in scored[name].target]
         if not len(scored[name].target):
-            found.append(f"site {name} has no {rows} row: it has no figures")
+            found.append(f"site {name} has no {rows} row, so it has no figures")
         elif len(known) == 1 < len(classes):
             found.append(
-                f"site {name} has one class in its training rows, {known[0]}: "
-                "it can only name that one, and its figures say nothing"
+                f"site {name} has one class in its training rows, {known[0]}: it can predict no other, so its "
+                "figures mean nothing"
             )
         elif missing:
             some = ", ".join(missing[:MOST_NAMED]) + (" and others" if len(missing) > MOST_NAMED else "")
             found.append(
-                f"site {name} has no {rows} row of class {some}: "
-                f"its figures are over the {len(classes) - len(missing)} of {len(classes)} classes it has"
+                f"site {name} has no {rows} row of class {some}: its figures cover the "
+                f"{len(classes) - len(missing)} of {len(classes)} classes that it has"
             )
     if len(found) > MOST_LINES:
         left = len(found) - MOST_LINES + 1
-        found[MOST_LINES - 1 :] = [f"{left} more sites are judged on fewer classes, see classes_tested of each site"]
+        found[MOST_LINES - 1 :] = [
+            f"{counted(left, 'more site is', 'more sites are')} judged on fewer classes; see "
+            "classes_tested of each site"
+        ]
     return found
 
 

@@ -64,10 +64,12 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
     no run, or the runs are of different tasks.
     """
     if not summaries:
-        raise ValueError("there is no run to show; give at least one run folder")
+        raise ValueError("no run was given; name at least one run directory")
     tasks = sorted({str(summary.get("task")) for summary in summaries})
     if len(tasks) > 1:
-        raise ValueError(f"the runs are of {len(tasks)} tasks ({', '.join(tasks)}); a table compares runs of one task")
+        raise ValueError(
+            f"the runs belong to {len(tasks)} tasks ({', '.join(tasks)}), and a table compares runs of one task"
+        )
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in chain.from_iterable(map(_answers, summaries)):
         key = tuple(
@@ -207,7 +209,7 @@ def render_table(
     A ``ValueError`` where the style is unknown, there is no run, or the runs are of different tasks.
     """
     if style not in FORMATS:
-        raise ValueError(f"table format {style!r} is unknown; {', '.join(FORMATS)} are known")
+        raise ValueError(f"table format {style!r} is unknown; choose one of {', '.join(FORMATS)}")
     rows = table_rows(summaries, metric, ddof)
     text = caption(summaries, machine, metric, ddof)
     if style == "json":

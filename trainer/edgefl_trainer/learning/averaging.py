@@ -21,7 +21,7 @@ def weighted_mean(
     names = sorted(replies)
     total = math.fsum(weights[name] for name in names)
     if total <= 0:
-        raise TrainingError("no reply of this round counts a training image: nothing can be averaged.")
+        raise TrainingError("no reply of this round has a training image, so nothing can be averaged.")
     mean: dict[str, NDArray[np.generic]] = {}
     for key in sorted(replies[names[0]].arrays if tensors is None else tensors):
         first = replies[names[0]].arrays[key]
@@ -47,5 +47,5 @@ def image_count(reply: Payload, name: str) -> float:
     """Read a number of images that a reply tells; a `TrainingError` where it is missing, no number, or negative."""
     count = reply.scalars.get(name)
     if not isinstance(count, int | float) or count < 0:
-        raise TrainingError(f"a reply says {name} = {count!r}; a number of images is 0 or more.")
+        raise TrainingError(f"a reply says {name} = {count!r}; a number of images must be 0 or more.")
     return float(count)

@@ -25,6 +25,7 @@ from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
 from edgefl_protocol.rules.defaults import usual_prompt_length
 from edgefl_protocol.rules.draws import Augment
 from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Declaration, Predictor, Presets, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -120,7 +121,8 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
     """
     if classes < 2:
         raise SettingError(
-            f"the task has {classes} class; an evidential head needs at least two: widen --classes or the data."
+            f"the task has {counted(classes, 'class', 'classes')}, and an evidential head needs at least two: add "
+            "classes with --classes, or use other data."
         )
     settled_readout(recipe.readout, spec)
     if recipe.prompts == "none":
@@ -168,7 +170,8 @@ def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
     prior = class_prior(shown, recipe.prior_floor).float().to(site.device)
     if not bool((prior > 0).all()):
         raise TrainingError(
-            f"site {site.name} has images of one class only, whose prior W is 0 with prior_floor=0: raise prior_floor."
+            f"site {site.name} has images of one class only, and its prior W is then 0 with prior_floor=0: raise "
+            "prior_floor."
         )
     return prior
 
@@ -226,7 +229,11 @@ def learn(
     for term, share in zip(terms, largest, strict=True):
         if share < LEAST_SHARE:
             site.report(
-                {"warning": f"{site.name}: the term {term.name} stays at {share:.1e} of the loss: it does nothing"}
+                {
+                    "warning": (
+                        f"{site.name}: the term {term.name} stays at {share:.1e} of the loss, so it has no effect"
+                    )
+                }
             )
 
 

@@ -83,7 +83,7 @@ def choose_readout(reports: Mapping[str, ProbeReport]) -> str:
     A ``ValueError`` where there is none to choose from.
     """
     if not reports:
-        raise ValueError("no readout was probed; give at least one")
+        raise ValueError("no readout to probe was given; name at least one")
     return max(reports, key=lambda readout: -1.0 if (mean := reports[readout].mean) is None else mean)
 
 
@@ -107,7 +107,7 @@ def fit_predict(
 
     known = np.unique(target_fit)
     if known.size == 0:
-        raise ValueError("there is no labelled row to fit a logistic regression on")
+        raise ValueError("there is no labelled row to fit a logistic regression to")
     probabilities = np.zeros((features.shape[0], classes))
     if known.size == 1:
         probabilities[:, known[0]] = 1.0

@@ -29,7 +29,9 @@ def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.ge
     found = {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
     for name in found:
         if name not in allowed:
-            raise TrainingError(f"the array {name[:40]} names no class of this task: {kind}.0 to {kind}.{classes - 1}.")
+            raise TrainingError(
+                f"the array {name[:40]} belongs to no class of this task, which has {kind}.0 to {kind}.{classes - 1}."
+            )
     return {allowed[name]: value for name, value in sorted(found.items())}
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, Predictor, Presets, Site, Task
 from edgefl_trainer.errors import SettingError
@@ -100,13 +101,17 @@ def check_fits(task: Task, insert: Insert | None) -> None:
         SettingError: fewer than two classes, prompts for a network that has no tokens, or behind its last block.
     """
     if len(task.classes) < 2:
-        raise SettingError(f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes.")
+        raise SettingError(
+            f"the task has {counted(len(task.classes), 'class', 'classes')}, and a classifier needs "
+            "at least two: add classes with --classes, or use other data."
+        )
     if insert is None:
         return
     depth = require_vit(task.backbone, "a prompt token").depth
     if insert.last_block >= depth:
         raise SettingError(
-            f"prompts enter before block {insert.last_block}; the blocks of this backbone are 0 to {depth - 1}."
+            f"prompts enter before block {insert.last_block}, but the blocks of this backbone are 0 to {depth - 1}: "
+            "choose one of them."
         )
 
 

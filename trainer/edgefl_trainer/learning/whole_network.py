@@ -81,7 +81,7 @@ class NetworkRecipe:
         usual: Readout = "pooled" if isinstance(spec, CNNSpec) else "mean"
         found: Readout = usual if self.readout == "auto" else self.readout
         if (found == "pooled") != isinstance(spec, CNNSpec):
-            raise SettingError(f"readout is {found!r}; {spec.name} has {usual!r}: leave --set readout out.")
+            raise SettingError(f"readout is {found!r}, but {spec.name} has only {usual!r}: leave --set readout out.")
         return found
 
 

@@ -102,7 +102,7 @@ class Exchanges:
         try:
             return bool(json.loads(path.read_bytes())["round"] == number) if path.exists() else False
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}): remove it.", "damaged") from error
+            raise RunError(f"{path} is damaged ({error}): remove it and try again.", "damaged") from error
 
     def judged(self, broadcast: Payload) -> Mapping[str, Scalar]:
         """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.
@@ -128,8 +128,9 @@ class Exchanges:
             if told == (phase.kind, phase.round, self.work.task.rounds):
                 return phase
         raise TrainingError(
-            f"the broadcast of exchange {number} is of phase {told[0]}, round {told[1]} of {told[2]}, which "
-            f"{self.work.settings.method} does not have there in this version: update edgefl-derm, here or there."
+            f"the broadcast of exchange {number} is of phase {told[0]}, round {told[1]} of {told[2]}, but this "
+            f"version of {self.work.settings.method} expects another: update edgefl-derm, here or at the "
+            "coordinator."
         )
 
     @property

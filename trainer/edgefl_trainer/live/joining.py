@@ -171,8 +171,8 @@ def _learn(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskRep
     content = exchanges.learned(number, broadcast).reply.to_bytes()
     if len(content) > told.max_reply_bytes:
         raise TrainingError(
-            f"the reply of round {number} has {len(content):,} bytes, the federation takes {told.max_reply_bytes:,}: "
-            "ask its operator for a larger limits.reply_bytes."
+            f"the reply of round {number} has {len(content):,} bytes, but the federation takes at most "
+            f"{told.max_reply_bytes:,}: ask its operator for a larger limits.reply_bytes."
         )
     return Reply(number, content)
 
@@ -217,8 +217,8 @@ def _check_same(begun: TaskReply, told: TaskReply) -> None:
     for name in AGREED:
         if getattr(begun, name) != getattr(told, name):
             raise FederationRefused(
-                f"the coordinator changed {name} of its task after it began: ask its operator, and join anew with "
-                "another --out."
+                f"the coordinator changed {name} of its task after the federation began: ask its operator, and join "
+                "again with another --out."
             )
 
 

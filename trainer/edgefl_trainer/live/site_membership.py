@@ -140,8 +140,8 @@ class SiteMembership:
     def _same(self, known: Membership, invite: Invite) -> Membership:
         if known.token_sha256 != invite.token_sha256:
             raise RunError(
-                f"{self.folder} holds {known.name} of the federation {known.federation}, made by another invite: name "
-                "another --out, or leave INVITE out."
+                f"{self.folder} belongs to {known.name} of the federation {known.federation}, which joined with "
+                "another invite: name another --out, or leave INVITE out."
             )
         return known
 

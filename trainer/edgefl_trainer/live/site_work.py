@@ -111,10 +111,11 @@ def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
         )
     if not (told.train_rounds and told.epochs and told.backbone):
         raise FederationRefused(
-            "the coordinator does not tell rounds, epochs and backbone of its task: ask its operator to update."
+            "the coordinator does not state rounds, epochs and backbone of its task: ask its operator to update "
+            "edgefl-derm."
         )
     if not kind.needs_labels and options.balance != "none":
-        raise SettingError(f"{told.method} uses no labels, so --balance {options.balance} has no meaning.")
+        raise SettingError(f"{told.method} uses no labels, so --balance {options.balance} has no effect: leave it out.")
     unlabelled = options.unlabelled or ("none" if kind.needs_labels else "spread")
     try:
         settings = RunSettings(
@@ -145,7 +146,7 @@ def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
         raise FederationRefused(f"{told.method} exchanges nothing, so there is nothing to join.")
     if told.travels and set(told.travels) != set(method.travels):
         raise FederationRefused(
-            f"the federation says that {listed(told.travels)} leave a site, {told.method} of this version sends "
+            f"the federation says that {listed(told.travels)} leave a site, but {told.method} of this version sends "
             f"{listed(method.travels)}: {UPDATE}."
         )
     return settings
@@ -169,8 +170,8 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
         ) from error
     if isinstance(wanted, CNNSpec) and not PLAIN.fullmatch(str(wanted.architecture)):
         raise FederationRefused(
-            f"the task's network {str(wanted.architecture)[:60]!r} is no name of timm's own, and nothing is fetched "
-            "from where a coordinator says: ask its operator for a network that timm knows."
+            f"the task's network {str(wanted.architecture)[:60]!r} is not a name that timm knows, and nothing is "
+            "fetched from an address that a coordinator gives: ask its operator for a network that timm knows."
         )
     learned = not declared(method).freezes
     name = options.backbone or wanted.name
@@ -185,8 +186,8 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
         return found
     if found.spec.sha256 != wanted.sha256 or shape(found.spec) != shape(wanted):
         raise FederationRefused(
-            f"the backbone {name} has the SHA-256 {found.spec.sha256[:16]}… here, the federation's {wanted.name} has "
-            f"{wanted.sha256[:16]}…: ask the operator for that file and name it with --backbone file:PATH."
+            f"your backbone {name} has the SHA-256 {found.spec.sha256[:16]}…, but the federation's {wanted.name} "
+            f"has {wanted.sha256[:16]}…: ask the operator for that file and name it with --backbone file:PATH."
         )
     return found
 
@@ -221,7 +222,7 @@ def only_site(federation: Federation, site: str) -> Federation:
     if site and site not in federation.sites:
         raise SettingError(f"the data has no site {site!r}; it has {listed(names)}.")
     if not site and len(names) > 1:
-        raise SettingError(f"the data has the sites {listed(names)}: say which one this is with --site NAME.")
+        raise SettingError(f"the data has the sites {listed(names)}: name this site with --site NAME.")
     chosen = site or names[0]
     return replace(federation, sites={chosen: federation.sites[chosen]}, held_out=())
 
@@ -234,8 +235,8 @@ def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
     unknown = [name for name in federation.classes if name not in classes]
     if unknown:
         raise SettingError(
-            f"the data has the class {unknown[0]!r}, the federation knows {listed(classes)}: name classes alike, or "
-            "choose images with --classes."
+            f"the data has the class {unknown[0]!r}, but the federation's classes are {listed(classes)}: use the "
+            "federation's names, or choose images with --classes."
         )
     index = np.array([*(classes.index(name) for name in federation.classes), -1], dtype=np.int64)
     return replace(federation, classes=tuple(classes), labels=index[federation.labels])

@@ -53,11 +53,13 @@ class FedAvg:
 
     def __post_init__(self) -> None:
         if self.recipe.prompts == "g" and self.share != "g":
-            raise SettingError("prompts is 'g'; with this method one prompt set is asked for with --set share=g.")
+            raise SettingError(
+                "prompts is 'g', but this method shares one set of prompts with --set share=g: leave prompts out."
+            )
         if self.recipe.prompts != "none":
             object.__setattr__(self, "recipe", replace(self.recipe, prompts="g" if self.share == "g" else "bt"))
         elif self.share != "bt" or self.kd:
-            raise SettingError("prompts is 'none', which leaves the head alone to share: leave out share and kd.")
+            raise SettingError("prompts is 'none', so only the head can be shared: leave out share and kd.")
 
     @property
     def travels(self) -> tuple[str, ...]:

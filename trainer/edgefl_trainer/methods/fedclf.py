@@ -54,7 +54,8 @@ class FedCLF:
     def __post_init__(self) -> None:
         if self.noise.dp_noise and not self.shares:
             raise SettingError(
-                f"dp_noise is {self.noise.dp_noise}, but with negatives=local no feature travels: leave one out."
+                f"dp_noise is {self.noise.dp_noise}, but with negatives=local no feature travels: leave one of the "
+                "two out."
             )
 
     @property
@@ -97,7 +98,9 @@ class FedCLF:
             return self._divided(site, new, {}, model, round_)
         others = feature_bank.incoming(broadcast.arrays, site.device) if self.shares else None
         if self.shares and others is None and round_ == 1:
-            site.report({"warning": f"site {site.name} received no other site's features: its own are the negatives."})
+            site.report(
+                {"warning": (f"site {site.name} received no other site's features, so it uses its own as negatives.")}
+            )
         learned = contrast.contrast_round(
             self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=keeps_local(self.negatives)
         )

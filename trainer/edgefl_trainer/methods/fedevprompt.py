@@ -43,7 +43,9 @@ class FedEvPrompt:
 
     def __post_init__(self) -> None:
         if self.recipe.prompts == "none":
-            raise SettingError("prompts is 'none'; without prompts no map can be learned: use local, or leave it out.")
+            raise SettingError(
+                "prompts is 'none'; without prompts no map can be learned: use the method local, or leave prompts out."
+            )
 
     phases = method_parts.train_rounds  # the buffer is empty in the first
 

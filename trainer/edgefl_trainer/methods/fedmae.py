@@ -138,7 +138,9 @@ class FedMAE:
         received = as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
         missing, unknown = model.load_state_dict(received, strict=False)
         if unknown or any(name != POSITIONS and not self._stays(name) for name in missing):
-            raise TrainingError(f"the broadcast lacks or adds tensors: {sorted({*missing, *unknown})[:3]}.")
+            raise TrainingError(
+                f"the broadcast lacks some tensors or holds others: {', '.join(sorted({*missing, *unknown})[:3])}."
+            )
         self._train(model, site, int(broadcast.scalars["round"]))
         shared, kept = self._split(as_arrays(dict(model.named_parameters())))
         return State(kept), Payload(shared, {"n_train": n_train})

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from edgefl_protocol import Payload
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts, whole_network
@@ -67,7 +68,8 @@ class FineTune:
         """Begin with the pre-trained network and a fresh head; with nothing in local mode."""
         if len(task.classes) < 2:
             raise SettingError(
-                f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes."
+                f"the task has {counted(len(task.classes), 'class', 'classes')}, and a classifier needs at least "
+                "two: add classes with --classes, or use other data."
             )
         if not task.initial and is_trained(task.backbone.name):
             raise SettingError(

@@ -84,7 +84,9 @@ class PepFedPT:
             dp_clip_l1=(0 <= self.dp_clip_l1 <= 1e9, "0 (not clipped) to 1000000000"),
         )
         if self.dp_clip_l1 > 0 and self.dp_epsilon == 0:
-            raise SettingError(f"dp_clip_l1 is {self.dp_clip_l1} without noise: give dp_epsilon, too, or leave it out.")
+            raise SettingError(
+                f"dp_clip_l1 is {self.dp_clip_l1}, but there is no noise: give dp_epsilon too, or leave dp_clip_l1 out."
+            )
 
     def insert(self, depth: int) -> Mixed:
         """Say where prompts enter a network of that many blocks."""
@@ -172,7 +174,9 @@ class PepFedPT:
         cost, before = self.dp_epsilon * len(zeros), float(state.values.get("epsilon_spent", 0.0))
         if before == 0:
             most = cost * (site.task.rounds + 1)
-            site.report({"warning": f"class means of site {site.name} cost epsilon {cost:g} a round, {most:g} in all."})
+            site.report(
+                {"warning": (f"class means of site {site.name} cost epsilon {cost:g} a round and {most:g} in all.")}
+            )
         return {PROTOTYPES: sent}, {"epsilon_spent": before + cost}
 
 

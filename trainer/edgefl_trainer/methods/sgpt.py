@@ -75,7 +75,9 @@ class SGPT:
 
     def __post_init__(self) -> None:
         if self.recipe.readout == "mean":
-            raise SettingError("readout is 'mean'; sgpt reads the class token, later with the group's: leave it out.")
+            raise SettingError(
+                "readout is 'mean', but sgpt reads the class token, later together with the group's: leave readout out."
+            )
         object.__setattr__(self, "recipe", replace(self.recipe, readout="cls"))
         check_bounds(
             self,
@@ -93,7 +95,7 @@ class SGPT:
         group = self.group_blocks or tuple(range(behind, behind + max(1, depth // 4)))
         if group[0] < behind:
             raise SettingError(
-                f"group_blocks begin at {group[0]}; allowed: behind the last of shared_blocks, {behind} or more."
+                f"group_blocks begin at {group[0]}; allowed: after the last of shared_blocks, so {behind} or more."
             )
         return Grouped(shared_blocks=shared, group_blocks=group)
 
@@ -103,7 +105,10 @@ class SGPT:
         draw = torch.Generator().manual_seed(task.seed)
         check_fits(task, insert)
         if self.groups > spec.width:
-            raise SettingError(f"groups is {self.groups}; this network has room for {spec.width} keys at right angles.")
+            raise SettingError(
+                f"groups is {self.groups}, but this network has room for only {spec.width} "
+                "orthogonal keys: lower groups."
+            )
         tensors = {
             SHARED: torch.zeros((len(insert.shared_blocks), 1, spec.width)),
             GROUPS: token_init(spec, (len(insert.group_blocks), self.groups, spec.width), draw),

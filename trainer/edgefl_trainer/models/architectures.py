@@ -53,8 +53,8 @@ class Architecture:
             )
         if (self.image_px // self.patch) ** 2 > MAX_PATCHES:
             raise BackboneError(
-                f"images of {self.image_px} px give {(self.image_px // self.patch) ** 2} patches of {self.patch} px; "
-                f"allowed: {MAX_PATCHES}."
+                f"images of {self.image_px} px give {(self.image_px // self.patch) ** 2} patches of {self.patch} "
+                f"px; allowed: at most {MAX_PATCHES}."
             )
 
 
@@ -129,12 +129,14 @@ class CNNArchitecture:
         if not re.fullmatch(r"[a-z0-9_]{1,64}", self.cnn) or not timm.is_model(self.cnn):
             near = get_close_matches(self.cnn, timm.list_models(), n=3)
             guess = f" (near: {', '.join(near)})" if near else ""
-            raise BackboneError(f"timm knows no network {self.cnn!r}{guess}: name one such as cnn:resnet18.")
+            raise BackboneError(f"timm has no network {self.cnn!r}{guess}: name one that it has, such as cnn:resnet18.")
         if not 1 <= self.image_px <= MOST_PX:
             raise BackboneError(f"the backbone's image_px is {self.image_px}; allowed: 1 to {MOST_PX}.")
         for values in (self.mean, self.std):
             if len(values) != 3 or not all(0 <= value <= 1 for value in values):
-                raise BackboneError(f"a backbone's channel means and deviations are three in [0, 1], not {values}.")
+                raise BackboneError(
+                    f"a backbone's channel means and deviations must be three numbers from 0 to 1 each, not {values}."
+                )
         if not all(self.std):
             raise BackboneError("a channel deviation of the backbone is 0.")
 
@@ -150,8 +152,8 @@ def build_cnn(name: str, seed: int) -> nn.Module:
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
     if uses_attention(network):
         raise BackboneError(
-            f"{name} is a {type(network).__name__}, no convolutional network: name one such as cnn:resnet18, "
-            "or vit:WIDTHxDEPTH/PATCH."
+            f"{name} is not a convolutional network but a {type(network).__name__}: name one such as cnn:resnet18, "
+            "or use vit:WIDTHxDEPTH/PATCH."
         )
     return network
 
@@ -172,8 +174,8 @@ def pooled_width(network: nn.Module, name: str, image_px: int) -> int:
     least = int(stages[-1].get("reduction", 1))  # pixels along one side that become one position
     if image_px < least:
         raise BackboneError(
-            f"backbone {name} makes one position of {least} px and cannot take images of {image_px} px: "
-            f"use --image-px {least} or more."
+            f"backbone {name} cannot take images of {image_px} px, which are too small for it: use --image-px "
+            f"{least} or more."
         )
     device = next(network.parameters()).device
     try:

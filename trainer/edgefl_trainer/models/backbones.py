@@ -141,7 +141,7 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
         if (told := where_to_get(name)) is not None:
             raise BackboneError(told)
         with_us = f", or one that comes with EdgeFL: {', '.join(shipped)}" if shipped else ""
-        raise BackboneError(f"no backbone is called {name!r}: use {FORMS}{with_us}.")
+        raise BackboneError(f"there is no backbone {name!r}: use {FORMS}{with_us}.")
     return _frozen(_fresh_vit(architecture, seed), name, architecture, self_supervised=True)
 
 
@@ -178,12 +178,14 @@ def load_weights(network: nn.Module, arrays: Mapping[str, NDArray[np.generic]], 
         missing, unexpected = network.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise BackboneError(
-            f"backbone {name} holds tensors of other shapes than its architecture: learn or copy it again.",
+            f"backbone {name} holds tensors whose shapes do not fit its architecture: learn it again, or copy it "
+            "again.",
             "backbone_unreadable",
         ) from error
     if odd := sorted({*unexpected, *missing} - {"pos_embed"}):
         raise BackboneError(
-            f"backbone {name} lacks or adds the tensors {', '.join(odd[:4])}: learn or copy it again.",
+            f"backbone {name} lacks some tensors or holds others ({', '.join(odd[:4])}): learn it again, or copy it "
+            "again.",
             "backbone_unreadable",
         )
 
@@ -223,7 +225,8 @@ def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
         self_supervised = bool(facts["self_supervised"])
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise BackboneError(
-            f"{path} is not a backbone this program wrote ({error}): name the folder of a finished run without labels.",
+            f"{path} is not a backbone that this program wrote ({error}): name the folder of a finished run without "
+            "labels.",
             "backbone_unreadable",
         ) from error
     if isinstance(architecture, CNNArchitecture):  # takes images of any size
@@ -231,8 +234,8 @@ def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
         network = build_cnn(architecture.cnn, 0)
     elif image_px not in (None, architecture.image_px):
         raise BackboneError(
-            f"backbone {name} was learned on {architecture.image_px}-px images and cannot take {image_px} px: "
-            f"use --image-px {architecture.image_px} or another backbone."
+            f"backbone {name} was learned on {architecture.image_px}-px images and cannot take images of {image_px} "
+            f"px: use --image-px {architecture.image_px} or another backbone."
         )
     else:
         network = build_vit(architecture)
@@ -261,7 +264,7 @@ def _from_timm(model: str, name: str, image_px: int | None) -> Backbone:
     }
     if not isinstance(network, VisionTransformer):
         if uses_attention(network):
-            raise BackboneError(f"{name} is a {type(network).__name__}, which takes no prefix prompts: {plain}.")
+            raise BackboneError(f"{name} is a {type(network).__name__}, which cannot take prefix prompts: {plain}.")
         px = image_px or int(config["input_size"][-1])
         width = pooled_width(network, name, px)
         architecture = model.rpartition("/")[2].partition(".")[0]  # without hub and tag

@@ -26,7 +26,7 @@ class CNNOutput(NamedTuple):
         A `ValueError` where a readout of tokens is asked for.
         """
         if name != "pooled" or prompts:
-            raise ValueError(f"a convolutional network has no readout {name!r}, its feature is 'pooled'")
+            raise ValueError(f"a convolutional network has no readout {name!r}, only 'pooled'")
         return self.pooled
 
 

@@ -204,7 +204,7 @@ def insert_from_json(found: Mapping[str, Any]) -> Insert:
     """Read an insert from plain values; a `ValueError` for an unknown kind or field."""
     kind = INSERTS.get(str(found.get("kind")))
     if kind is None:
-        raise ValueError(f"unknown kind of prompt tokens {found.get('kind')!r}; known are {', '.join(INSERTS)}")
+        raise ValueError(f"unknown kind of prompt tokens {found.get('kind')!r}; known: {', '.join(INSERTS)}")
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name != "kind"}
     for name, value in fields.items():
         if isinstance(value, tuple) and not all(type(block) is int for block in value):

@@ -131,7 +131,7 @@ class ScoreModule(nn.Module):
         super().__init__()
         pooled = isinstance(backbone, FrozenCNN)
         if (options.readout == "pooled") is not pooled or (pooled and (options.prompts or options.insert)):
-            raise ValueError(f"{backbone.spec.name} takes no readout {options.readout!r} with these prompts")
+            raise ValueError(f"{backbone.spec.name} has no readout {options.readout!r} with these prompts")
         if shown is not None and shown not in graph_maps(backbone, options.readout):
             raise ValueError(f"{backbone.spec.name} with readout {options.readout!r} has no map {shown!r} to show")
         self.backbone = backbone
@@ -147,7 +147,7 @@ class ScoreModule(nn.Module):
     def vit(self) -> FrozenViT:
         """The backbone, for what only a vision transformer can do; a `TypeError` where it is none."""
         if not isinstance(self.backbone, FrozenViT):
-            raise TypeError(f"{self.backbone.spec.name} is no vision transformer")
+            raise TypeError(f"{self.backbone.spec.name} is not a vision transformer")
         return self.backbone
 
     def logits(self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor]) -> Float[Tensor, "B K"]:

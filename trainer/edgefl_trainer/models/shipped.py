@@ -32,8 +32,8 @@ def where_to_get(name: str) -> str | None:
     if name not in APART:
         return None
     return (
-        f"the backbone {name} is not in the wheel, for its licence is {APART[name]}: take backbones/{name}.safetensors "
-        f"from EdgeFL's repository and name its folder with {ENVIRONMENT}=DIR."
+        f"the backbone {name} is not in the wheel because of its licence, {APART[name]}: copy "
+        f"backbones/{name}.safetensors from EdgeFL's repository and name its folder with {ENVIRONMENT}=DIR."
     )
 
 

@@ -78,7 +78,7 @@ def settled_readout(wanted: str, spec: BackboneSpec) -> str:
     if wanted == "auto":
         return offered[0] if len(offered) == 1 else wanted
     if wanted not in offered:
-        raise SettingError(f"readout is {wanted!r}; {spec.name} offers {', '.join(offered)}: leave it out.")
+        raise SettingError(f"readout is {wanted!r}, but {spec.name} offers {', '.join(offered)}: leave readout out.")
     return wanted
 
 
@@ -90,8 +90,8 @@ def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
     if isinstance(spec, ViTSpec):
         return spec
     raise SettingError(
-        f"{what} needs a vision transformer; {spec.name} is a convolutional network: "
-        "use the method head, one that takes --set prompts=none, or another --backbone."
+        f"{what} needs a vision transformer, but {spec.name} is a convolutional network: use the method head, a "
+        "method that takes --set prompts=none, or another --backbone."
     )
 
 

@@ -51,7 +51,7 @@ class ViTOutput(NamedTuple):
         A `ValueError` where a readout of convolutional networks is asked for.
         """
         if name == "pooled":
-            raise ValueError("a vision transformer has no readout 'pooled', its features are 'cls' and 'mean'")
+            raise ValueError("a vision transformer has no readout 'pooled', only 'cls' and 'mean'")
         if name == "prompted":
             return torch.cat([self.cls.unsqueeze(1), self.inserted[:, :prompts]], dim=1).mean(dim=1)
         return self.cls if name == "cls" else self.patch_mean

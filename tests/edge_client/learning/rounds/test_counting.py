@@ -39,7 +39,7 @@ def test_a_round_is_learned_and_answered_in_one_sync(device: Learner) -> None:
     assert (again["learning"]["state"], again["learning"]["code"], again["sent"]) == ("skipped", "replied", [])
     status = run_status(Device(home=device.home), online=False)
     assert status["learning"]["counted_round"] == 1 and status["learning"]["table"].endswith("labels.csv")
-    assert "last round that was learned here and counted: 1" in status_text(status)
+    assert "last round learned here that counted: 1" in status_text(status)
 
 
 def test_the_next_round_begins_with_the_last_that_counted(device: Learner) -> None:
@@ -99,7 +99,10 @@ def test_a_new_federation_of_the_same_name_meets_nothing_of_the_old(device: Lear
 def test_a_round_that_closed_meanwhile_is_skipped(device: Learner) -> None:
     """A paused round whose time is over leaves the site as it was, as a site of the local engine that takes no part."""
     paused = device.report(PAUSE)
-    assert paused["learning"]["state"] == "paused" and paused["learning"]["reason"] == "1e-09 minutes are over"
+    assert (
+        paused["learning"]["state"] == "paused"
+        and paused["learning"]["reason"] == "the limit of 1e-09 minutes is reached"
+    )
     device.open_round(2)
     found = device.report()
     assert found["learning"]["round"] == 2 and device.coordinator.effects[0][1] == 2

@@ -136,9 +136,17 @@ def telling(device: Learner, backbone: Mapping[str, Any] | None = None, **settin
 @pytest.mark.parametrize(
     ("settings", "backbone", "sentence"),
     [
-        ({"loss": "ce"}, {}, "the federation's loss is ce, the training step of this bundle has evidential"),
-        ({"evidence": "relu"}, {}, "the federation's evidence is relu, the training step of this bundle has softplus"),
-        ({"rollout": "sink"}, {}, "the federation's rollout is sink, the training step of this bundle has renormalise"),
+        ({"loss": "ce"}, {}, "the federation's loss is ce, but the training step of this bundle has evidential"),
+        (
+            {"evidence": "relu"},
+            {},
+            "the federation's evidence is relu, but the training step of this bundle has softplus",
+        ),
+        (
+            {"rollout": "sink"},
+            {},
+            "the federation's rollout is sink, but the training step of this bundle has renormalise",
+        ),
         ({}, {"sha256": "f" * 64}, "the federation's frozen network (SHA-256) is ffff"),
     ],
 )

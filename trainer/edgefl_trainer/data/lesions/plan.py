@@ -48,7 +48,7 @@ def parse_settings(options: Mapping[str, str]) -> LesionSettings:
     classes = tuple(options["classes"].split("+"))
     unknown = [name for name in classes if name not in SIGNS]
     if unknown or len(set(classes)) != len(classes):
-        raise SpecError(f"lesions:classes={options['classes']} is not known; draw {'+'.join(SIGNS)} or some of them.")
+        raise SpecError(f"lesions:classes={options['classes']} is not known; choose from {'+'.join(SIGNS)}.")
     try:
         skew = float(options["skew"])
     except ValueError:

@@ -94,7 +94,8 @@ def _names(store: FileStore, file: str, count: int) -> tuple[str, ...]:
     names = tuple(line for _, line in found.lines)
     if len(names) != count or len(set(names)) != count:
         raise DataError(
-            f"{found.where} has {len(set(names))} different class names; the official file has {count}, one a line."
+            f"{found.where} has {len(set(names))} different class names; the official file has {count}, one on each "
+            "line."
         )
     return names
 
@@ -104,7 +105,7 @@ def _records(store: FileStore, file: str, fine: Sequence[str]) -> Records:
     where = f"{file} in {store.name}"
     if not data or len(data) % RECORD_BYTES:
         raise DataError(
-            f"{where} has {len(data):,} bytes, which is no whole number of records of {RECORD_BYTES:,} bytes; "
+            f"{where} has {len(data):,} bytes, which is not a whole number of records of {RECORD_BYTES:,} bytes; "
             f"unpack {ARCHIVE} again."
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, RECORD_BYTES)
@@ -112,15 +113,15 @@ def _records(store: FileStore, file: str, fine: Sequence[str]) -> Records:
         wrong = np.flatnonzero(records[:, column] >= count)
         if len(wrong):
             raise DataError(
-                f"{where} record {wrong[0]} has the {kind} class {records[wrong[0], column]}; "
-                f"allowed are 0 to {count - 1}."
+                f"{where} record {wrong[0]} has the {kind} class {records[wrong[0], column]}; allowed: 0 to "
+                f"{count - 1}."
             )
     images = np.bincount(records[:, 1], minlength=FINE)
     if images.min() != images.max():
         few, many = fine[int(images.argmin())], fine[int(images.argmax())]
         raise DataError(
-            f"{where} holds {images.min()} images of {few} but {images.max()} of {many}; the official file has equally "
-            f"many of each class, so this one is not whole: unpack {ARCHIVE} again."
+            f"{where} holds {images.min()} images of {few} but {images.max()} of {many}; the official file has "
+            f"equally many of each class, so a part of this one is missing: unpack {ARCHIVE} again."
         )
     return records
 

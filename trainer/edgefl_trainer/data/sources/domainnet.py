@@ -45,7 +45,7 @@ def read_domainnet(path: Path, classes: str) -> SourceRows:
     A `DataError` where there is no split file, one of a pair or a picture is missing, or a line is damaged.
     """
     if classes not in CLASSES:
-        raise SpecError(f"classes={classes} is not known for domainnet:; allowed are {' and '.join(CLASSES)}.")
+        raise SpecError(f"classes={classes} is not known for domainnet:; allowed: {', '.join(CLASSES)}.")
     store = open_store(path)
     wanted = TEN if classes == "ten" else None
     numbers: dict[str, int] = {}
@@ -60,7 +60,7 @@ def read_domainnet(path: Path, classes: str) -> SourceRows:
             rows += _rows(read_lines(store, file), domain, split, wanted, numbers)
     if not rows:
         names = ", ".join(DOMAINS)
-        raise DataError(f"{store.name} has no DOMAIN_train.txt that lists a wanted class; domains are {names}.")
+        raise DataError(f"{store.name} has no DOMAIN_train.txt that lists a wanted class; the domains are {names}.")
     return SourceRows(f"domainnet:{path}", tuple(rows), file_pixels(store, rows))
 
 
@@ -78,12 +78,12 @@ def _rows(
         name, _, digits = line.rpartition(" ")
         parts = name.split("/")
         if len(parts) != 3 or parts[0] != domain:
-            raise DataError(f"{where} is {line!r}; a line is {domain}/CLASS/NAME.jpg NUMBER.")
+            raise DataError(f"{where} is {line!r}; it must be of the form {domain}/CLASS/NAME.jpg NUMBER.")
         number = int(digits) if _NUMBER.fullmatch(digits) else NUMBERS
         if number >= NUMBERS or numbers.setdefault(parts[1], number) != number:
             raise DataError(
-                f"{where} gives {parts[1]} the class number {digits}; "
-                f"a class has one number from 0 to {NUMBERS - 1} in all files."
+                f"{where} gives {parts[1]} the class number {digits}; each class must have one number from 0 to "
+                f"{NUMBERS - 1}, the same in all files."
             )
         check_relative(name, where)
         if wanted is None or parts[1] in wanted:

@@ -46,7 +46,7 @@ def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
     if len(missing) > 1:  # one is named by what digests the files
         rest = ", ".join(missing[1:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
         head = f"{len(missing)} of {len(rows)} pictures are missing: {missing[0]} is not in {store.name}"
-        raise DataError(f"{head}, nor are {rest}; add them or take them off the list.")
+        raise DataError(f"{head}, nor are {rest}; add them, or remove them from the list.")
     return FilePixels(store, store.identity([row.source for row in rows]))
 
 
@@ -59,4 +59,4 @@ def _read_picture(store: FileStore, image_px: int, fit: Fit, row: Row) -> Pixels
         return resize(image, image_px, fit)
     except ImageError as error:
         reason = str(error).rstrip(".")
-        raise DataError(f"Image {row.image!r} ({row.source} in {store.name}) is not usable: {reason}.") from error
+        raise DataError(f"Image {row.image!r} ({row.source} in {store.name}) cannot be used: {reason}.") from error

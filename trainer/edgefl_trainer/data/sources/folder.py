@@ -29,12 +29,15 @@ def read_folder(path: Path) -> SourceRows:
     empty = [name for name in store.top_folders() if name not in used]
     if empty:
         raise DataError(
-            f"The folder {empty[0]} in {path} holds no .jpg, .jpeg or .png file; add its pictures or take it away."
+            f"The folder {empty[0]} in {path} holds no .jpg, .jpeg or .png file; add its pictures, or remove the "
+            "folder."
         )
     depth = 2 if any(name.count("/") == 2 for name in names) else 1
     odd = next((name for name in names if name.count("/") != depth), None)
     if odd is not None:
-        raise DataError(f"{odd} in {path} is out of place; pictures lie at SITE/CLASS/NAME, or all at CLASS/NAME.")
+        raise DataError(
+            f"{odd} in {path} is in the wrong place; put all pictures at SITE/CLASS/NAME, or all at CLASS/NAME."
+        )
     rows = tuple(_row(name) for name in names)
     return SourceRows(f"folder:{path}", rows, file_pixels(store, rows))
 

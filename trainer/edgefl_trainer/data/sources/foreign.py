@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import decode, resize
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.lesions import draw_skin
 from edgefl_trainer.data.sources.store import is_image_name, open_store
@@ -39,11 +40,11 @@ def read_foreign(source: str, image_px: int) -> NDArray[np.uint8]:
     store = open_store(Path(source).expanduser())
     names = [name for name in store.names() if is_image_name(name)]
     if not 1 <= len(names) <= MAX_PICTURES:
-        raise DataError(f"{source} holds {len(names)} pictures; allowed are 1 to {MAX_PICTURES}.")
+        raise DataError(f"{source} holds {counted(len(names), 'picture')}; allowed: 1 to {MAX_PICTURES}.")
     pictures = []
     for name in names:
         try:
             pictures.append(resize(decode(store.read(name)), image_px))
         except ImageError as error:
-            raise DataError(f"{name} in {source} is not usable: {str(error).rstrip('.')}.") from error
+            raise DataError(f"{name} in {source} cannot be used: {str(error).rstrip('.')}.") from error
     return np.stack(pictures)

@@ -46,7 +46,9 @@ def read_inat(path: Path, options: Mapping[str, str]) -> SourceRows:
     """
     split, least, seed = options["split"], options["min_train"], options["seed"]
     if not _SPLIT_NAME.fullmatch(split):
-        raise SpecError(f"split={split} is not known for inat:; allowed are user_120k, geo_1k and their like.")
+        raise SpecError(
+            f"split={split} is not known for inat:; give the name of an official split, such as user_120k or geo_1k."
+        )
     if not _NUMBER.fullmatch(least) or int(least) < 1:
         raise SpecError(f"min_train={least} is not allowed for inat:; give a whole number from 1 to 9999.")
     if not _NUMBER.fullmatch(seed):
@@ -72,7 +74,7 @@ def _row(record: Mapping[str, str], line: int, table: TableFile, kind: str) -> R
     if not user or not image:
         raise DataError(f"{where} lacks its {'image_id' if user else 'user_id'}.")
     if not _NUMBER.fullmatch(number) or int(number) >= CLASSES:
-        raise DataError(f"{where} ({image}) has the class {number!r}; allowed are 0 to {CLASSES - 1}.")
+        raise DataError(f"{where} ({image}) has the class {number!r}; allowed: 0 to {CLASSES - 1}.")
     return Row(
         image=image,
         source="",
@@ -104,7 +106,7 @@ def _large_enough(rows: Sequence[Row], least: int, where: str) -> list[Row]:
     most = max(training.values(), default=0)
     if most < least:
         raise DataError(
-            f"No site of {where} keeps {least} training images, the largest has {most}; lower min_train={least}."
+            f"No site of {where} has {least} training images, and the largest has {most}; lower min_train={least}."
         )
     return [row for row in rows if training[row.site] >= least]
 
@@ -112,6 +114,6 @@ def _large_enough(rows: Sequence[Row], least: int, where: str) -> list[Row]:
 def _located(row: Row, pictures: Mapping[str, str], where: str, store: str) -> Row:
     found = pictures.get(row.image)
     if found is None:
-        raise DataError(f"{where} names the image {row.image}, but no {row.image}.jpg lies in {store}.")
+        raise DataError(f"{where} names the image {row.image}, but {store} holds no {row.image}.jpg.")
     species = PurePosixPath(found).parent.name
     return replace(row, source=found, extra=(*row.extra, ("species", species)))

@@ -48,7 +48,7 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
     own folder, they are left out. Raises as `read_isic2019`.
     """
     if split not in LESION_SPLITS:
-        raise SpecError(f"Split {split!r} is not known for isic2019:; allowed are {' and '.join(LESION_SPLITS)}.")
+        raise SpecError(f"Split {split!r} is not known for isic2019:; allowed: {', '.join(LESION_SPLITS)}.")
     names = store.names()
     labels = _labels(store, names)
     centre_of_ham = _ham_centres(store, names)
@@ -64,7 +64,7 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
             continue
         where = f"{table.where} line {line}"
         if image not in labels:
-            raise DataError(f"{where} names {image}, which the ground truth does not.")
+            raise DataError(f"{where} names {image}, which the ground truth does not list.")
         site = _centre(image, lesion, centre_of_ham, where) if lesion else None
         rows.append(
             Row(
@@ -97,9 +97,7 @@ def _labels(store: FileStore, names: Sequence[str]) -> dict[str, str]:
     for line, record in table.records:
         chosen = [name for name in CLASSES if record[name] in ("1", "1.0")]
         if len(chosen) != 1:
-            raise DataError(
-                f"{table.where} line {line} marks {len(chosen)} of {', '.join(CLASSES)}; exactly one is due."
-            )
+            raise DataError(f"{table.where} line {line} marks {len(chosen)} of {', '.join(CLASSES)}; mark exactly one.")
         labels[record["image"]] = chosen[0]
     return labels
 
@@ -109,7 +107,7 @@ def _ham_centres(store: FileStore, names: Sequence[str]) -> dict[str, str]:
     for line, record in table.records:
         if record["dataset"] not in CENTRES:
             raise DataError(
-                f"{table.where} line {line} has the dataset {record['dataset']!r}; known are {CENTRES[1:]}."
+                f"{table.where} line {line} has the dataset {record['dataset']!r}; known: {', '.join(CENTRES[1:])}."
             )
     return {record["image_id"]: record["dataset"] for _, record in table.records}
 
@@ -119,7 +117,7 @@ def _centre(image: str, lesion: str, centre_of_ham: Mapping[str, str], where: st
     if prefix in _PREFIXES:
         return _PREFIXES[prefix]
     if prefix != "HAM_":
-        raise DataError(f"{where} has the lesion {lesion!r}; known beginnings are BCN_, HAM_ and MSK4.")
+        raise DataError(f"{where} has the lesion {lesion!r}; it must begin with BCN_, HAM_ or MSK4.")
     if image not in centre_of_ham:
         raise DataError(f"{where} names the HAM10000 image {image}, which the HAM10000 metadata lacks.")
     return centre_of_ham[image]
@@ -130,7 +128,7 @@ def _flamby_folds(store: FileStore, names: Sequence[str]) -> dict[str, tuple[str
     table = read_table(store, _find(store, names, _FLAMBY), ("image", "center", "fold"))
     for line, record in table.records:
         if record["fold"] not in ("train", "test"):
-            raise DataError(f"{table.where} line {line} has the fold {record['fold']!r}; allowed are train and test.")
+            raise DataError(f"{table.where} line {line} has the fold {record['fold']!r}; allowed: train, test.")
     return {record["image"]: (record["center"], record["fold"]) for _, record in table.records}
 
 
@@ -139,5 +137,7 @@ def _fold(image: str, site: str, folds: Mapping[str, tuple[str, str]], where: st
         raise DataError(f"{where} names {image}, which FLamby's split lacks; use split=lesion or the full file.")
     number, fold = folds[image]
     if number != str(CENTRES.index(site)):
-        raise DataError(f"{where} puts {image} at {site}, FLamby's split at centre {number}; the tables do not match.")
+        raise DataError(
+            f"{where} puts {image} at {site}, but FLamby's split puts it at centre {number}; use tables that match."
+        )
     return fold

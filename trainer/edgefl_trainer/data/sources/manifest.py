@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
@@ -19,7 +20,9 @@ INDEX = "index.csv"
 _REQUIRED = ("image", "label")
 _WITHOUT = {  # what a column that is absent means
     "center": "its pictures belong to no site",
-    "lesion_id": "each picture counts as a lesion of its own, so two of one lesion may learn and judge",
+    "lesion_id": (
+        "each picture counts as a lesion of its own, so the model may be judged on a lesion that it learned from"
+    ),
     "split": "train and test rows are dealt here, by lesion",
 }
 _ALIKE = {  # how else people write it, without case and signs
@@ -60,7 +63,7 @@ def absent_columns(table: TableFile) -> tuple[str, ...]:
         meant = alike or (close[0] if close else None)
         if meant is not None:
             told = f"{table.where} has no column {name}: {means}"
-            found.append(f"{told}; its column {meant} is not read as one, rename it")
+            found.append(f"{told}; its column {meant} is not read as {name}; rename it if it is meant")
         elif name == "lesion_id":
             found.append(f"{table.where} has no column {name}: {means}")
     return tuple(found)
@@ -77,10 +80,12 @@ def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:
         raise DataError(f"{where} has no image name.")
     split = record.get("split", UNDEALT)
     if split not in SPLITS:
-        raise DataError(f"{where} has the split {split!r}; allowed are {', '.join(s for s in SPLITS if s)} or nothing.")
+        raise DataError(f"{where} has the split {split!r}; allowed: {', '.join(s for s in SPLITS if s)}, or nothing.")
     label = record["label"] or None
     if label is None and split in ("train", "val", "test"):
-        raise DataError(f"{where} ({image}) has no label but the split {split}; call it unlabelled or label it.")
+        raise DataError(
+            f"{where} ({image}) has the split {split} but no label; give it a label, or the split unlabelled."
+        )
     file = record.get("file") or f"{image}.jpg"
     check_relative(file, where)
     return Row(
@@ -101,6 +106,6 @@ def _check_listed(store: FileStore, rows: Sequence[Row]) -> None:
     stray = [name for name in store.names() if is_image_name(name) and name not in listed]
     if stray:
         raise DataError(
-            f"{store.name} holds {len(stray)} images that its {INDEX} does not list, the first is {stray[0]}; "
+            f"{store.name} holds {counted(len(stray), 'image')} that its {INDEX} does not list, such as {stray[0]}; "
             "list or remove them."
         )

@@ -179,5 +179,5 @@ class ZipStore:
     def _info(self, name: str) -> zipfile.ZipInfo:
         check_relative(name, self.name)
         if name not in self._members:
-            raise DataError(f"{name} is not in {self.name}; the index names a file that is missing.")
+            raise DataError(f"{name} is not in {self.name}; the list of pictures names a file that is missing.")
         return self._members[name]

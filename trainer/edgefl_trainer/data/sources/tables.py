@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore
 
@@ -45,10 +46,13 @@ def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFil
             if not fields:
                 continue
             if len(fields) != len(header):
-                raise DataError(f"{where} line {reader.line_num} has {len(fields)} fields, its header {len(header)}.")
+                raise DataError(
+                    f"{where} line {reader.line_num} has {counted(len(fields), 'field')}, but its "
+                    f"header has {len(header)}."
+                )
             records.append((reader.line_num, dict(zip(header, (f.strip() for f in fields), strict=True))))
     except csv.Error as error:
-        raise DataError(f"{where} is not a CSV that can be read (line {reader.line_num}: {error}).") from error
+        raise DataError(f"{where} cannot be read as CSV (line {reader.line_num}: {error}).") from error
     return TableFile(where, tuple(records))
 
 

@@ -44,7 +44,9 @@ def _train_rows(store: FileStore, folder: str, label: str) -> list[Row]:
     for number, line in found.lines:
         name, *box = line.split("\t")
         if len(box) != _BOX:
-            raise DataError(f"{found.where} line {number} has {len(box) + 1} fields; a file name and a box are five.")
+            raise DataError(
+                f"{found.where} line {number} has {len(box) + 1} fields; it must have five: a file name and a box."
+            )
         rows.append(_row(name, f"{folder}train/{label}/images/{name}", label, "train"))
     return rows
 
@@ -56,7 +58,8 @@ def _test_rows(store: FileStore, folder: str, classes: frozenset[str]) -> list[R
         name, *rest = line.split("\t")
         if len(rest) != 1 + _BOX:
             raise DataError(
-                f"{found.where} line {number} has {len(rest) + 1} fields; a file name, a class and a box are six."
+                f"{found.where} line {number} has {len(rest) + 1} fields; it must have six: a file name, a class "
+                "and a box."
             )
         if rest[0] not in classes:
             raise DataError(f"{found.where} line {number} has the class {rest[0]!r}, which wnids.txt does not list.")

@@ -68,8 +68,9 @@ class FeatureNoise:
     def sentence(self, site: str, releases: int) -> str:
         """Return what a person should know before the first release."""
         return (
-            f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round, {self.epsilon(releases):.3g} "
-            f"in all, at delta {self.dp_delta:g}, given the encoders; the weights beside them carry no noise."
+            f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round and "
+            f"{self.epsilon(releases):.3g} in all, at delta {self.dp_delta:g}, given the encoders; the weights that "
+            "travel with them carry no noise."
         )
 
     def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:

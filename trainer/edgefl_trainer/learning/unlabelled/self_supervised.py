@@ -70,7 +70,9 @@ class SgdRecipe:
         if isinstance(spec, CNNSpec):
             return self.view_px or usual_view_side(spec.image_px)
         if self.view_px not in (0, spec.image_px):
-            raise SettingError(f"view_px is {self.view_px}; {spec.name} takes {spec.image_px} px only: leave it out.")
+            raise SettingError(
+                f"view_px is {self.view_px}, but {spec.name} takes only {spec.image_px} px: leave view_px out."
+            )
         return spec.image_px
 
 
@@ -127,7 +129,7 @@ def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> St
                 model.eval()(torch.zeros(1, 3, side, side))
         except (RuntimeError, ValueError, AssertionError) as error:
             raise SettingError(
-                f"backbone {spec.name} cannot take views of {side} px, which its images of {spec.image_px} px have: "
+                f"images of {spec.image_px} px give views of {side} px, which backbone {spec.name} cannot take: "
                 f"give --set view_px={spec.image_px}, a larger --image-px or another backbone."
             ) from error
     return State(tensors_of(model))
@@ -147,7 +149,9 @@ def fill(model: LearningNetwork, arrays: Arrays) -> None:
     own = model.state_dict()
     for name, value in arrays.items():
         if name not in own or own[name].shape != value.shape:
-            raise TrainingError(f"a broadcast holds {name[:60]} {value.shape}, which this network has not.")
+            raise TrainingError(
+                f"the broadcast holds {name[:60]} of shape {value.shape}, which this network does not have."
+            )
         own[name].copy_(torch.from_numpy(np.array(value)))
 
 
@@ -264,5 +268,7 @@ def learn(
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
     """Cut the positions of an epoch into batches, as `rules.batches` does; a `TrainingError` for a single image."""
     if len(order) < LEAST_IMAGES:
-        raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
+        raise TrainingError(
+            f"site {site} has one image, and batch norm and negatives need two: add images, or leave the site out."
+        )
     return batches.cut(order, batch)

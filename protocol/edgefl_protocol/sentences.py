@@ -1,0 +1,20 @@
+"""What sentences for a person need again and again: a number with its noun, a list, a file that is named once."""
+
+import re
+from collections.abc import Sequence
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Say a number with its noun, such as `1 reply` or `2 replies`."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def joined_by_and(names: Sequence[str]) -> str:
+    """Say names as a sentence has them: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def of_file(name: object, found: object) -> str:
+    """Say what was found in a file, and name the file once: sentences of the disk name it already."""
+    named = re.search(rf"(?<!\S){re.escape(str(name))}(?![\w/-])", str(found))
+    return str(found) if named else f"{name}: {found}"

@@ -1,0 +1,25 @@
+"""Parts of sentences for a person: numbers with their noun, lists, files that are named once."""
+
+import pytest
+
+from edgefl_protocol.sentences import counted, joined_by_and, of_file
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 replies"), (1, "1 reply"), (2, "2 replies")])
+def test_one_is_not_told_in_the_plural(number, words) -> None:
+    assert counted(number, "reply", "replies") == words
+    assert counted(number, "day") == ("1 day" if number == 1 else f"{number} days")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [((), ""), (("a",), "a"), (("a", "b"), "a and b"), (("a", "b", "c"), "a, b and c")]
+)
+def test_a_list_ends_with_and(names, words) -> None:
+    assert joined_by_and(names) == words
+
+
+def test_a_file_is_named_once() -> None:
+    assert of_file("a.jpg", "cannot read a.jpg: it does not exist") == "cannot read a.jpg: it does not exist"
+    assert of_file("a.jpg", "the file is empty") == "a.jpg: the file is empty"
+    assert of_file("a.jpg", "cannot read data.jpg: no") == "a.jpg: cannot read data.jpg: no"
+    assert of_file("-", "the picture holds 8-bit pixels") == "-: the picture holds 8-bit pixels"
