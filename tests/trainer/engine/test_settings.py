@@ -97,8 +97,8 @@ def test_methods_without_labels_use_unlabelled_images_unless_told():
         ("rounds = true", "rounds is True; allowed: a whole number"),
         ("rounds = 2.5", "rounds is 2.5; allowed: a whole number"),
         ("rounds = 0", "rounds is 0; allowed: at least 1"),
-        ("participation = 0", "participation is 0; allowed: in (0, 1]"),
-        ("participation = nan", "allowed: in (0, 1]"),
+        ("participation = 0", "participation is 0; allowed: above 0, at most 1"),
+        ("participation = nan", "allowed: above 0, at most 1"),
         ("seed = -1", "seed is -1; allowed: 0 to 2147483647"),
         ("image_px = 100000", "image_px is 100000; allowed: 0 (the backbone's own) to 2048"),
         ('device = "gpu"', "device is 'gpu'; allowed: auto, cpu, cuda"),
@@ -185,7 +185,7 @@ def test_lists_of_whole_numbers_are_tuples_wherever_they_come_from(blocks):
 
 @pytest.mark.parametrize("blocks", ["5,6", (5, "6"), (5.0,), (True,), 5])
 def test_anything_else_is_no_list_of_whole_numbers(blocks):
-    with pytest.raises(SettingError, match="allowed: whole numbers with commas between"):
+    with pytest.raises(SettingError, match="allowed: whole numbers separated by commas"):
         build(WithBlocks, {"blocks": blocks})
 
 

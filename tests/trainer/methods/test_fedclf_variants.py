@@ -93,5 +93,5 @@ def test_what_all_releases_cost_is_told_before_the_first(make_task, make_site):
     assert sum("features" in exchange.replies["a"].arrays for exchange in exchanges) == 3
     one, three = (RdpAccountant().compose(GaussianDpEvent(4.0 / 2), count).get_epsilon(1e-5) for count in (1, 3))
     warning = next(facts["warning"] for facts in told if "epsilon" in facts.get("warning", ""))
-    assert f"cost epsilon {one:.3g} a round, {three:.3g} in all, at delta 1e-05" in warning
+    assert f"cost epsilon {one:.3g} a round and {three:.3g} in all, at delta 1e-05" in warning
     assert states["a"].values["epsilon_spent"] == pytest.approx(three)

@@ -166,7 +166,7 @@ def test_a_reply_holds_k_times_k_numbers_at_most(make_task, make_site):
 
 
 def test_an_output_of_no_class_is_refused():
-    with pytest.raises(TrainingError, match=r"outputs\.7 names no class"):
+    with pytest.raises(TrainingError, match=r"outputs\.7 belongs to no class"):
         distill().aggregate(State({}, {"classes": 2}), ROUND, {"a": Payload({"outputs.7": np.ones(2)}, {})})
 
 

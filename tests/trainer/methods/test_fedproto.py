@@ -225,9 +225,9 @@ def test_a_class_without_prototype_is_never_nearest(make_task, make_site):
 @pytest.mark.parametrize(
     ("arrays", "scalars", "said"),
     [
-        ({"prototypes.2": np.ones(4, np.float32)}, {"n.2": 1}, "prototypes.2 names no class"),
-        ({"prototypes.-1": np.ones(4, np.float32)}, {"n.-1": 1}, "prototypes.-1 names no class"),
-        ({"prototypes.01": np.ones(4, np.float32)}, {"n.01": 1}, "prototypes.01 names no class"),
+        ({"prototypes.2": np.ones(4, np.float32)}, {"n.2": 1}, "prototypes.2 belongs to no class"),
+        ({"prototypes.-1": np.ones(4, np.float32)}, {"n.-1": 1}, "prototypes.-1 belongs to no class"),
+        ({"prototypes.01": np.ones(4, np.float32)}, {"n.01": 1}, "prototypes.01 belongs to no class"),
         ({"prototypes.1": np.ones(4, np.float32)}, {}, "n.1 = None"),
         ({"prototypes.1": np.ones(4, np.float32)}, {"n.1": -3}, "n.1 = -3"),
         ({"prototypes.1": np.ones(4, np.float32)}, {"n.1": "many"}, "n.1 = 'many'"),

@@ -225,7 +225,7 @@ def test_blocks_follow_the_depth_unless_they_are_named(depth, blocks):
 
 
 def test_blocks_that_a_network_does_not_have_are_told(make_task):
-    with pytest.raises(SettingError, match="prompts enter before block 7; the blocks of this backbone are 0 to 3"):
+    with pytest.raises(SettingError, match="prompts enter before block 7, but the blocks of this backbone are 0 to 3"):
         make(ccmp_blocks=(5, 6, 7)).start(make_task(), ["a"])
 
 

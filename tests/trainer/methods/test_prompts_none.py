@@ -78,7 +78,9 @@ def test_the_head_learns_what_it_is_shown(cnn, make_site):
 
 @pytest.mark.parametrize("name", NEED_TOKENS)
 def test_methods_of_prompts_and_patches_refuse_a_convolutional_network_at_the_start(name, cnn):
-    with pytest.raises(SettingError, match="needs a vision transformer; cnn:test_resnet is a convolutional network"):
+    with pytest.raises(
+        SettingError, match="needs a vision transformer, but cnn:test_resnet is a convolutional network"
+    ):
         METHODS[name]().start(task_of(cnn), ["a"])
 
 
@@ -90,7 +92,7 @@ def test_prompts_are_refused_where_the_network_takes_none(cnn):
 @pytest.mark.parametrize(("name", "readout"), [("head", "cls"), ("local", "mean"), ("head", "mean")])
 def test_a_readout_of_tokens_is_refused_at_the_start(name, readout, cnn):
     prompts = {} if name == "head" else {"prompts": "none"}
-    with pytest.raises(SettingError, match=f"readout is '{readout}'; cnn:test_resnet offers pooled"):
+    with pytest.raises(SettingError, match=f"readout is '{readout}', but cnn:test_resnet offers pooled"):
         build(METHODS[name], {"readout": readout, **prompts}).start(task_of(cnn), ["a"])
 
 
