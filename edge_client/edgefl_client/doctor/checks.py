@@ -161,7 +161,7 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
     )
     left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
     if left_days is not None:
-        said += f"and expires in {counted(left_days, 'day')}"
+        said += f" and expires in {counted(left_days, 'day')}"
     if (left_days is not None and left_days < SOON_DAYS) or age_days > OLD_MODEL_DAYS:
         return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl sync")
     if told["asks_always"]:
