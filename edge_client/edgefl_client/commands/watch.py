@@ -95,7 +95,7 @@ def watch(
     ):
         prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
-        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
         watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     context.exit(1 if once and failed else 0)

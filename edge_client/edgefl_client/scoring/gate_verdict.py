@@ -10,7 +10,8 @@ It passes where all five hold, on the pictures held back; each has a name in `re
 
 Where either leaves fewer than 20 pictures without a referral, one picture moves that accuracy by more than 0.05. Then
 `referrals` and `not_referred` are: no picture more is referred, and no picture more is wrong without a referral. So
-whoever refers everything passes only where the bundle does so too. Source: docs/decisions/0042, docs/design.md 7 (personal values).
+whoever refers everything passes only where the bundle does so too. Source: docs/decisions/0042, docs/design.md 7
+(personal values).
 """
 
 from dataclasses import dataclass
