@@ -37,7 +37,9 @@ AGAIN_S = 60.0  # after which such a file is tried again
     metavar="FILE",
     help="Append the lines to this file.  [default: standard output]",
 )
-@click.option("--once", is_flag=True, help="Score what is there and end; for use from cron.")
+@click.option(
+    "--once", is_flag=True, help="Score what is new or changed and end, with 1 if any of it failed; for use from cron."
+)
 @click.option(
     "--interval",
     "interval_s",

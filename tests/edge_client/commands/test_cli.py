@@ -88,6 +88,9 @@ def test_csv_has_the_same_numbers(run, files):
     assert (good["predicted_name"], good["malignancy"]) == (value["predicted_name"], value["malignancy"])
     assert good["rules_tried"].split() == value["rules_tried"] and good["exposure"] == ""
     assert (bad["image"], bad["predicted"], bad["error_code"]) == ("text.jpg", "", "unsupported_format")
+    assert [row["image"] for row in (good, bad) if row["refer"] != "false"] == [
+        "text.jpg"
+    ]  # as the page tells to filter
 
 
 def test_a_folder_stands_for_its_pictures(run, files):
