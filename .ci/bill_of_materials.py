@@ -38,7 +38,7 @@ def main() -> None:
     packages = [one["metadata"] for one in report["install"]]
     out = wheel.with_suffix(".cdx.json")
     out.write_text(bill(wheel, packages, report["environment"]), encoding="utf-8")
-    print(f"{out}: {len(packages)} packages of a device")
+    print(f"{out}: {len(packages) + 1} packages on a device, with edgefl-derm")
 
 
 def bill(wheel: Path, packages: list[Mapping[str, Any]], environment: Mapping[str, str]) -> str:

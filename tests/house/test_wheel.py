@@ -132,6 +132,14 @@ def test_no_file_of_another_licence_is_in_the_wheel(root: Path, wheel: Path) -> 
     assert "License-Expression: Apache-2.0\n" in told and "NC" not in told.partition("\n\n")[0]
 
 
+def test_the_pages_count_the_packages_that_a_device_installs() -> None:
+    """README and guide say one number: the pins of requirements-device.txt, and the wheel itself."""
+    root = Path(__file__).parents[2]
+    count = 1 + len(re.findall(r"(?m)^[a-z][\w.-]*==", (root / "requirements-device.txt").read_text()))
+    assert f"{count} packages with this one" in (root / "README.md").read_text()
+    assert f"{count} packages with itself" in (root / "docs/guides/device.md").read_text()
+
+
 def test_the_bill_of_materials_is_what_a_device_installs(wheel: Path, device: Path) -> None:
     """docs/security.md check 72: every package that pip installed, at that version, with hashes and what it needs."""
     bill = json.loads(wheel.with_suffix(".cdx.json").read_text())

@@ -11,6 +11,9 @@ from PIL import Image
 from tests.trainer.conftest import edgefl_train, make_ward, records, run, write_index, write_picture
 from tests.trainer.engine.conftest import files_of
 
+from edgefl_trainer.engine.folder import working_in
+from edgefl_trainer.engine.settings import read_settings
+
 # ---------------------------------------------------------------------------------------------- evaluate
 
 
@@ -92,6 +95,13 @@ def test_evaluate_says_what_is_no_run_with_models(mae, ward, tmp_path, finished)
     (tmp_path / "config.toml").write_bytes((finished["local"] / "config.toml").read_bytes())
     outcome = edgefl_train("evaluate", tmp_path, "--data", ward)
     assert outcome.code == 2 and "is not finished: finish it with" in outcome.sentence()
+    settings = read_settings(tmp_path / "config.toml")
+    with working_in(tmp_path, settings, resume=True):  # as a process that computes the last figures holds it
+        outcome = edgefl_train("evaluate", tmp_path, "--data", ward)
+    assert outcome.code == 2 and "is still running in another process: wait" in outcome.sentence()
+    assert "--resume" not in outcome.sentence()
+    outcome = edgefl_train("evaluate", tmp_path, "--data", ward)
+    assert "is not finished" in outcome.sentence()  # it ended without the figures
 
 
 @pytest.mark.parametrize(

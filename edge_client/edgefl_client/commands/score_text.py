@@ -24,8 +24,9 @@ def human_line(result: Result) -> str:
     else:
         said = f"{class_title(result, result.predicted)}, probability {result.probabilities[result.predicted]:.3f}"
     vacuity = "" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
+    values = ", with the values learned here" if result.model.state_kind == "personal" else ""
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return printable(f"{result.image}: {said}{vacuity}; {in_brief(result)}{drawn}")
+    return printable(f"{result.image}: {said}{vacuity}{values}; {in_brief(result)}{drawn}")
 
 
 def printable(line: str) -> str:

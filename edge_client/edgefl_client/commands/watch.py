@@ -37,7 +37,9 @@ AGAIN_S = 60.0  # after which such a file is tried again
     metavar="FILE",
     help="Append the lines to this file.  [default: standard output]",
 )
-@click.option("--once", is_flag=True, help="Score what is there and end; for use from cron.")
+@click.option(
+    "--once", is_flag=True, help="Score what is new or changed and end, with 1 if any of it failed; for use from cron."
+)
 @click.option(
     "--interval",
     "interval_s",
@@ -95,7 +97,7 @@ def watch(
     ):
         prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
-        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
         watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     context.exit(1 if once and failed else 0)

@@ -86,12 +86,13 @@ def check_personal(home: Home) -> Iterator[Finding]:
     elif state.verdict is None:
         yield Finding(
             check="personal", state="warn",
-            found="the values learned here are from before the gate counted referrals, so none are used",
+            found="the values learned here passed an older gate, of fewer conditions, so none are used",
             advice="learn a round, which is judged anew: edgefl train; or forget them: edgefl advanced personal remove",
         )  # fmt: skip
     elif home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256:
         yield Finding(
-            check="personal", state="ok", found=f"values of round {state.round} passed their gate",
+            check="personal", state="ok",
+            found=f"the values learned here score, those of round {state.round}; they passed their gate",
             detail=gate_line(state.verdict.to_json()),
         )  # fmt: skip
     else:

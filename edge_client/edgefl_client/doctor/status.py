@@ -178,5 +178,5 @@ def weights_text(personal: dict[str, Any] | None) -> str:
     if personal["in_use"]:
         return f"personal, {learned}; {gate_line(personal['gate'])}"
     if personal["gate"] is None:
-        return f"the bundle's; personal ones of {learned}, are from before the gate counted referrals: {LEARN_AGAIN}"
+        return f"the bundle's; personal ones of {learned}, passed an older gate: {LEARN_AGAIN}"
     return f"the bundle's; personal ones of {learned} belong to the bundle {personal['bundle_sha256'][:12]}"

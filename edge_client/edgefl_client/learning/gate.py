@@ -5,11 +5,13 @@ Two questions are put to each.
 * *Which class of the table is it?* Both choose among the same classes: a bundle of eight classes must not lose to one
   of two for naming one that could not occur. The measure is balanced accuracy of all pictures.
 * *What would `edgefl score` say?* Each names its own classes, under all the referral rules with the thresholds of the
-  card. Counted is how many pictures are referred, and how right the others are told.
+  card. Counted is how many pictures are referred, how right the others are told, and how many of these are missed:
+told wrongly, and of a class that is not known to be benign.
 
 A picture without a prediction, or with numbers that are not finite, is not recognised and is referred. One that the
 gate before the model refers is referred by both. Where no class is known to be benign, `suspicious_class` refers every
-picture and says nothing of either: then it is left out. Source: docs/decisions/0042, docs/design.md 7.
+picture and says nothing of either: then it is left out, and every wrong answer counts as missed.
+Source: docs/decisions/0042, docs/design.md 7.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +41,7 @@ class _Question:
     among: Sequence[bool]  # per class, whether both may choose it
     seen: Sequence[bool]  # per class, whether these values may name it in a score
     rules: ReferralRules
+    benign: Sequence[bool]  # per class, whether it is known to be benign
 
 
 def judge(
@@ -56,9 +59,11 @@ def judge(
         report: called with the number of pictures scored so far, of both together.
     """
     rules, class_rule = _rules(bundle)
+    suspicious = referral_rules(bundle.labels, bundle.card).suspicious or (True,) * len(bundle.labels.classes)
+    benign = [not asks for asks in suspicious]
     common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
-    theirs = _Question(among=common, seen=bundle.labels.seen, rules=rules)
-    ours = _Question(among=seen, seen=seen, rules=rules)
+    theirs = _Question(among=common, seen=bundle.labels.seen, rules=rules, benign=benign)
+    ours = _Question(among=seen, seen=seen, rules=rules, benign=benign)
     counts = np.bincount(held.labels)
     return GateVerdict(
         bundle=_answers(graph, bundle.weights, theirs, held, report),
@@ -117,11 +122,13 @@ def _answers(
             told[row] = not reasons and row not in rows.unfit
         report(min(start + BATCH, len(rows)))
     right = named == rows.labels
+    wrong = told & ~right
     return Answers(
         balanced_accuracy=balanced_accuracy(chosen, rows.labels) or 0.0,
         referred=int(np.count_nonzero(~told)),
         balanced_accuracy_not_referred=class_weighted_accuracy(right, told, rows.labels),
-        wrong_not_referred=int(np.count_nonzero(told & ~right)),
+        wrong_not_referred=int(np.count_nonzero(wrong)),
+        missed=int(np.count_nonzero(wrong & ~np.asarray(question.benign)[rows.labels])),
     )
 
 

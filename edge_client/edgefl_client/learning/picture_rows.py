@@ -79,15 +79,16 @@ def read_images(path: Path) -> list[LabelledImage]:
 def _rows(path: Path, columns: set[str]) -> list[dict[str, str]]:
     try:
         text = read_bounded(path, MAX_LABELS_BYTES).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        rows, head = list(reader), reader.fieldnames
     except (UnicodeDecodeError, csv.Error) as error:
         named = f"columns {' and '.join(sorted(columns))}" if len(columns) > 1 else f"column {min(columns)}"
         raise LabelsError(f"{path} is not a CSV file in UTF-8; save it as one, with the {named}") from error
-    if not rows or len(rows) > MAX_ROWS:
-        raise LabelsError(f"{path} has {counted(len(rows), 'row')} of data; allowed: 1 to {MAX_ROWS}")
-    missing = columns - set(rows[0])
+    missing = columns - set(columns if head is None else head)  # an empty file has no first line
     if missing:
         raise LabelsError(f"the first line of {path} has no column {' and no column '.join(sorted(missing))}; add it")
+    if not rows or len(rows) > MAX_ROWS:
+        raise LabelsError(f"{path} has {counted(len(rows), 'row')} of data; allowed: 1 to {MAX_ROWS}")
     return rows
 
 

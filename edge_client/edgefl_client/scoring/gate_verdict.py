@@ -1,15 +1,17 @@
 """The rule of the gate: whether what a device learned may take the place of the bundle's own values.
 
-It passes where all four hold, on the pictures held back; each has a name in `refused_for`:
+It passes where all five hold, on the pictures held back; each has a name in `refused_for`:
 
     few_pictures        of each class at least 20 pictures judge
     balanced_accuracy   of all of them, the balanced accuracy is not below the bundle's
     referrals           at most 5 % of the pictures more are referred than by the bundle
     not_referred        of those not referred, the balanced accuracy is at most 0.05 below the bundle's
+    missed              no more pictures of suspicious classes are wrong without a referral than by the bundle
 
 Where either leaves fewer than 20 pictures without a referral, one picture moves that accuracy by more than 0.05. Then
-the last two are: no picture more is referred, and no picture more is wrong without a referral. So whoever refers
-everything passes only where the bundle does so too. Source: docs/decisions/0042, docs/design.md 7 (personal values).
+`referrals` and `not_referred` are: no picture more is referred, and no picture more is wrong without a referral. So
+whoever refers everything passes only where the bundle does so too. Source: docs/decisions/0042, docs/design.md 7
+(personal values).
 """
 
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ class Answers:
     referred: int  # pictures for which it asks for a look
     balanced_accuracy_not_referred: float | None  # of the others; None where there is none
     wrong_not_referred: int  # of the others, those that it predicts wrongly
+    missed: int  # of the wrong ones, those whose true class is not known to be benign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,7 @@ class GateVerdict:
             "balanced_accuracy": self.personal.balanced_accuracy >= self.bundle.balanced_accuracy,
             "referrals": self.personal.referred <= self.most_referred,
             "not_referred": self._right_enough(),
+            "missed": self.personal.missed <= self.bundle.missed,
         }
         return tuple(name for name, held in holds.items() if not held)
 
@@ -86,6 +90,8 @@ class GateVerdict:
             "least_of_a_class": self.least_of_a_class,
             "bundle_wrong_not_referred": self.bundle.wrong_not_referred,
             "personal_wrong_not_referred": self.personal.wrong_not_referred,
+            "bundle_missed": self.bundle.missed,
+            "personal_missed": self.personal.missed,
             "refused_for": list(self.refused_for),
             "bundle_referred": self.bundle.referred,
             "personal_referred": self.personal.referred,

@@ -22,6 +22,7 @@ def gate_table(gate: Mapping[str, Any]) -> str:
         ("not referred", *(str(_not_referred(gate, side)) for side in _SIDES)),
         ("  balanced accuracy of those", *(_accuracy(gate, side) for side in _SIDES)),
         ("  wrong among those", *(str(gate[f"{side}_wrong_not_referred"]) for side in _SIDES)),
+        ("  missed: wrong, of a suspicious class", *(str(gate[f"{side}_missed"]) for side in _SIDES)),
     ]
     lines = [f"{name:<{_WIDTH}}{personal:<{_COLUMN}}{bundle}" for name, personal, bundle in rows]
     return "\n".join([*lines, *_why_not(gate), *_remarks(gate)])
@@ -33,7 +34,7 @@ def gate_line(gate: Mapping[str, Any]) -> str:
         f"on {gate['held_back']} pictures held back (in brackets the bundle's): balanced accuracy "
         f"{_pair(gate, '{}_balanced_accuracy', '.3f')}, referred {_pair(gate, '{}_referred')}, balanced accuracy of "
         f"those not referred {_accuracy_on(gate, 'personal')} ({_accuracy_on(gate, 'bundle')}), wrong among those "
-        f"{_pair(gate, '{}_wrong_not_referred')}"
+        f"{_pair(gate, '{}_wrong_not_referred')}, of these of a suspicious class {_pair(gate, '{}_missed')}"
     )
 
 
@@ -45,6 +46,10 @@ def _why_not(gate: Mapping[str, Any]) -> list[str]:
         "balanced_accuracy": "The new values have a lower balanced accuracy than the bundle's.",
         "referrals": f"The new values refer {_pictures(more)} more than the bundle's; allowed: {allowed}.",
         "not_referred": _less_right(gate),
+        "missed": (
+            f"The new values miss {_pictures(gate['personal_missed'])} of suspicious classes, the bundle's "
+            f"{gate['bundle_missed'] or 'none'}; no more are allowed."
+        ),
     }
     return [words[reason] for reason in gate["refused_for"]]
 
@@ -77,7 +82,7 @@ def _remarks(gate: Mapping[str, Any]) -> list[str]:
     if not gate["class_rule"]:
         said.append(
             "No class of this bundle is known to be benign, so edgefl score refers every picture; these figures leave "
-            "that rule out."
+            "that rule out, and count every wrong answer as missed."
         )
     return said
 

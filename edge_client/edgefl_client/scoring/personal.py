@@ -2,8 +2,8 @@
 
 Guarantees: a `PersonalState` that `load_personal` gives belongs to exactly this bundle (by the SHA-256 of its file, so
 by federation and version too), has the bundle's tensors in their shapes, is bit for bit what was kept, and passed its
-gate (`gate_verdict`). Values from before the gate looked at referrals have no verdict: they are told of and not used
-until a round of learning is judged. Source: docs/design.md 7, personal values.
+gate (`gate_verdict`). Values that passed an older gate, of fewer conditions, have no verdict: they are told of and not
+used until a round of learning is judged. Source: docs/design.md 7, personal values.
 """
 
 import json
@@ -30,7 +30,7 @@ class PersonalState:
     bundle_sha256: str  # of the bundle's file
     weights: Mapping[str, NDArray[Any]]  # tensors by name, the scoring graph's inputs besides `image`
     seen: tuple[bool, ...]  # per class, whether this device's own training rows held it
-    verdict: GateVerdict | None  # what the gate found; None of values from before it looked at referrals
+    verdict: GateVerdict | None  # what the gate found; None where that was an older gate
     images: int  # pictures learned from
     round: int  # of learning that gave them
 
@@ -95,7 +95,7 @@ def _read(payload: Payload) -> PersonalState:
         bundle_sha256=str(facts["bundle_sha256"]),
         weights=payload.arrays,
         seen=tuple(bool(value) for value in json.loads(str(facts["seen"]))),
-        verdict=_verdict(facts) if "class_rule" in facts else None,
+        verdict=_verdict(facts) if "personal_missed" in facts else None,
         images=int(facts["images"]),
         round=int(facts["round"]),
     )
@@ -107,6 +107,7 @@ def _facts_of(whose: str, found: Answers) -> dict[str, float | int]:
         f"{whose}_balanced_accuracy": found.balanced_accuracy,
         f"{whose}_referred": found.referred,
         f"{whose}_unnoticed": found.wrong_not_referred,
+        f"{whose}_missed": found.missed,
     }
     told = found.balanced_accuracy_not_referred
     return facts if told is None else {**facts, f"{whose}_balanced_accuracy_not_referred": told}
@@ -120,6 +121,7 @@ def _verdict(facts: Mapping[str, float | int | str]) -> GateVerdict:
             referred=int(facts[f"{whose}_referred"]),
             balanced_accuracy_not_referred=None if told is None else float(told),
             wrong_not_referred=int(facts[f"{whose}_unnoticed"]),
+            missed=int(facts[f"{whose}_missed"]),
         )
 
     return GateVerdict(

@@ -1,7 +1,8 @@
 """From files to scores and heat maps, for `edgefl score` and `edgefl watch`.
 
 Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
-map that cannot be written costs no score. What is not skin gets no heat map, as it gets no prediction.
+map that cannot be written costs no score. What is not skin gets no heat map, as it gets no prediction. A heat map is
+named after its picture's content too, so that it never takes the place of another picture's.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
+_DIGITS = 16  # of the SHA-256 of a picture, in the name of its heat map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,6 @@ class ScoringJob:
     heatmaps: Path | None  # folder for heat maps; None for none
     # told, in one sentence, of each heat map that cannot be written; its score comes without one
     not_drawn: Callable[[str], None]
-    keep_drawn: bool = False  # never write over a heat map that is there already
     batch: int = 1  # pictures in one run of the network; one where heat maps are drawn or scores are logged
     # told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is given;
     # None for no log
@@ -129,7 +130,6 @@ class ScoringJob:
 
 def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
     """Score files in batches, yielding results in order; a result that cannot be logged is not given."""
-    taken: set[str] = set()
     for names in _batches(files, 1 if task.heatmaps or task.log else task.batch):
         loaded = [_load(name, task) for name in names]
         scores = iter(
@@ -139,7 +139,7 @@ def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
             result = one.found if isinstance(one.found, Failure) else next(scores)
             if task.heatmaps is not None and isinstance(result, Score):
                 try:
-                    result = _drawn(result, one, task.heatmaps, task, taken)
+                    result = _drawn(result, one, task.heatmaps, task)
                 except EdgeflError as error:  # the score is made: a full disk, or a map that fails, must not cost it
                     task.not_drawn(f"{one.name}: no heat map: {error}")
             if task.log is not None:
@@ -157,7 +157,7 @@ def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
 class _Loaded:
     name: str
     found: "PreparedPicture | Failure"
-    sha256: str | None = None  # of the file's bytes, where a log asks for it
+    sha256: str | None = None  # of the file's bytes, where they could be read
     pixels: NDArray[np.uint8] | None = None  # (H, W, 3), where a heat map needs them again
 
 
@@ -169,7 +169,7 @@ def _load(name: str, task: ScoringJob) -> _Loaded:
         data = (
             sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == STANDARD_INPUT else read_bounded(name, MAX_FILE_BYTES)
         )
-        if task.log is not None and len(data) <= MAX_FILE_BYTES:
+        if len(data) <= MAX_FILE_BYTES:
             sha256 = hashlib.sha256(data).hexdigest()
         pixels = task.reader.read(data)
         prepared = task.scorer.prepare(pixels)
@@ -194,16 +194,17 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "PreparedPicture"]]) ->
         return [result for photo in photos for result in _score(scorer, [photo])]
 
 
-def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob, taken: set[str]) -> Score:
+def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Score:
     """Draw the picture of a score, with its map where it has a true one; nothing for what is not skin."""
-    if isinstance(photo.found, Failure) or photo.pixels is None or "not_skin" in score.refer_reasons:
+    if (
+        isinstance(photo.found, Failure)
+        or photo.pixels is None
+        or photo.sha256 is None
+        or "not_skin" in score.refer_reasons
+    ):
         return score
     stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
-    name, number = f"{stem}{_DRAWN}", 2
-    while name in taken or (task.keep_drawn and (folder / name).exists()):
-        name, number = f"{stem}-{number}{_DRAWN}", number + 1
-    taken.add(name)
-    path = folder / name
+    path = folder / f"{stem}-{photo.sha256[:_DIGITS]}{_DRAWN}"
     from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
     picture = draw_heatmap(photo.pixels, score, task.scorer.fit, task.scorer.explain(photo.found, score))

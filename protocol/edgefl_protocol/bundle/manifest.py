@@ -217,7 +217,9 @@ def check_validity(
     seen = (last_seen or {}).get(manifest.line_key, 0)
     if manifest.version < seen:
         raise BundleError(
-            f"the bundle is version {manifest.version}, but version {seen} was in use before; use that or a newer one",
+            f"the bundle is version {manifest.version}, but version {seen} was in use before, and a device never goes "
+            f"back; use version {seen} or a newer one. If version {seen} was bad, its publisher exports the old "
+            f"content again as version {seen + 1}: edgefl-export bundle --version {seen + 1}",
             "rolled_back",
         )
 

@@ -88,6 +88,9 @@ def test_csv_has_the_same_numbers(run, files):
     assert (good["predicted_name"], good["malignancy"]) == (value["predicted_name"], value["malignancy"])
     assert good["rules_tried"].split() == value["rules_tried"] and good["exposure"] == ""
     assert (bad["image"], bad["predicted"], bad["error_code"]) == ("text.jpg", "", "unsupported_format")
+    assert [row["image"] for row in (good, bad) if row["refer"] != "false"] == [
+        "text.jpg"
+    ]  # as the page tells to filter
 
 
 def test_a_folder_stands_for_its_pictures(run, files):
@@ -100,9 +103,9 @@ def test_a_folder_stands_for_its_pictures(run, files):
     assert [Path(json.loads(line)["image"]).name for line in out.splitlines()] == ["a.jpg", "b.png"]
 
 
-def test_heat_maps_are_written_and_named(run, files):
+def test_heat_maps_are_written_and_named(run, files, lab):
     (files / "sub").mkdir()
-    (files / "sub" / "good.jpg").write_bytes((files / "good.png").read_bytes())
+    (files / "sub" / "good.jpg").write_bytes(lab.encoded(lab.photo(70, 50)))
     options = ("--model", "model.edgefl", "--trust", "signing.pub", "--json", "--heatmap", "maps/today")
     code, out, _ = run("score", "good.png", "text.jpg", "sub/good.jpg", *options)
     lines = [json.loads(line) for line in out.splitlines()]

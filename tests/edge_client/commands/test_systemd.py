@@ -100,13 +100,42 @@ def test_the_timer_starts_the_sync():
     assert parsed(UNITS / "edgefl-watch.service")["Service"]["PrivateNetwork"] == "yes"
 
 
-def test_the_table_of_cron_does_what_the_timer_does():
-    """Five fields, a user who is not root, and the command of the unit with its limit, at most once an hour."""
-    table = (UNITS.parent / "cron/edgefl").read_text()
-    *settings, line = [line for line in table.splitlines() if line and not line.startswith("#")]
-    service = parsed(UNITS / "edgefl-sync.service")["Service"]
-    assert service["Environment"] in settings
-    minute, *rest, user, command = line.split(maxsplit=6)
+CRON = UNITS.parent / "cron/edgefl"
+
+
+def cron_lines():
+    """Settings, the line of sync and the line of watch."""
+    *settings, sync, watch = [
+        line for line in CRON.read_text().splitlines() if line and not line.startswith("#")
+    ]  # fmt: skip
+    return settings, sync, watch
+
+
+def test_the_table_of_cron_does_what_the_units_do():
+    """Five fields, a user who is not root, and the commands of the units; sync at most once an hour, watch --once."""
+    settings, sync, watch = cron_lines()
+    service, watching = (parsed(UNITS / f"edgefl-{name}.service")["Service"] for name in ("sync", "watch"))
+    assert service["Environment"] in settings and watching["Environment"] in settings
+    minute, *rest, user, command = sync.split(maxsplit=6)
     assert (rest, user) == (["*"] * 4, service["User"]) and 0 <= int(minute) < 60
-    assert f" {service['ExecStart']} " in command and "%" not in command  # which cron reads as the end of a line
-    assert table.endswith("\n")  # or cron leaves the last line out
+    assert f" {service['ExecStart']} " in command
+    minute, *rest, user, command = watch.split(maxsplit=6)
+    assert (minute, rest, user) == ("*/5", ["*"] * 4, watching["User"])
+    assert f" {watching['ExecStart']} " in command.replace(" --once ", " ") and " --once " in command
+    assert "%" not in sync + watch  # which cron reads as the end of a line
+    assert CRON.read_text().endswith("\n")  # or cron leaves the last line out
+
+
+@pytest.mark.parametrize("line", cron_lines()[1:], ids=["sync", "watch"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_cron_tells_an_exit_code_that_is_not_0(line, code, tmp_path):
+    """docs/reference/scores.md: a pipe alone would give logger's. Here two programs of the test stand in."""
+    for name, does in (("edgefl", f"echo said; exit {code}"), ("logger", "cat")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    command = line.split(maxsplit=6)[6].replace("/usr/local/bin/edgefl", str(tmp_path / "edgefl"))
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout == "said\n" + (f"exit code {code}\n" if code else "")

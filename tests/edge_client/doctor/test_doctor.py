@@ -88,6 +88,24 @@ SPEED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("p95_ms", "load", "state", "words"),
+    [
+        (1883.2, 0.0, "warn", "up to 1883.2 ms, and a person waits from 1,000 ms on"),
+        (1883.2, 2.0, "ok", "other work was running"),  # says little of the device
+        (183.2, 0.0, "ok", "up to 183.2 ms, and a person notices the waiting from 1,000 ms on"),
+    ],
+)
+def test_a_time_is_told_with_what_it_is_compared_with(run, monkeypatch, p95_ms, load, state, words):
+    """Nielsen 1993, 5.5: after about one second a person's flow of thought is interrupted."""
+    rows = [{"pictures": 1, "p95_milliseconds": p95_ms}, {"pictures": 8, "p95_milliseconds": 9000.0}]
+    told = {"step": "speed", "rows": rows, "peak_memory_mib": 10, "processors": 2, "load_average": load}
+    monkeypatch.setattr("edgefl_client.doctor.checks.probe", lambda *_, **__: iter([told]))
+    found = {one["check"]: one for one in json.loads(run("doctor", "--offline", "--json")[1])["findings"]}["speed"]
+    assert found["state"] == state and words in found["found"]
+    assert (found["advice"] is not None) == (state == "warn")
+
+
 def test_what_to_act_on_comes_first_and_floors_only_when_asked_for():
     """docs/reference/doctor.md: nobody can act on versions, a table of times or a floor."""
     diagnosis = Diagnosis(findings=FINDINGS, speed=SPEED)
@@ -158,7 +176,7 @@ def test_the_model(run, device, live, lab, tmp_path):
     (tmp_path / "soon.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=now_ms + 3 * DAY_MS + 3_600_000))
     (tmp_path / "over.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=lab.NOW_MS + 1))
     _, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
-    assert found["model"]["state"] == "warn" and "expires in 3 days" in found["model"]["found"]
+    assert found["model"]["state"] == "warn" and " old and expires in 3 days" in found["model"]["found"]
     code, found = diagnosed(run, "--offline", "--model", tmp_path / "over.edgefl")
     assert (code, found["model"]["state"]) == (1, "fail") and "expire" in found["model"]["found"]
     run("trust", "remove", lab.SIGNER.public.hex())

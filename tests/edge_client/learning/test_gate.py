@@ -84,6 +84,38 @@ def test_values_that_refer_88_of_90_are_refused(make_bundle):
     assert verdict.refused_for == ("referrals",)
 
 
+def missing_two(make_bundle, info=KNOWN):
+    """Ten moles less referred, and two melanomas that were referred are called moles."""
+    bundle, held = described(make_bundle, info), reds()
+    held.images[43:55, :, :, 0] = 40  # 0.16: below the edge of the bundle, above that of the others
+    judged = judge(load_graph(bundle.score_onnx, 1), bundle, by_red(80, 0.06), (True, True, True), held)
+    assert (judged.bundle.balanced_accuracy, judged.personal.balanced_accuracy) == (
+        pytest.approx((1 + 35 / 45) / 2),
+        pytest.approx((43 / 45 + 1) / 2),
+    )
+    return judged
+
+
+def test_two_more_melanomas_missed_are_refused_at_better_figures(make_bundle):
+    """The values are better by every figure, and two melanomas cross the line to a benign answer."""
+    judged = missing_two(make_bundle)
+    assert (judged.bundle.missed, judged.personal.missed) == (0, 2)
+    assert judged.refused_for == ("missed",)
+
+
+def test_where_nothing_is_known_to_be_benign_every_wrong_answer_is_missed(make_bundle):
+    """Ten moles wrongly called melanomas without a referral weigh as two melanomas called moles."""
+    judged = missing_two(make_bundle, info=None)
+    assert (judged.bundle.missed, judged.personal.missed) == (10, 2) and judged.passed
+
+
+def test_a_mole_called_melanoma_is_not_missed(make_bundle):
+    """A wrong answer about a benign class costs accuracy; nobody overlooks a cancer for it."""
+    benign = dict.fromkeys(("MEL", "NV", "BCC"), KNOWN["NV"])
+    judged = missing_two(make_bundle, info=benign)
+    assert (judged.bundle.missed, judged.personal.missed) == (0, 0) and judged.passed
+
+
 def suspicion(threshold):
     return Suspicion(
         threshold=threshold, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"

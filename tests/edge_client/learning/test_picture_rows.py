@@ -20,6 +20,7 @@ def test_table_is_read_with_names_beside_it(tmp_path):
         (b"image,label\na.jpg,SCC\n", "not a class of this model"),
         (b"image,diagnosis\na.jpg,NV\n", "no column label"),
         (b"file\na.jpg\n", "no column image"),
+        (b"file,diagnosis\n", "no column image"),  # with no row either: the rows are not what has to be mended first
         (b"image,label\n", "0 rows"),
         (b"", "0 rows"),
         (b"image,label\n,NV\n", "no image"),

@@ -12,7 +12,7 @@ from edgefl_client.learning.gate import class_weighted_accuracy
 from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
 from edgefl_client.scoring.gate_words import gate_line, gate_table
 
-GOOD = Answers(balanced_accuracy=0.7, referred=60, balanced_accuracy_not_referred=0.87, wrong_not_referred=4)
+GOOD = Answers(balanced_accuracy=0.7, referred=60, balanced_accuracy_not_referred=0.87, wrong_not_referred=4, missed=1)
 EQUAL = GateVerdict(bundle=GOOD, personal=GOOD, held=90, least_of_a_class=45, class_rule=True)
 
 
@@ -23,6 +23,10 @@ class Drawn:
     labels: NDArray[np.int64]  # (n,)
     right: NDArray[np.bool_]  # (2, n): bundle, personal
     told: NDArray[np.bool_]  # (2, n): not referred
+
+    @property
+    def suspicious(self) -> NDArray[np.bool_]:
+        return self.labels > 0  # class 0 is known to be benign, the others are not
 
     @property
     def verdict(self) -> GateVerdict:
@@ -39,6 +43,7 @@ class Drawn:
             referred=int((~told).sum()),
             balanced_accuracy_not_referred=class_weighted_accuracy(right, told, self.labels),
             wrong_not_referred=int((told & ~right).sum()),
+            missed=int((told & ~right & self.suspicious).sum()),
         )
 
 
@@ -97,6 +102,34 @@ def test_more_referred_never_mends_the_referrals(drawn: Drawn, data: st.DataObje
     assert ("referrals" in before.refused_for) <= ("referrals" in after.refused_for)
 
 
+@given(answers(), st.data())
+def test_one_more_missed_never_turns_a_refusal_into_a_pass(drawn: Drawn, data: st.DataObject) -> None:
+    """A suspicious picture answered rightly without a referral, now called benign; and a referred one let through."""
+    told = np.flatnonzero(drawn.suspicious & drawn.told[1] & drawn.right[1])
+    if len(told):
+        wrong = drawn.right[1].copy()
+        wrong[data.draw(st.sampled_from(told.tolist()))] = False
+        after = with_personal(drawn, wrong, drawn.told[1]).verdict
+        assert set(drawn.verdict.refused_for) <= set(after.refused_for)
+    referred = np.flatnonzero(drawn.suspicious & ~drawn.told[1])
+    if len(referred):
+        wrong, let_through = drawn.right[1].copy(), drawn.told[1].copy()
+        at = data.draw(st.sampled_from(referred.tolist()))
+        wrong[at], let_through[at] = False, True
+        after = with_personal(drawn, wrong, let_through).verdict
+        assert ("missed" in drawn.verdict.refused_for) <= ("missed" in after.refused_for)
+
+
+@given(answers())
+def test_who_misses_more_than_the_bundle_never_passes(drawn: Drawn) -> None:
+    """No figure makes up for one suspicious picture more that is wrong without a referral."""
+    bundle, personal = (
+        int((told & ~right & drawn.suspicious).sum()) for told, right in zip(drawn.told, drawn.right, strict=True)
+    )
+    assert ("missed" in drawn.verdict.refused_for) == (personal > bundle)
+    assert drawn.verdict.passed <= (personal <= bundle)
+
+
 @pytest.mark.parametrize(
     ("personal", "held", "least", "refused_for"),
     [
@@ -116,17 +149,21 @@ def test_more_referred_never_mends_the_referrals(drawn: Drawn, data: st.DataObje
         (replace(GOOD, referred=61), 79, 39, ("referrals",)),  # … and not one picture more may be referred
         (replace(GOOD, wrong_not_referred=5), 79, 39, ("not_referred",)),  # … or be wrong
         (replace(GOOD, wrong_not_referred=5), 80, 40, ()),
+        (replace(GOOD, missed=2), 90, 45, ("missed",)),  # without a tolerance, however many pictures judge
+        (replace(GOOD, missed=0), 90, 45, ()),
     ],
 )
 def test_each_condition_at_its_bound(personal: Answers, held: int, least: int, refused_for: tuple[str, ...]) -> None:
-    """The four conditions with their figures, as decision 0042 states them."""
+    """The five conditions with their figures, as decision 0042 states them."""
     verdict = replace(EQUAL, personal=personal, held=held, least_of_a_class=least)
     assert (verdict.refused_for, verdict.passed) == (refused_for, not refused_for)
 
 
 def test_safe_only_by_referring_nearly_all_is_refused_and_the_text_says_why() -> None:
     """88 of 90 pictures referred and none wrong without a referral: once in use, now refused, with the numbers."""
-    timid = Answers(balanced_accuracy=0.72, referred=88, balanced_accuracy_not_referred=1.0, wrong_not_referred=0)
+    timid = replace(
+        GOOD, balanced_accuracy=0.72, referred=88, balanced_accuracy_not_referred=1.0, wrong_not_referred=0, missed=0
+    )
     verdict = replace(EQUAL, personal=timid)
     assert verdict.refused_for == ("referrals",)
     lines = gate_table(verdict.to_json()).splitlines()
@@ -140,6 +177,18 @@ def test_safe_only_by_referring_nearly_all_is_refused_and_the_text_says_why() ->
     assert "referred 88 (60), balanced accuracy of those not referred too few: 2 (0.870 on 30)" in gate_line(
         verdict.to_json()
     )
+
+
+def test_seven_more_missed_are_told_with_both_numbers() -> None:
+    """8 suspicious pictures without a referral where the bundle left 1, at better figures otherwise: once in use."""
+    careless = replace(GOOD, balanced_accuracy=0.75, referred=50, wrong_not_referred=8, missed=8)
+    found = replace(EQUAL, personal=careless).to_json()
+    assert (found["passed"], found["refused_for"]) == (False, ["missed"])
+    assert (found["bundle_missed"], found["personal_missed"]) == (1, 8)
+    lines = gate_table(found).splitlines()
+    assert lines[6].split()[-2:] == ["8", "1"]
+    assert lines[-1] == "The new values miss 8 pictures of suspicious classes, the bundle's 1; no more are allowed."
+    assert gate_line(found).endswith("of these of a suspicious class 8 (1)")
 
 
 def test_a_missed_melanoma_weighs_as_its_share_of_the_melanomas() -> None:

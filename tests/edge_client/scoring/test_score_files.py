@@ -1,6 +1,7 @@
 """`edgefl score` over folders, patterns, standard input and every kind of file."""
 
 import csv
+import hashlib
 import io
 import json
 import sys
@@ -194,6 +195,22 @@ def test_no_metadata_is_passed_on(run, lab, files):
     for data in drawn:
         with Image.open(io.BytesIO(data)) as image:
             assert not image.info and not image.getexif()
+
+
+def test_a_heat_map_belongs_to_one_picture_for_good(run, files, lab):
+    """docs/reference/scores.md: cameras count from 1 every day, and Monday's result still points at Monday's map."""
+    for day, size in (("mon", (60, 50)), ("tue", (50, 60)), ("mon/again", (60, 50))):
+        (files / day).mkdir()
+        (files / day / "IMG_0001.png").write_bytes(lab.encoded(lab.photo(*size)))
+    (monday,) = scored(run, "mon/IMG_0001.png", "--heatmap", "maps")[1]
+    drawn = (files / monday["heatmap"]).read_bytes()
+    (tuesday,) = scored(run, "tue/IMG_0001.png", "--heatmap", "maps")[1]
+    assert tuesday["heatmap"] != monday["heatmap"] and (files / monday["heatmap"]).read_bytes() == drawn
+    same = scored(run, "tue/IMG_0001.png", "mon", "--heatmap", "maps")[1]  # whatever else is scored, in any order
+    assert [line["heatmap"] for line in same] == [tuesday["heatmap"], monday["heatmap"], monday["heatmap"]]
+    digest = hashlib.sha256((files / "mon" / "IMG_0001.png").read_bytes()).hexdigest()
+    assert monday["heatmap"] == f"maps/IMG_0001-{digest[:16]}.heatmap.png"
+    assert (files / monday["heatmap"]).read_bytes() == drawn and len(list((files / "maps").iterdir())) == 2
 
 
 def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):

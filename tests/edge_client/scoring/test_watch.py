@@ -175,15 +175,17 @@ def test_a_file_that_still_grows_is_left_alone(place, good, capsys, monkeypatch)
     assert (code, names(lines), "error" in lines[0]) == (0, ["grows.png"], False)
 
 
-def test_heat_maps_are_kept_and_never_scored(place, good, capsys):
+def test_heat_maps_are_kept_and_never_scored(place, good, lab, capsys):
+    """A line that was written points at its own picture's map for good, also where names repeat day by day."""
     (place / "drop" / "a.png").write_bytes(good)
-    (place / "drop" / "day" / "a.png").write_bytes(good)
+    (place / "drop" / "day" / "a.png").write_bytes(lab.encoded(lab.photo(60, 50)))
     first = watch(capsys, "--once", "--heatmap", "drop/maps")[1]
-    assert len({line["heatmap"] for line in first}) == 2
-    (place / "drop" / "day" / "b").mkdir()
-    (place / "drop" / "day" / "b" / "a.png").write_bytes(good)
+    before = {line["heatmap"]: (place / line["heatmap"]).read_bytes() for line in first}
+    assert len(before) == 2
+    (place / "drop" / "a.png").write_bytes(lab.encoded(lab.photo(50, 60)))  # the next patient
     (again,) = watch(capsys, "--once", "--heatmap", "drop/maps")[1]
-    assert again["heatmap"] not in {line["heatmap"] for line in first}
+    assert again["heatmap"] not in before
+    assert {name: (place / name).read_bytes() for name in before} == before
     assert len(list((place / "drop" / "maps").iterdir())) == 3
 
 

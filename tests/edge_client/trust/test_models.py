@@ -66,6 +66,7 @@ def test_the_highest_version_seen_is_kept(home, lab, tmp_path):
         old = models.read_file(home, tmp_path / "old.edgefl")
         models.open_model(home, old, [lab.SIGNER.public], lab.NOW_MS)
     assert error.value.code == "rolled_back"
+    assert "If version 2 was bad" in str(error.value) and "edgefl-export bundle --version 3" in str(error.value)
 
 
 def test_without_the_file_there_is_no_model(tmp_path):

@@ -126,6 +126,23 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
         os.close(handle)
 
 
+def is_worked_on(folder: Path) -> bool:
+    """Tell whether another process works on the run of this folder now; False where the disk has no locks."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
 def _compared(settings: RunSettings) -> Mapping[str, Any]:
     """Settings and effective hyper-parameters, flat: one given as its default value equals one not given."""
     plain = {name: value for name, value in vars(settings).items() if name not in NOT_COMPARED}

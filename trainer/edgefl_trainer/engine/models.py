@@ -21,7 +21,7 @@ from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_trainer.contract import Prediction, Predictor
-from edgefl_trainer.engine.folder import make_folder
+from edgefl_trainer.engine.folder import is_worked_on, make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.metrics import predicted_classes
@@ -92,6 +92,10 @@ def open_run(folder: Path) -> FinishedRun:
     if not files["config.toml"].exists():
         raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
     if not files["summary.json"].exists():
+        if is_worked_on(folder):
+            raise RunError(
+                f"the run in {folder} is still running in another process: wait until that ends, then type this again."
+            )
         raise RunError(
             f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`."
         )
