@@ -29,6 +29,7 @@ from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.records.root import check_current, unverified_root
+from edgefl_protocol.sentences import counted
 
 Arguments = Mapping[str, Any]
 Facts = dict[str, Any]
@@ -101,15 +102,34 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Revoke a signer of bundles: {key_id, name} → {key_id, version} of the list that members fetch.
+    """Revoke a signer of bundles: {key_id, name, force} → {key_id, version of the list, bundles, devices}.
 
-    An `OperatorError` where the list is full.
+    `bundles` are those that fall with nothing to take their place, and `devices` how many members have to do without.
+
+    Raises:
+        NotAllowedError: bundles fall, and `force` is not given; nothing was changed.
+        OperatorError: the list is full.
     """
     key_id = str(arguments["key_id"])
     with coordinator.store.transaction() as connection:
+        before = publishing.entries(connection)
         revocations.revoke_signer(connection, coordinator.clock(), key_id, str(arguments["name"]))
         version, _ = revocations.listed(connection)
-    return {"key_id": key_id, "version": version}
+        left = {(one.line, one.task) for one in publishing.entries(connection)}
+        devices = sum(one.role == "device" for one in membership.approved(connection))
+        fallen = [_named(one) for one in before if (one.line, one.task) not in left]
+        if fallen and not arguments.get("force"):
+            raise NotAllowedError(_left_without(fallen, devices))
+    return {"key_id": key_id, "version": version, "bundles": fallen, "devices": devices if fallen else 0}
+
+
+def _left_without(fallen: list[Facts], devices: int) -> str:
+    """Say why a signer is not revoked: which bundles fall, and what to do first."""
+    named = ", ".join(f"{one['line']}/{one['task']} version {one['version']}" for one in fallen)
+    return (
+        f"nobody else signed {named}, and nothing is published to take its place, so {counted(devices, 'device')} "
+        "would stop scoring at the next sync; first publish a bundle of another signer, or revoke this one with --force"
+    )
 
 
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -144,8 +164,8 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
     federation, pinned = settings.federation, settings.root_key_id
     with coordinator.store.transaction() as connection:
         root = revocations.publish_root(connection, coordinator.clock(), federation, pinned, record)
-    counted = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
-    return {"version": root.version, "expires_ms": root.expires_ms, **counted}
+    sizes = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
+    return {"version": root.version, "expires_ms": root.expires_ms, **sizes}
 
 
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
@@ -204,10 +224,14 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             | {"fingerprint": one.fingerprint(settings.federation), "replied": replied[one.skid]}
             for one in everybody
         ],
-        "bundles": [{"line": entry.line, "task": entry.task, "version": entry.version} for entry in bundles],
+        "bundles": [_named(entry) for entry in bundles],
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
     }
+
+
+def _named(entry: IndexEntry) -> Facts:
+    return {"line": entry.line, "task": entry.task, "version": entry.version}
 
 
 def _standing(coordinator: Coordinator, connection: Connection, number: int) -> Facts:
