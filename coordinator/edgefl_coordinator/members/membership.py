@@ -41,10 +41,11 @@ class MemberRow:
         return fingerprint(federation, self.signing.public, self.sealing.public)
 
 
-def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
+def add_invite(connection: Connection, now_ms: int, invite: Invite) -> str | None:
     """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
 
-    An `OperatorError` where an approved member has this name.
+    Returns what counts no more: "enrolment", "invite", or None. An `OperatorError` where an approved member has this
+    name.
     """
     name, expires_ms = invite.name, invite.expires_ms
     holder = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
@@ -54,10 +55,11 @@ def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
         _set_state(connection, holder.skid, "revoked", revoked_ms=now_ms)
         audit.append(connection, now_ms, "enrolment_superseded", name)
     older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
-    connection.execute(older.values(expires_ms=now_ms))
+    expired = connection.execute(older.values(expires_ms=now_ms)).rowcount
     row = {"token_sha256": invite.token_sha256, "name": name, "role": invite.role, "expires_ms": expires_ms}
     connection.execute(insert(invites).values(**row, created_ms=now_ms))
     audit.append(connection, now_ms, "invite", name, {"role": invite.role, "expires_ms": expires_ms})
+    return "enrolment" if holder else "invite" if expired else None
 
 
 def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> MemberRow:

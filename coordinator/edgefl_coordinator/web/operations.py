@@ -35,15 +35,15 @@ Arguments = Mapping[str, Any]
 Facts = dict[str, Any]
 
 _HOUR_MS = 3_600_000
-_MAX_CA_BYTES = 256 * 2**10
 MAX_SHOWN_ROWS = 10_000  # a few megabytes
 MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
 
 def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca}.
+    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca, replaced}.
 
-    `ca` is the file to hand over beside it, where the certificate is too large for the invite; else None.
+    `ca` is the file to hand over beside it, where the certificate is too large for the invite; else None. `replaced`
+    tells what of this name counts no more: "invite", "enrolment" or None.
 
     Raises:
         OperatorError: an approved member has that name, or a value has not its form.
@@ -51,7 +51,7 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """
     settings, now_ms = coordinator.settings, coordinator.clock()
     ca = coordinator.store.home.root / settings.ca if settings.ca else None
-    certificate = first_certificate(read_bounded(ca, _MAX_CA_BYTES)) if ca else None
+    certificate = first_certificate(ca) if ca else None
     carried = certificate if certificate and len(certificate) <= MAX_CERTIFICATE_BYTES else None
     try:
         record = Invite(
@@ -70,8 +70,8 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     except InviteError as error:
         raise OperatorError(str(error)) from error
     with coordinator.store.transaction() as connection:
-        membership.add_invite(connection, now_ms, record)
-    facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms}
+        replaced = membership.add_invite(connection, now_ms, record)
+    facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms, "replaced": replaced}
     return {"invite": text, **facts, "ca": str(ca) if certificate and not carried else None}
 
 
