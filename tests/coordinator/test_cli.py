@@ -253,6 +253,38 @@ def test_init_takes_no_folder_with_something_else(tools, tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
+# fmt: off
+EARLY = [
+    (["--federation", "Skin Cancer"],                 "federation 'Skin Cancer' must be 1 to 32 lower-case letters"),
+    (["--url", "http://fl.example.org"],              "must begin with https://"),
+    (["--members", "2"],                              "with 2 members the contribution of each could be told apart: "
+                                                      "you need at least 3, or --allow-small-cohort"),
+    (["--members", "5", "--quorum-min", "2"],         "with a quorum of 2 the contribution of each"),
+    (["--members", "3", "--quorum-min", "4", "--quorum-target", "4"], "3 members cannot give them"),
+    (["--task", "Big Task"],                          "task name and line must be"),
+    (["--classes", "MEL"],                            "classes must hold at least two names"),
+    (["taken"],                                       "holds letter.txt; choose a new or empty folder"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("words", "told"), EARLY)
+def test_init_refuses_before_it_loads_the_trainer(words, told, tmp_path, monkeypatch) -> None:
+    """What needs no trainer is checked first, for to load PyTorch takes many seconds."""
+
+    def loaded(_: object) -> None:
+        raise AssertionError("the trainer would be loaded now")
+
+    monkeypatch.setattr("edgefl_coordinator.commands.init._task", loaded)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "letter.txt").write_text("x")
+    folder = tmp_path / (words.pop() if words == ["taken"] else "new")
+    usual = ["--federation", "skin", "--classes", "MEL,NV"]
+    refused = CliRunner().invoke(main, ["init", str(folder), *usual, *words])
+    assert refused.exit_code in (1, 2) and told in refused.stderr, refused.output
+    assert refused.stderr.count("\n") == 1 and not (tmp_path / "new").exists()
+
+
 def test_private_files(closed_home) -> None:
     """docs/security.md, keys at rest: 0600 in 0700."""
     private = [path for path in closed_home.keys.iterdir() if path.suffix != ".pub"]

@@ -288,6 +288,8 @@ def test_the_commands(coordinator, tmp_path) -> None:
     (tmp_path / "second.key").chmod(0o600)
     run("root", "sign", tmp_path / "root-1", "--key", tmp_path / "second.key", "-o", tmp_path / "root-1b")
     assert json.loads(run("root", "show", tmp_path / "root-1b", "--json"))["threshold"] == 2
+    by_id = run("root", "show", tmp_path / "root-1b")
+    assert second.key_id in by_id and second.public.hex() not in by_id  # as everything else names it
     assert "published root set 1" in run("root", "publish", tmp_path / "root-1b", "--home", home.root)
     run("root", "make", "-o", tmp_path / "root-2", "--after", tmp_path / "root-1b", "--no-signers", "--sign",
         offline / "root.key", "--sign", tmp_path / "second.key")  # fmt: skip

@@ -19,6 +19,7 @@ from edgefl_coordinator.commands.options import (
     guarded_offline,
     moment,
 )
+from edgefl_coordinator.commands.status import warning_lines, with_home
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 
@@ -59,7 +60,11 @@ def revoke(operator: Operator, name: str | None, signer: Path | None, force: boo
                 err=True,
             )
     else:
-        operator.show(operator.run("revoke", name=name), f"{name} is revoked")
+        facts = operator.run("revoke", name=name)
+        with_home(operator, facts["warnings"])
+        operator.show(facts, f"{name} is revoked")
+        for line in warning_lines(facts["warnings"]):
+            click.echo(line, err=True)
 
 
 @click.command()
@@ -177,11 +182,13 @@ def show(file: Path, as_json: bool) -> None:
     from edgefl_protocol.records.root import unverified_root
 
     record = _record(file)
-    body = unverified_root(record).to_body()
+    root = unverified_root(record)
+    body = root.to_body()
     if as_json:
         click.echo(json.dumps(body))
         return
-    for name, value in body.items():
+    ids = {name: [key.key_id for key in getattr(root, name)] for name in ("root_keys", "coordinators", "signers")}
+    for name, value in (body | ids).items():
         text = ", ".join(value) if isinstance(value, list) else moment(value) if name.endswith("_ms") else value
         click.echo(f"{name}: {text}")
     _say_signed(record)

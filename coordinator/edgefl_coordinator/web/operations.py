@@ -15,7 +15,9 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, membership, uploads
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
+from edgefl_coordinator.rounds.prospects import beyond_members, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -90,15 +92,16 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Shut a member out for good: {name} → {name, state}. Its reply of the open round is dropped.
+    """Shut a member out for good: {name} → {name, state, warnings}. Its reply of the open round is dropped.
 
-    An `OperatorError` where there is no such member.
+    `warnings` are those of `status`. An `OperatorError` where there is no such member.
     """
     with coordinator.store.transaction() as connection:
         member = membership.revoke(connection, coordinator.clock(), str(arguments["name"]))
         dropped = stored_rounds.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
+        warnings = _warnings(coordinator, connection)
     coordinator.store.drop_blobs(dropped)
-    return {"name": member.name, "state": "revoked"}
+    return {"name": member.name, "state": "revoked", "warnings": warnings}
 
 
 def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -194,6 +197,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         phases = task_status.phases(connection)
         bundles = publishing.entries(connection)
         last = audit.last(connection)
+        heard = membership.heard_ms(connection)
         replied = {member.skid: stored_rounds.has_replied(connection, member.skid, number) for member in everybody}
         facts: Facts = {
             "federation": settings.federation,
@@ -216,18 +220,24 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
             "standing": _standing(coordinator, connection, number),
+            "warnings": _warnings(coordinator, connection),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
         "members": [
-            {"name": one.name, "role": one.role, "state": one.state}
-            | {"fingerprint": one.fingerprint(settings.federation), "replied": replied[one.skid]}
+            _member_facts(one, settings.federation) | {"replied": replied[one.skid], "heard_ms": heard.get(one.skid)}
             for one in everybody
         ],
         "bundles": [_named(entry) for entry in bundles],
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
     }
+
+
+def _member_facts(member: MemberRow, federation: str) -> Facts:
+    """Tell who a member is; its fingerprint only once it is approved, for a copied one compares nothing."""
+    shown = member.fingerprint(federation) if member.state == "approved" else None
+    return {"name": member.name, "role": member.role, "state": member.state, "fingerprint": shown}
 
 
 def _named(entry: IndexEntry) -> Facts:
@@ -238,7 +248,17 @@ def _standing(coordinator: Coordinator, connection: Connection, number: int) -> 
     """Tell whether the federation goes on, and what mends it where it does not."""
     rules = coordinator.settings.rounds
     found = task_status.how_it_stands(connection, rules, served=coordinator.serving)
-    return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": stuck_sentence(found, number)}
+    sentence = stuck_sentence(found, number) or "; ".join(filter(None, (found.why, found.mend)))
+    return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": sentence}
+
+
+def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
+    """Tell what will hold rounds up: [{why, command}]; nothing before the first round, and once all are done."""
+    rules = coordinator.settings.rounds
+    if task_status.round_state(connection) in ("waiting", "done"):
+        return []
+    why, changes = beyond_members(rules, len(membership.approved(connection)))
+    return [{"why": why, "command": set_command(changes) if changes else None}] if why else []
 
 
 def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
