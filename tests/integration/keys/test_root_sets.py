@@ -159,3 +159,20 @@ def test_a_backup_from_before_revocations(world) -> None:
     with world.member() as member:
         member.index()
     assert load_revoked(world.device).key_ids == set(thieves)
+
+
+def test_a_backup_from_weeks_ago(world) -> None:
+    """docs/reference/coordinator.md, keep: `rotate` once, and once more for each week, reaches the members' number."""
+    weeks, before = 3, world.coordinator.keys.ring
+    for _ in range(weeks):
+        world.now_ms += 7 * DAY_MS
+        OPERATIONS["rotate"](world.coordinator, {"signing": False})  # as `serve` does each week
+    with world.member() as member:
+        member.task()
+    world.coordinator.keys.ring = before
+    for _ in range(weeks):
+        OPERATIONS["rotate"](world.coordinator, {"signing": False})
+    OPERATIONS["rotate"](world.coordinator, {"signing": False})
+    with world.member() as member:
+        assert member.task().state == "waiting"
+    assert load_membership(world.device).key_number == before.number + weeks + 1
