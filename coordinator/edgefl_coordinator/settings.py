@@ -191,10 +191,25 @@ def load_settings(home: CoordinatorHome) -> CoordinatorSettings:
     """
     if not home.config.exists():
         raise OperatorError(f"{home.root} holds no coordinator; make one with: edgefl-coordinator init {home.root}")
+    text = ""
     try:
-        return settings_from_table(tomllib.loads(read_bounded(home.config, _MAX_CONFIG_BYTES).decode()))
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise OperatorError(f"{home.config}: {error}") from error
+        text = read_bounded(home.config, _MAX_CONFIG_BYTES).decode()
+        return settings_from_table(tomllib.loads(text))
+    except ValueError as error:  # TOMLDecodeError, which tells its line, and UnicodeDecodeError are ValueErrors
+        line = _line_of(text, str(error).partition(";")[0])
+        raise OperatorError(f"{home.config}{f', line {line}' if line else ''}: {error}") from error
+
+
+def _line_of(text: str, sentence: str) -> int | None:
+    """Return the number of the line that sets what a sentence names first, or None."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([\w.]+)\]", line):
+            section = f"{header[1]}."
+        elif key := re.match(r"\s*(\w+)\s*=", line):
+            lines |= {f"{section}{key[1]}": number, key[1]: lines.get(key[1], number)}
+    return next((lines[word] for word in re.findall(r"\w+(?:\.\w+)*", sentence) if word in lines), None)
 
 
 def settings_from_table(table: Mapping[str, Any]) -> CoordinatorSettings:

@@ -160,9 +160,10 @@ class Caller:
             reply = Payload.from_bytes(opened.payload)
             refusal = Refusal.from_payload(reply)
         except (EnvelopeError, PayloadError) as error:
+            shut_out = "; if this goes on, ask the operator whether this member was shut out" * (answer.status == 401)
             raise Unavailable(
                 f"the answer to {cty} (HTTP {answer.status}) is not one that the coordinator signed for this request; "
-                "nothing was changed, try again later",
+                f"nothing was changed, try again later{shut_out}",
                 code="not_signed",
                 retry_after_s=answer.retry_after_s,
             ) from error

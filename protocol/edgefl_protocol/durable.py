@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -221,6 +222,20 @@ def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     if isinstance(error, PermissionError):
         return StorageError(f"cannot {verb} {path}: permission denied; allow this user to {verb} it", "permissions")
     return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}; check the disk", "storage")
+
+
+def read_given(words: str, most: int) -> str:
+    """Return the text that a person gave a command: the words, a file that holds it, or "-" for standard input.
+
+    A `StorageError` where the file cannot be read, or has more than `most` bytes.
+    """
+    if words == "-":
+        return sys.stdin.read(most)
+    try:
+        is_file = Path(words).is_file()
+    except (OSError, ValueError):  # a long text is no file name
+        is_file = False
+    return read_bounded(Path(words), most).decode("utf-8", "replace") if is_file else words
 
 
 def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:

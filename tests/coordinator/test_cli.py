@@ -15,6 +15,8 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation, serve_admin
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.service import _listen
 from edgefl_protocol.records.invite import decode_invite
 
 
@@ -62,6 +64,35 @@ def test_status_and_invite(closed_home) -> None:
     invite = decode_invite(invited.stdout, 1_790_000_000_000)
     assert (invite.name, invite.role, invite.federation) == ("dermatoscope-1", "device", "skin")
     assert "once" not in invited.stdout and "valid until" in invited.stderr
+
+
+def test_an_invite_in_a_file(closed_home, tmp_path) -> None:
+    """A secret of mode 0600, and nowhere else; no file is replaced."""
+    file = tmp_path / "clinic-1.invite"
+    made = run(closed_home, "invite", "--role", "device", "clinic-1", "-o", str(file))
+    assert made.exit_code == 0 and made.stdout == f"{file}\n" and file.stat().st_mode & 0o777 == 0o600
+    assert decode_invite(file.read_text(), 1_790_000_000_000).name == "clinic-1"
+    assert "efl1-" not in made.stderr and "counts no more" not in made.stderr
+    for taken in (file, tmp_path / "nowhere" / "x"):
+        refused = run(closed_home, "invite", "--role", "device", "clinic-1", "-o", str(taken))
+        assert refused.exit_code == 2 and "name another file" in refused.stderr
+    as_json = run(closed_home, "invite", "--role", "device", "other", "-o", str(tmp_path / "2"), "--json")
+    assert json.loads(as_json.stdout)["file"] == str(tmp_path / "2") and "efl1-" not in as_json.stdout
+
+
+def test_an_invite_that_replaces_another_says_so(make_coordinator, tools) -> None:
+    """The device that holds the earlier one could not enrol, or has to enrol again."""
+    coordinator = make_coordinator()
+    invite = {"name": "clinic-a", "role": "site", "hours": 1.0}
+    assert OPERATIONS["invite"](coordinator, invite)["replaced"] is None
+    coordinator.clock.now_ms += 1
+    home = coordinator.store.home
+    tools.Member(coordinator, "clinic-a").enrol(tools.token_of(coordinator, "clinic-a"))
+    coordinator.store.close()
+    pending = run(home, "invite", "--role", "site", "clinic-a")
+    assert "clinic-a had enrolled and was not approved; it has to enrol again, with this invite" in pending.stderr
+    again = run(home, "invite", "--role", "site", "clinic-a")
+    assert "the earlier invite for clinic-a counts no more" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -222,6 +253,38 @@ def test_init_takes_no_folder_with_something_else(tools, tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
+# fmt: off
+EARLY = [
+    (["--federation", "Skin Cancer"],                 "federation 'Skin Cancer' must be 1 to 32 lower-case letters"),
+    (["--url", "http://fl.example.org"],              "must begin with https://"),
+    (["--members", "2"],                              "with 2 members the contribution of each could be told apart: "
+                                                      "you need at least 3, or --allow-small-cohort"),
+    (["--members", "5", "--quorum-min", "2"],         "with a quorum of 2 the contribution of each"),
+    (["--members", "3", "--quorum-min", "4", "--quorum-target", "4"], "3 members cannot give them"),
+    (["--task", "Big Task"],                          "task name and line must be"),
+    (["--classes", "MEL"],                            "classes must hold at least two names"),
+    (["taken"],                                       "holds letter.txt; choose a new or empty folder"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("words", "told"), EARLY)
+def test_init_refuses_before_it_loads_the_trainer(words, told, tmp_path, monkeypatch) -> None:
+    """What needs no trainer is checked first, for to load PyTorch takes many seconds."""
+
+    def loaded(_: object) -> None:
+        raise AssertionError("the trainer would be loaded now")
+
+    monkeypatch.setattr("edgefl_coordinator.commands.init._task", loaded)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "letter.txt").write_text("x")
+    folder = tmp_path / (words.pop() if words == ["taken"] else "new")
+    usual = ["--federation", "skin", "--classes", "MEL,NV"]
+    refused = CliRunner().invoke(main, ["init", str(folder), *usual, *words])
+    assert refused.exit_code in (1, 2) and told in refused.stderr, refused.output
+    assert refused.stderr.count("\n") == 1 and not (tmp_path / "new").exists()
+
+
 def test_private_files(closed_home) -> None:
     """docs/security.md, keys at rest: 0600 in 0700."""
     private = [path for path in closed_home.keys.iterdir() if path.suffix != ".pub"]
@@ -247,3 +310,12 @@ def test_a_passphrase_file(folder, tools, tmp_path, monkeypatch) -> None:
     assert run(home, "status").exit_code == 1
     monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "correct horse\n")
     assert run(home, "status").exit_code == 0
+
+
+def test_a_busy_port_is_named_once() -> None:
+    """One sentence of ours, not Python's with the address again."""
+    with _listen("127.0.0.1", 0) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(OperatorError) as refused:
+            _listen("127.0.0.1", port)
+    assert str(refused.value) == f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another port"

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
+from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import audit, audit_words
 from edgefl_coordinator.web.log_lines import EventLog, OnceAMinute, configure_logging, log
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -172,3 +173,32 @@ def test_a_log_that_was_edited_is_not_shown(coordinator, tools) -> None:
     coordinator.store.close()
     shown = CliRunner().invoke(main, ["log", "--home", str(coordinator.store.home.root)])
     assert shown.exit_code == 1 and "broken at row 1" in shown.stderr and shown.stdout == ""
+
+
+def test_a_member_that_was_shut_out_is_named(coordinator, tools, stream) -> None:
+    """docs/reference/coordinator.md, the log: it is not told so, and asks the operator why nothing answers."""
+    configure_logging(stream, "text", "info")
+    member, stranger = tools.approved_member(coordinator, "clinic-a"), tools.Member(coordinator, "clinic-b")
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
+    for one in (member, stranger):
+        assert one.call("task", Payload()) == 401
+    said = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
+    assert said == [
+        "refused before the signature: task unknown_sender (it names the key of clinic-a, who was shut out)",
+        "refused before the signature: task unknown_sender",
+    ]
+
+
+def test_the_end_of_a_federation_is_logged(make_coordinator, tools, stream) -> None:
+    """docs/reference/coordinator.md, the log: once, after the last of its rounds."""
+    coordinator = make_coordinator(rounds={"quorum_min": 1, "quorum_target": 1})
+    configure_logging(stream, "text", "info")
+    events, member = EventLog(coordinator), tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    for number in (1, 2, 3):
+        events.catch_up()
+        assert "is over" not in stream.getvalue()
+        assert isinstance(member.reply(number), Payload)
+        assert step(coordinator, tools.toy_worker)
+    events.catch_up()
+    assert stream.getvalue().count("INFO the federation skin is over: all 3 rounds are done\n") == 1

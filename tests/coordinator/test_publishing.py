@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_coordinator import cli
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.store import publishing
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -104,3 +104,35 @@ def test_without_the_extra(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
     result = CliRunner().invoke(cli.main, ["status", "--home", str(tmp_path)])
     assert result.exit_code == 2 and "edgefl-derm[coordinator]" in result.stderr
+
+
+def test_the_only_signer_is_not_revoked_by_accident(coordinator, tools) -> None:
+    """docs/guides/federation.md 8: refused with what falls and for how many; nothing was changed; --force does it."""
+    good, stolen = "a" * 64, "b" * 64
+    for name, role in (("clinic-a", "device"), ("clinic-b", "device"), ("hospital", "site")):
+        tools.approved_member(coordinator, name, role)
+
+    def signed(line: str, version: int, *signers: str) -> None:
+        blob = coordinator.store.put_blob(f"{line} {version}".encode())
+        with coordinator.store.transaction() as connection:
+            publishing.publish(connection, 0, line=line, task="nevus", version=version, bundle_id="x", blob=blob,
+                               signers=signers)  # fmt: skip
+
+    def revoke(**more: bool) -> dict[str, Any]:
+        return dict(OPERATIONS["revoke_signer"](coordinator, {"key_id": stolen, "name": "bundles.pub", **more}))
+
+    signed("main", 2, stolen)
+    signed("trial", 1, stolen)
+    signed("trial", 2, good)
+    before = OPERATIONS["audit"](coordinator, {})
+    with pytest.raises(
+        NotAllowedError, match=r"main/nevus version 2, and .* 2 devices would stop .*--force"
+    ) as refused:
+        revoke()
+    assert "trial" not in str(refused.value)
+    status = OPERATIONS["status"](coordinator, {})
+    assert OPERATIONS["audit"](coordinator, {}) == before and status["keys"]["revoked"] == 0
+    told = revoke(force=True)
+    assert told["bundles"] == [{"line": "main", "task": "nevus", "version": 2}] and told["devices"] == 2
+    signed("main", 3, good)
+    assert revoke()["bundles"] == []  # another took its place

@@ -166,6 +166,7 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     assert served.process.returncode == 0
     assert time.monotonic() - started < 8
     assert "Cancel" not in "".join(served.lines)
+    assert "INFO the server stops; the federation goes on when it is served again" in "".join(served.lines)
     assert not served.home.socket.exists()
 
 

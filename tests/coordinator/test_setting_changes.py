@@ -3,19 +3,23 @@
 Source: docs/reference/coordinator.md.
 """
 
+import datetime
 import json
 import tomllib
 
 import msgspec
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorSettings, LimitSettings, RoundSettings, TaskSettings, load_settings
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.setting_changes import AT_ONCE, AT_RESTART
+from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 
 FINISHABLE = {"quorum_min": 3, "quorum_target": 3, "min_cohort": 2}
@@ -106,16 +110,69 @@ def test_at_the_command_line(make_coordinator) -> None:
     def run(*words: str):
         return CliRunner().invoke(main, ["set", *words, "--home", str(home.root)])
 
-    done = run("rounds.quorum_target", "4", "port", "9443", "certificate", "/etc/fl/fullchain.pem")
+    moved = home.root / "fullchain.pem"
+    moved.write_bytes((home.tls / "server.pem").read_bytes())
+    done = run("rounds.quorum_target", "4", "port", "9443", "certificate", str(moved))
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "rounds.quorum_target is now 4",
         "port is now 9443; it takes effect when `serve` is restarted",
-        "certificate is now '/etc/fl/fullchain.pem'; it takes effect when `serve` is restarted",
+        f"certificate is now {moved}; it takes effect when `serve` is restarted",
     ]
+    assert run("rounds.allow_small_cohort", "true").stdout == "rounds.allow_small_cohort is now true\n"
+    below = run("rounds.deadline_s", "-5")
+    assert below.exit_code == 2 and "rounds.deadline_s is -5; it must be a whole number of at least 1" in below.stderr
     assert tomllib.loads(home.config.read_text())["port"] == 9443
     facts = json.loads(run("rounds.min_cohort", "2", "--json").stdout)
     assert facts == {"changed": {"rounds.min_cohort": 2}, "restart": []}
     for words in (("rounds.quorum_min",), ("rounds.quorum_min", "2"), ("nonsense", "1")):
         refused = run(*words)
         assert refused.exit_code == 2 and refused.stdout == "" and "Traceback" not in refused.stderr
+
+
+def pem_files(folder) -> None:
+    """What an operator may name by mistake; `other.pem` and `other.key` fit each other."""
+    made = make_development_certificate(["fl.example.org"], datetime.datetime.now(datetime.UTC))
+    (folder / "other.pem").write_bytes(made.chain)
+    (folder / "other.key").write_bytes(made.key)
+    (folder / "notes.txt").write_text("this is no certificate\n")
+    key = serialization.load_pem_private_key(made.key, None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "locked.key").write_bytes(key.private_bytes(*forms, locked))
+
+
+# fmt: off
+FILES = [
+    ({"certificate": "other.pem"},                                "set certificate FILE certificate_key FILE"),
+    ({"certificate_key": "other.key"},                            "is not the private key of the certificate"),
+    ({"certificate": "notes.txt"},                                "are not a PEM certificate and its PEM private key"),
+    ({"certificate": "nowhere.pem"},                              "nowhere.pem cannot be read: No such file"),
+    ({"certificate": "other.pem", "certificate_key": "gone.key"}, "gone.key cannot be read"),
+    ({"certificate": "other.pem", "certificate_key": "locked.key"}, "locked.key is encrypted"),
+    ({"ca": "notes.txt"},                                         "notes.txt holds no certificate in PEM form"),
+    ({"ca": "other.key"},                                         "holds no certificate in PEM form"),
+    ({"ca": "nowhere.pem"},                                       "nowhere.pem"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("changes", "words"), FILES)
+def test_a_file_that_cannot_be_used_is_refused_at_once(make_coordinator, changes, words) -> None:
+    """docs/reference/coordinator.md, settings: not at the next start of `serve`, nor by a traceback of `invite`."""
+    coordinator = make_coordinator(rounds=FINISHABLE)
+    pem_files(coordinator.store.home.root)
+    before = coordinator.settings
+    with pytest.raises(EdgeflError, match=words):
+        change(coordinator, **changes)
+    assert coordinator.settings == before
+    change(coordinator, certificate="other.pem", certificate_key="other.key", ca="other.pem")
+    change(coordinator, ca="")
+
+
+def test_an_invite_without_a_usable_certificate_is_a_sentence(make_coordinator) -> None:
+    """Also where the file was damaged after it was set."""
+    coordinator = make_coordinator()
+    (coordinator.store.home.tls / "ca.pem").write_text("this is no certificate\n")
+    with pytest.raises(OperatorError, match=r"ca.pem holds no certificate in PEM form"):
+        OPERATIONS["invite"](coordinator, {"name": "clinic-a", "role": "site", "hours": 1})

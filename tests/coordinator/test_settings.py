@@ -102,3 +102,27 @@ def test_broken_toml_is_one_sentence(tmp_path) -> None:
     (tmp_path / "config.toml").write_text("federation = ")
     with pytest.raises(OperatorError, match=r"config\.toml"):
         load_settings(CoordinatorHome(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("deadline_s = 60\n", "deadline_s = -5\n", ": rounds.deadline_s is -5; it must be"),
+        ("deadline_s = 60\n", "deadlines = 60\n", ": unknown setting rounds.deadlines; known: "),
+        ("quorum_min = 2", "quorum_min = 9", ": quorum_min (9) must not be above"),
+        ('federation = "skin"', 'federation = "Skin"', ": federation 'Skin' must be"),
+        ("deadline_s = 60\n", "deadline_s = \n", "(at line "),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_line(make_coordinator, old, new, told) -> None:
+    """Whoever edits the file finds the line; a setting of the same name elsewhere is not meant."""
+    coordinator = make_coordinator()
+    coordinator.store.close()
+    config = coordinator.store.home.config
+    text = config.read_text()
+    assert text.count(old) == 1
+    config.write_text(text.replace(old, new))
+    line = text[: text.index(old)].count("\n") + 1
+    with pytest.raises(OperatorError) as refused:
+        load_settings(coordinator.store.home)
+    assert told in str(refused.value) and f"line {line}" in str(refused.value), str(refused.value)

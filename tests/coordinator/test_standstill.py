@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.rounds.prospects import unfinishable, usual_quorum
+from edgefl_coordinator.rounds.prospects import beyond_members, set_command, unfinishable, usual_quorum
 from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import Close, Round, cohort_allows, decide
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings, TaskSettings
@@ -27,6 +27,8 @@ MAPS = TaskSettings(method="fedevprompt", name="nevus", classes=("a", "b"), back
 DEADLINE = 100_000
 _SET = "edgefl-coordinator set "
 INVITE = "edgefl-coordinator invite NAME --role device"
+RISKY = _SET + "rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
+APPROVE = "edgefl-coordinator approve {} --fingerprint FINGERPRINT"
 
 
 def facts(replies: int = 0, *, tried: int = 0, number: int = 2, state: str = "open", **more: object) -> RoundFacts:
@@ -39,6 +41,10 @@ TABLE = [
     # facts, rules → kind, cause, commands
     (RoundFacts(members=0, started=False), RULES,     "waits", "too_few_members", [INVITE]),
     (RoundFacts(members=2, started=False), RULES,     "waits", "too_few_members", [INVITE]),
+    (RoundFacts(members=1, started=False, pending=("hospital",)), RULES, "waits", "too_few_members",
+     [APPROVE.format("hospital"), INVITE]),
+    (RoundFacts(members=1, started=False, pending=("a", "b", "c")), RULES, "waits", "too_few_members",
+     [APPROVE.format("a"), APPROVE.format("b")]),
     (RoundFacts(members=2, started=False), MANUAL,    "waits", "not_started", ["edgefl-coordinator start"]),
     (RoundFacts(members=3), RULES,                    "moves", "aggregating", []),
     (RoundFacts(members=3, failing_ms=7), RULES,      "stuck", "job_failed", ["edgefl-coordinator status"]),
@@ -56,12 +62,13 @@ TABLE = [
      [_SET + "rounds.min_cohort 1 rounds.allow_small_cohort true"]),
     (facts(2, able=1, overdue_ms=9), RULES, "stuck", "no_reply", ["edgefl sync", "edgefl-train join"]),
     (facts(3, able=1, overdue_ms=9, members=4), FOUR, "stuck", "no_reply", [_SET + "rounds.quorum_min 3"]),
-    (facts(2, tried=2, refused=1), RULES,             "stuck", "replies_refused", [INVITE]),
+    (facts(2, tried=2, refused=1), RULES,             "stuck", "replies_refused", [INVITE, RISKY]),
     (facts(3, tried=3, members=4, refused=1), FOUR,   "stuck", "replies_refused", [_SET + "rounds.quorum_min 3"]),
     (facts(3, tried=3), RULES,                        "stuck", "cannot_aggregate", [INVITE]),
     (facts(3, tried=3, able=1), RULES,                "waits", "no_reply", []),
-    (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE]),
-    (facts(2, beside=1), RULES,                       "stuck", "too_few_members", [INVITE]),
+    (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE, RISKY]),
+    (facts(0, members=0), RULES,                      "stuck", "too_few_members", [INVITE]),
+    (facts(2, beside=1), RULES,                       "stuck", "too_few_members", [INVITE, RISKY]),
     (facts(3, state="done", over=True), RULES,        "over", "", []),
     (facts(3, state="done", over=True, able=1, withheld=(1, 1)), RULES, "over", "small_cohort", []),
 ]
@@ -133,6 +140,14 @@ def test_what_a_sentence_adds() -> None:
     """A cohort below two others is named with what it costs; contributions beside the average are no replies."""
     told = standing(facts(withheld=(1, 1, 2)), OLD)
     assert told.mend.endswith("true (with so few, a single contribution can be told apart), or more members join")
+    assert standing(facts(1, able=1, members=2), RULES).mend == (
+        f"the operator runs: {INVITE}; or, if a single contribution may be told apart: {RISKY}"
+    )
+    waits = standing(RoundFacts(members=1, started=False, pending=("hospital",)), RULES)
+    assert waits.mend == (
+        f"approve hospital: {APPROVE.format('hospital')}, then invite and approve 1 more: {INVITE} (or --role site, "
+        "for a server)"
+    )
     assert standing(facts(2, beside=1), RULES).why == (
         "it needs 3 replies, and there are 3 members, of which 1 sent contributions, which are not averaged"
     )
@@ -317,3 +332,17 @@ def test_standing_names_no_more_than_it_has() -> None:
     """Without a known beginning the sentence tells none."""
     told = FederationStanding(kind="stuck", cause="x", why="so", mend="do this")
     assert stuck_sentence(told, 0) == "the federation is stuck: so; do this"
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(rules_, st.integers(1, 8))
+def test_what_a_warning_tells_lets_rounds_close(rules, members) -> None:
+    """After a member was shut out: what is to be set makes all who are left enough, and early; else nothing is said."""
+    assume(not unfinishable(rules, MAPS))
+    why, changes = beyond_members(rules, members)
+    assert bool(why) is (members < rules.quorum_target) is bool(changes)
+    if changes:
+        mended = carried_out(set_command(changes), rules)
+        assert decide(Round(number=1, state="open", deadline_ms=DEADLINE, replies=members), mended, 0) is not None
+        assert not unfinishable(mended, MAPS, members)
+    assert beyond_members(rules, 0)[1] == {}

@@ -1,6 +1,7 @@
 """`edgefl-coordinator status`: the sentence of a stuck round, the command as it has to be typed, and --watch."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from edgefl_coordinator.commands import status as status_command
 from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import Payload
+from edgefl_protocol.messages.requests import TaskReply
 
 OLD = {"quorum_min": 2, "quorum_target": 3, "min_cohort": 3}
 
@@ -76,16 +79,79 @@ class Watched:
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_watch_prints_each_change_until_ctrl_c(served, tools, monkeypatch, as_json) -> None:
-    """One line of JSON for a change and none where nothing changed; Ctrl-C ends it with status 0 and no word."""
-    watched = Watched(lambda: None, lambda: tools.approved_member(served, "clinic-a"), lambda: None)
-    monkeypatch.setattr(status_command, "sleep", watched)
+    """One line of JSON for a change, and none where a member was heard and nothing else changed; Ctrl-C ends it with
+    status 0 and no word."""
+    member: list[Any] = []
+
+    def joins() -> None:
+        member.append(tools.approved_member(served, "clinic-a"))
+
+    def asks() -> None:
+        served.clock.now_ms += 1000
+        member[0].call("task", Payload())
+
+    monkeypatch.setattr(status_command, "sleep", Watched(lambda: None, joins, lambda: None, asks))
     done = run("status", "--watch", "--interval", "0.5", *(["--json"] if as_json else []))
     assert done.exit_code == 0 and done.stderr == ""
     if as_json:
         assert [len(json.loads(line)["members"]) for line in done.stdout.splitlines()] == [0, 1]
     else:
-        assert done.stdout.count("skin: fedevprompt on nevus") == 2 and done.stdout.count("clinic-a") == 1
+        assert done.stdout.count("skin: fedevprompt on nevus") == 2 and done.stdout.count("  site   clinic-a") == 1
+        blocks = done.stdout.split("\n\n")
+        assert len(blocks) == 3 and blocks[-1] == ""
+        assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\nskin:", block) for block in blocks[:2])
         assert "\x1b" not in done.stdout  # it is no terminal
+
+
+def test_members_and_their_fingerprints(served, tools, clock) -> None:
+    """docs/security.md check 22: who approves compares what the member told, so a pending one's is not shown. Who was
+    heard, and when; after `revoke` a quorum beyond the members that are left, with what mends it."""
+    for letter in "abc":
+        tools.approved_member(served, f"clinic-{letter}")
+    waiting = tools.Member(served, "hospital")
+    proof = waiting.enrol(tools.token_of(served, "hospital"))
+    shown = run("status").stdout
+    assert "  site   hospital  pending, last heard 2026-09-21 14:13:20 UTC\n" in shown
+    assert proof.fingerprint not in shown and proof.fingerprint not in run("status", "--json").stdout
+    tools.start_rounds(served)
+    OPERATIONS["approve"](served, {"name": "hospital", "fingerprint": proof.fingerprint})
+    clock.now_ms += 60_000
+    waiting.call("task", Payload())
+    shown = run("status").stdout
+    line = f"  site   hospital  approved, last heard 2026-09-21 14:14:20 UTC  {proof.fingerprint}\n"
+    assert line in shown and "warning" not in shown
+    assert "clinic-a  approved, last heard 2026-09-21 14:13:20 UTC" in shown
+    assert run("revoke", "hospital").stderr == ""
+    told = run("revoke", "clinic-a")
+    command = "edgefl-coordinator set rounds.quorum_target 2 --home /srv/fl"
+    why = "a round closes early at 3 replies, and 2 members are approved, so each waits for its deadline"
+    assert told.stderr == f"warning: {why}; run: {command}\n"
+    assert f"  warning: {why}; run: {command}\n" in run("status").stdout
+
+
+def test_who_has_not_replied(served, tools, clock) -> None:
+    """A round that is stuck by silence: the operator reads the names, which members are not told."""
+    three = [tools.approved_member(served, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(served)
+    three[0].reply(1)
+    assert "not replied" not in run("status").stdout
+    clock.now_ms += 60_000
+    told = TaskReply.from_payload(three[1].call("task", Payload()))
+    assert "  not replied: clinic-b, clinic-c\n" in run("status").stdout and "clinic" not in told.stuck
+
+
+def test_a_status_for_alarms(served, tools) -> None:
+    """docs/reference/coordinator.md: status 1 where somebody has to do something; what waits is in `sentence`, too."""
+    waits = json.loads(run("status", "--json", "--check").stdout)["standing"]
+    assert waits["kind"] == "waits" and waits["sentence"] == f"{waits['why']}; {waits['mend']}"
+    assert run("status", "--check").exit_code == 0
+    served.serving = False
+    assert run("status", "--check").exit_code == 1 and run("status").exit_code == 0
+    served.serving = True
+    stalled(served, tools)
+    stuck = run("status", "--check")
+    assert stuck.exit_code == 1 and "is stuck since" in stuck.stdout
+    assert run("status", "--check", "--watch").exit_code == 2
 
 
 # A shell has its background jobs ignore SIGINT, and what they begin inherits that.

@@ -152,9 +152,9 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
         [
             (["--backbone", "tiny"], "backbone tiny is untrained, and nothing is learned on a frozen random network"),
             (["--image-px", "37"], "no network that comes with EdgeFL takes images of 37 px"),
-            (["--quorum-min", "2"], "told apart; use 2 or more"),
+            (["--quorum-min", "2"], "with a quorum of 2 the contribution of each could be told apart"),
             (["--quorum-min", "2", "--min-cohort", "2"], "could stop for good"),
-            (["--members", "2"], "told apart; use 2 or more"),
+            (["--members", "2"], "you need at least 3, or --allow-small-cohort"),
             (["--members", "3", "--quorum-target", "5"], "would wait for 5 approved members"),
         ]
     ):

@@ -363,3 +363,12 @@ def test_every_attempt_waits_with_jitter(joined, coordinator, folder, wire, net)
     assert len(waits) == 3
     assert all(0 <= wait <= 0.5 * 2**step for step, wait in enumerate(waits))
     assert len(set(waits)) == 3
+
+
+@pytest.mark.parametrize(("status", "told"), [(401, True), (500, False)])
+def test_an_unsigned_401_may_mean_shut_out(member, wire, status, told):
+    """A coordinator signs nothing for whom it revoked, and anybody can forge that: so it is said as a question."""
+    wire.faults = [forged_page(status)] * 50
+    with pytest.raises(Unavailable) as problem:
+        member.task()
+    assert ("ask the operator whether this member was shut out" in str(problem.value)) == told

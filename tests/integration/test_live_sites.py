@@ -19,6 +19,7 @@ from sqlalchemy import select
 from tests.integration.live_coordinator import Live
 
 from edgefl_coordinator.commands.setup import task_of_method, task_of_run
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_exchange.errors import SignedRefusal, Unavailable
@@ -258,7 +259,8 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
 def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None:
     """What a site agreed to at its first round holds to the end: a coordinator cannot ask for something else later."""
     there, _ = enrolled(live, tmp_path)
-    there.operate("approve", name="site-1", fingerprint=there.operate("status")["members"][0]["fingerprint"])
+    pending = join(call(tmp_path / "site-1", "site-1"))
+    there.operate("approve", name="site-1", fingerprint=pending["fingerprint"])
     there.move_on()
     meant = SiteMembership.meet
 
@@ -336,3 +338,20 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
     assert [line["phase_index"] for line in lines_of(tmp_path / "site-2")] == [1]
     status = there.operate("status")["state_sha256"]
     assert {found[name]["summary"]["state_sha256"] for name in SITES} == {status}
+
+
+def test_what_join_says_counts_the_reply_that_it_sent(live, tmp_path: Path) -> None:
+    """The task of a meeting comes before the reply: its count of replies would be too low by this site's."""
+    torch.set_num_threads(1)
+    there = live(fedevprompt(), 2, quorum_min=2, quorum_target=2, min_cohort=1)
+    for name in SITES:
+        enrol(there, tmp_path, name)
+    there.move_on()
+    with there.coordinator.store.transaction() as connection:
+        stored_rounds.set_fact(connection, "overdue_1", 1)  # the deadline passed while nobody had replied
+    said: list[str] = []
+    found = join(replace(call(tmp_path / "site-1", "site-1"), say=said.append))
+    assert found["sent"][0]["outcome"] == "accepted" and found["round"]["stuck"] is None
+    assert not any("0 replies" in line for line in said)
+    join(replace(call(tmp_path / "site-1", "site-1"), say=said.append))
+    assert "it has 1 reply and needs 2" in said[-1]

@@ -77,10 +77,19 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 
     It holds keys, a development certificate and the settings.
     """
-    from edgefl_coordinator.commands.setup import check_finishable, check_table, make_home, reply_cap, try_first_job
+    from edgefl_coordinator.commands.setup import (
+        check_finishable,
+        check_free,
+        check_table,
+        make_home,
+        reply_cap,
+        try_first_job,
+    )
     from edgefl_coordinator.settings import CoordinatorHome
 
     home = CoordinatorHome(folder.resolve())
+    check_free(home)
+    _check_early(options)
     secret = read_passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)
@@ -109,10 +118,37 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
     An `OperatorError` where options contradict each other or lack something; an `EdgeflError` where there is no such
     run, method or backbone.
     """
+    task, count = _task(options)
+    return _table_with(options, task, count)
+
+
+def _check_early(options: Mapping[str, Any]) -> None:
+    """Refuse what can be refused before the trainer is loaded, which takes many seconds: all but what is learned."""
+    from edgefl_coordinator.commands.setup import check_finishable, check_table
+    from edgefl_coordinator.errors import USAGE, OperatorError
+    from edgefl_coordinator.settings import LEAST_COHORT
+
+    classes = (options["classes"] or "a,b").split(",")
+    nothing = {"image_px": 1, "patch": 1}  # stands for the backbone, which the trainer describes
+    head = {"name": options["task"], "line": options["line"], "seed": options["seed"], "classes": classes}
+    table = _table_with(options, {**head, "method": "any", "backbone": nothing, "shares_maps": False}, 1)
+    rounds, members = table["rounds"], _members(options)
+    if options["min_cohort"] is None and rounds["min_cohort"] < LEAST_COHORT and not options["allow_small_cohort"]:
+        fewest = rounds["quorum_min"]
+        what = counted(members, "member") if members <= LEAST_COHORT else f"a quorum of {fewest}"
+        raise OperatorError(
+            f"with {what} the contribution of each could be told apart: you need at least {LEAST_COHORT + 1}, or "
+            "--allow-small-cohort",
+            USAGE,
+        )
+    check_finishable(check_table(table), members)
+
+
+def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the settings around a [task] table."""
     from edgefl_coordinator.rounds.prospects import usual_quorum
 
     host, port = options["host"], options["port"]
-    task, count = _task(options)
     members = _members(options)
     quorum = usual_quorum(members, options["quorum_min"], options["quorum_target"], options["min_cohort"])
     shown = f"[{host}]" if ":" in host else host

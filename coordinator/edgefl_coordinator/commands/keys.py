@@ -19,6 +19,7 @@ from edgefl_coordinator.commands.options import (
     guarded_offline,
     moment,
 )
+from edgefl_coordinator.commands.status import warning_lines, with_home
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 
@@ -35,8 +36,10 @@ _OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Pat
 @click.argument("name", required=False)
 @click.option("--signer", metavar="PUB", type=FILE,
               help="Revoke this signer of bundles (signing.pub) instead of a member.")  # fmt: skip
+@click.option("--force", is_flag=True,
+              help="Revoke the signer even where devices then have no bundle to score with.")  # fmt: skip
 @for_operator
-def revoke(operator: Operator, name: str | None, signer: Path | None) -> None:
+def revoke(operator: Operator, name: str | None, signer: Path | None, force: bool) -> None:
     """Shut the member NAME out for good, or revoke a signer of bundles.
 
     The member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
@@ -48,10 +51,20 @@ def revoke(operator: Operator, name: str | None, signer: Path | None) -> None:
         from edgefl_protocol.envelopes.key_files import read_public_key
 
         key = read_public_key(signer)
-        facts = operator.run("revoke_signer", key_id=key.key_id, name=signer.name)
+        facts = operator.run("revoke_signer", key_id=key.key_id, name=signer.name, force=force)
         operator.show(facts, f"signer {key.key_id} is revoked")
+        for one in facts["bundles"]:
+            click.echo(
+                f"warning: {one['line']}/{one['task']} version {one['version']} counts no more, and "
+                f"{counted(facts['devices'], 'device')} cannot score after the next sync until you publish another",
+                err=True,
+            )
     else:
-        operator.show(operator.run("revoke", name=name), f"{name} is revoked")
+        facts = operator.run("revoke", name=name)
+        with_home(operator, facts["warnings"])
+        operator.show(facts, f"{name} is revoked")
+        for line in warning_lines(facts["warnings"]):
+            click.echo(line, err=True)
 
 
 @click.command()
@@ -64,10 +77,18 @@ def rotate(operator: Operator, signing: bool) -> None:
     --signing, the first call makes the next signing key and names the file of its public half. Once a published root
     set lists it, the second call changes to it, and to a new sealing key without a previous one. Members
     learn of it from the root set.
+
+    After restoring a backup, first revoke again what was revoked since; then run this, so that members take the
+    list of revoked keys again.
     """
     facts = operator.run("rotate", signing=signing)
     if not signing:
         operator.show(facts, f"sealing key {facts['number']} is in use")
+        click.echo(
+            f"{counted(facts['revoked'], 'key is', 'keys are')} revoked; if you have restored a backup, revoke again "
+            "whatever was revoked after it was made",
+            err=True,
+        )
     elif facts["state"] == "prepared":
         operator.show(facts, f"made the next signing key: {facts['file']}")
         if not operator.as_json:
@@ -161,11 +182,13 @@ def show(file: Path, as_json: bool) -> None:
     from edgefl_protocol.records.root import unverified_root
 
     record = _record(file)
-    body = unverified_root(record).to_body()
+    root = unverified_root(record)
+    body = root.to_body()
     if as_json:
         click.echo(json.dumps(body))
         return
-    for name, value in body.items():
+    ids = {name: [key.key_id for key in getattr(root, name)] for name in ("root_keys", "coordinators", "signers")}
+    for name, value in (body | ids).items():
         text = ", ".join(value) if isinstance(value, list) else moment(value) if name.endswith("_ms") else value
         click.echo(f"{name}: {text}")
     _say_signed(record)

@@ -56,14 +56,28 @@ def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", 
 @click.option("--role", type=click.Choice(["site", "device"]), required=True, help="Role of the new member.")
 @click.option("--hours", metavar="HOURS", type=click.FloatRange(0.01, 72), default=72.0, show_default=True,
               help="Time the invite is valid.")  # fmt: skip
+@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write the invite to FILE, readable by you alone.  [default: print it]")  # fmt: skip
 @for_operator
-def invite(operator: Operator, name: str, role: str, hours: float) -> None:
-    """Print an invite for NAME, once.
+def invite(operator: Operator, name: str, role: str, hours: float, out: Path | None) -> None:
+    """Make an invite for NAME, which is shown only this once.
 
-    Hand it over on a channel you trust. It is shown only this once.
+    It is a secret: hand it over on a channel you trust. An earlier invite for NAME counts no more.
     """
+    from edgefl_protocol.durable import write_atomic
+
+    if out is not None and (out.exists() or not out.parent.is_dir()):
+        raise click.UsageError(f"{out} exists, or its folder does not; name another file")
     facts = operator.run("invite", name=name, role=role, hours=hours)
-    operator.show(facts, facts["invite"])
+    if out is None:
+        operator.show(facts, facts["invite"])
+    else:
+        write_atomic(out, f"{facts['invite']}\n".encode(), mode=0o600)
+        operator.show({**facts, "invite": None, "file": str(out)}, str(out))
+    if facts["replaced"] == "invite":
+        click.echo(f"the earlier invite for {name} counts no more", err=True)
+    elif facts["replaced"] == "enrolment":
+        click.echo(f"{name} had enrolled and was not approved; it has to enrol again, with this invite", err=True)
     click.echo(f"valid until {moment(facts['expires_ms'])}, for one enrolment", err=True)
     if facts["ca"]:
         click.echo(

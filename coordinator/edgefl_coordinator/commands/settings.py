@@ -7,7 +7,7 @@ import click
 from edgefl_coordinator.commands.options import Operator, for_operator
 
 
-@click.command("set")
+@click.command("set", context_settings={"ignore_unknown_options": True})
 @click.argument("assignments", metavar="KEY VALUE [KEY VALUE]…", nargs=-1, required=True)
 @for_operator
 def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
@@ -26,5 +26,11 @@ def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
 def _lines(facts: dict[str, Any]) -> list[str]:
     late = "; it takes effect when `serve` is restarted"
     return [
-        f"{key} is now {value!r}{late if key in facts['restart'] else ''}" for key, value in facts["changed"].items()
+        f"{key} is now {_as_typed(value)}{late if key in facts['restart'] else ''}"
+        for key, value in facts["changed"].items()
     ]
+
+
+def _as_typed(value: Any) -> str:
+    """Say a value as the file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'

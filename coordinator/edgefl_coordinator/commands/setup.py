@@ -50,10 +50,7 @@ def make_home(
         OperatorError: the folder holds a coordinator already, or a setting is out of bounds.
         StorageError: a file cannot be written.
     """
-    if home.config.exists():
-        raise OperatorError(f"{home.root} holds a coordinator already; choose another folder")
-    if found := foreign_content(home.root, ()):
-        raise OperatorError(f"{home.root} holds {found}; choose a new or empty folder")
+    check_free(home)
     root = generate_signing_key()
     settings = check_table({**table, "root_key_id": root.key_id})
     for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
@@ -81,6 +78,14 @@ def make_home(
         write_atomic(path, data)
     write_atomic(home.config, tomli_w.dumps(settings_to_table(settings)).encode(), mode=0o600)
     return settings
+
+
+def check_free(home: CoordinatorHome) -> None:
+    """Refuse, by an `OperatorError`, a folder that holds a coordinator or something else."""
+    if home.config.exists():
+        raise OperatorError(f"{home.root} holds a coordinator already; choose another folder")
+    if found := foreign_content(home.root, ()):
+        raise OperatorError(f"{home.root} holds {found}; choose a new or empty folder")
 
 
 def check_table(table: Mapping[str, Any]) -> CoordinatorSettings:

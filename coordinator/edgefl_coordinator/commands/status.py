@@ -1,7 +1,8 @@
 """`edgefl-coordinator status`: how the federation stands, once or again and again."""
 
+import contextlib
 import sys
-from time import sleep
+from time import sleep, time_ns
 from typing import Any
 
 import click
@@ -17,29 +18,44 @@ _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 @click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--interval", "interval_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=2.0,
               show_default=True, help="With --watch: time between two checks.")  # fmt: skip
+@click.option("--check", is_flag=True,
+              help="Exit with status 1 if the federation is stuck or `serve` does not run; for alarms.")  # fmt: skip
 @for_operator
-def status(operator: Operator, watch: bool, interval_s: float) -> None:
+def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> None:
     """Show the federation, its round, members and bundles.
 
     For a round that is stuck it says since when, why, and which command resolves it. With --watch and --json it
     prints one JSON object a line, one for each change.
     """
-    before: dict[str, Any] | None = None
-    try:
-        while True:
-            facts = look(operator)
-            if facts != before:
-                if watch and not operator.as_json and sys.stdout.isatty():
-                    click.echo(_CLEAR, nl=False)
-                operator.show(facts, *status_lines(facts))
-                sys.stdout.flush()
-            if not watch:
-                return
-            before = facts
-            sleep(interval_s)
-    except KeyboardInterrupt:  # of a person who has seen enough
-        if not watch:
-            raise
+    if watch and check:
+        raise click.UsageError("--watch shows changes until Ctrl-C, and --check looks once; give one of the two")
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):  # of a person who has seen enough
+            _watch(operator, interval_s)
+        return
+    facts = look(operator)
+    operator.show(facts, *status_lines(facts))
+    if check and (facts["standing"]["kind"] == "stuck" or facts["standing"]["cause"] == "not_served"):
+        sys.exit(1)
+
+
+def _watch(operator: Operator, interval_s: float) -> None:
+    """Print each change: on a terminal in place of the one before, elsewhere a block with its time and an empty line.
+
+    When a member was heard changes with each of its requests, so this alone is no change.
+    """
+    before: object = None
+    while True:
+        facts = look(operator)
+        quiet = facts | {"members": [{**one, "heard_ms": None} for one in facts["members"]]}
+        shown: object = quiet | {"last_event": None} if operator.as_json else status_lines(quiet)
+        if shown != before:
+            if not operator.as_json and sys.stdout.isatty():
+                click.echo(_CLEAR, nl=False)
+            operator.show(facts, moment(time_ns() // 1_000_000), *status_lines(facts), "")
+            sys.stdout.flush()
+        before = shown
+        sleep(interval_s)
 
 
 def look(operator: Operator) -> dict[str, Any]:
@@ -55,16 +71,34 @@ def look(operator: Operator) -> dict[str, Any]:
         f"{command} --home {operator.home}" if command.startswith(_PROGRAM) else command
         for command in standing["commands"]
     ]
+    with_home(operator, facts["warnings"])
     return facts
 
 
-def _standing_lines(standing: dict[str, Any]) -> list[str]:
-    """Say in a line what the federation waits for, or that it is stuck."""
-    if standing["sentence"]:
-        return [standing["sentence"]]
-    if standing["kind"] != "over" and standing["why"]:
-        return [f"waits: {'; '.join(filter(None, (standing['why'], standing['mend'])))}"]
-    return [standing["why"]] if standing["why"] else []
+def with_home(operator: Operator, warnings: list[dict[str, Any]]) -> None:
+    """Complete the commands of warnings, as they have to be typed here."""
+    for warning in warnings:
+        warning["command"] = warning["command"] and f"{warning['command']} --home {operator.home}"
+
+
+def _standing_lines(facts: dict[str, Any]) -> list[str]:
+    """Say in a line what the federation waits for, or that it is stuck; then what will hold rounds up."""
+    standing = facts["standing"]
+    sentence = standing["sentence"]
+    if standing["kind"] == "stuck" and standing["cause"] == "no_reply":
+        silent = [one["name"] for one in facts["members"] if one["state"] == "approved" and not one["replied"]]
+        lines = [sentence, f"not replied: {', '.join(silent)}"]
+    elif sentence:
+        lines = [sentence if standing["kind"] in ("stuck", "over") else f"waits: {sentence}"]
+    else:
+        lines = []
+    return lines + (warning_lines(facts["warnings"]) if standing["cause"] != "too_few_members" else [])
+
+
+def warning_lines(warnings: list[dict[str, Any]]) -> list[str]:
+    """Say what will hold rounds up, with the command that mends it."""
+    invite = "invite and approve members"
+    return [f"warning: {one['why']}; {'run: ' + one['command'] if one['command'] else invite}" for one in warnings]
 
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
@@ -79,12 +113,18 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     ]
     if facts["state_sha256"]:
         lines.append(f"  server and sites after the last round: {facts['state_sha256']}")
-    for member in facts["members"]:
-        replied = ", replied" if member["replied"] else ""
-        lines.append(f"  {member['role']:6} {member['name']}  {member['state']}{replied}  {member['fingerprint']}")
-    lines[2:2] = [f"  {line}" for line in _standing_lines(facts["standing"])]
+    lines += [f"  {_member_line(member)}" for member in facts["members"]]
+    lines[2:2] = [f"  {line}" for line in _standing_lines(facts)]
     lines += [f"  {line}" for line in (*_key_lines(facts["keys"]), *_troubles(facts))]
     return lines + [f"  bundle {one['line']}/{one['task']} version {one['version']}" for one in facts["bundles"]]
+
+
+def _member_line(member: dict[str, Any]) -> str:
+    """Say where a member stands; a fingerprint only once it was compared, so that nobody copies one into `approve`."""
+    state = f"{member['state']}{', replied' if member['replied'] else ''}"
+    if member["heard_ms"] is not None:
+        state += f", last heard {moment(member['heard_ms'])}"
+    return f"{member['role']:6} {member['name']}  {state}  {member['fingerprint'] or ''}".rstrip()
 
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:

@@ -59,11 +59,18 @@ def note_keys(coordinator: Coordinator) -> None:
 def renew_sealing(coordinator: Coordinator) -> Facts:
     """Renew the sealing key now; the one before opens messages for two days more.
 
-    A `StorageError` of the disk leaves the keys before in use.
+    The list of revoked keys gets a number above all before, because the operator does this after restoring a backup,
+    too. `revoked` counts the keys on it: those that the operator has to compare. A `StorageError` of the disk leaves
+    the keys before in use.
     """
     with coordinator.keys.changing:
         _renew(coordinator, keep_old=True)
-    return {"number": coordinator.keys.ring.number, "key_id": coordinator.keys.sealing.key_id}
+    with coordinator.store.transaction() as connection:
+        revocations.number_anew(connection, coordinator.clock())
+        revoked = len(revocations.listed(connection)[1])
+    return {
+        "number": coordinator.keys.ring.number, "key_id": coordinator.keys.sealing.key_id, "revoked": revoked
+    }  # fmt: skip
 
 
 def change_signing(coordinator: Coordinator) -> Facts:

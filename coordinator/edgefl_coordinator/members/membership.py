@@ -16,11 +16,13 @@ from sqlalchemy import Connection, Row, insert, or_, select, update
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
-from edgefl_coordinator.store.tables import invites, member_keys, members
+from edgefl_coordinator.store.tables import facts, invites, member_keys, members
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
 from edgefl_protocol.messages.requests import EnrolRequest
 from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
+
+_HEARD = "heard_"  # the facts that hold when a member was last heard
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class MemberRow:
         return fingerprint(federation, self.signing.public, self.sealing.public)
 
 
-def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
+def add_invite(connection: Connection, now_ms: int, invite: Invite) -> str | None:
     """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
 
-    An `OperatorError` where an approved member has this name.
+    Returns what counts no more: "enrolment", "invite", or None. An `OperatorError` where an approved member has this
+    name.
     """
     name, expires_ms = invite.name, invite.expires_ms
     holder = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
@@ -54,10 +57,11 @@ def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
         _set_state(connection, holder.skid, "revoked", revoked_ms=now_ms)
         audit.append(connection, now_ms, "enrolment_superseded", name)
     older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
-    connection.execute(older.values(expires_ms=now_ms))
+    expired = connection.execute(older.values(expires_ms=now_ms)).rowcount
     row = {"token_sha256": invite.token_sha256, "name": name, "role": invite.role, "expires_ms": expires_ms}
     connection.execute(insert(invites).values(**row, created_ms=now_ms))
     audit.append(connection, now_ms, "invite", name, {"role": invite.role, "expires_ms": expires_ms})
+    return "enrolment" if holder else "invite" if expired else None
 
 
 def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> MemberRow:
@@ -140,6 +144,18 @@ def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     later = select(member_keys.c.member).where(member_keys.c.skid == skid)
     row = connection.execute(select(members).where(or_(members.c.skid == skid, members.c.skid.in_(later)))).first()
     return _member(row) if row else None
+
+
+def note_heard(connection: Connection, skid: str, now_ms: int) -> None:
+    """Remember when a member, by its first key id, last sent something that it had signed."""
+    row = {"key": _HEARD + skid, "value": str(now_ms)}
+    connection.execute(insert(facts).prefix_with("OR REPLACE").values(row))
+
+
+def heard_ms(connection: Connection) -> dict[str, int]:
+    """Return first key id → when that member was last heard, in Unix milliseconds; only those that were."""
+    found = connection.execute(select(facts).where(facts.c.key.startswith(_HEARD, autoescape=True)))
+    return {row.key.removeprefix(_HEARD): int(row.value) for row in found}
 
 
 def sender(connection: Connection, skid: str, at_ms: int) -> tuple[MemberRow, PublicSigningKey] | None:

@@ -169,6 +169,8 @@ def _open_following(
         stored_rounds.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
     else:
         stored_rounds.set_fact(connection, SERVER_SHA256, result.state_sha256)
+        detail = {"rounds": len(result.phases)}
+        audit.append(connection, now_ms, "over", coordinator.settings.federation, detail)
     stored_rounds.add_broadcasts(connection, following, made)
     return past + stored_rounds.forget_past(connection, following)
 

@@ -6,10 +6,12 @@ the broadcast of the next one, so the federation ends. Source: docs/decisions/00
 
 from dataclasses import dataclass
 
-from edgefl_coordinator.settings import USUAL_COHORT, RoundSettings, TaskSettings
+from edgefl_coordinator.settings import LEAST_COHORT, USUAL_COHORT, RoundSettings, TaskSettings
 from edgefl_protocol.sentences import counted
 
 USUAL_MEMBERS = 3
+ALLOW = "rounds.allow_small_cohort"
+SettingChanges = dict[str, object]  # setting → value, as `set` takes them
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,33 @@ def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None =
             f"and at most {most} travel together; give a quorum_min of at most {most // classes}"
         )
     return ""
+
+
+def for_so_many(rules: RoundSettings, replies: int) -> SettingChanges:
+    """Return the settings that let a round close with so many replies, and the next one after it; {} for none needed.
+
+    With fewer than `LEAST_COHORT` others `ALLOW` is among them, unless it is given already.
+    """
+    if not 1 <= replies < rules.quorum_min:
+        return {}
+    changes: SettingChanges = {"rounds.quorum_min": replies}
+    others = min(rules.min_cohort, replies - 1)
+    changes |= {"rounds.min_cohort": others} if others < rules.min_cohort else {}
+    return changes | ({ALLOW: "true"} if others < LEAST_COHORT and not rules.allow_small_cohort else {})
+
+
+def beyond_members(rules: RoundSettings, members: int) -> tuple[str, SettingChanges]:
+    """Say why rounds cannot close, or close late, with so many approved members, and what to set; "" where they do."""
+    there = f"and {counted(members, 'member is', 'members are')} approved"
+    target: SettingChanges = {"rounds.quorum_target": members} if 1 <= members < rules.quorum_target else {}
+    if members < rules.quorum_min:
+        wanted = counted(rules.quorum_min, "reply", "replies")
+        return f"a round needs {wanted}, {there}, so none can close", target | for_so_many(rules, members)
+    if target:
+        return f"a round closes early at {rules.quorum_target} replies, {there}, so each waits for its deadline", target
+    return "", {}
+
+
+def set_command(changes: SettingChanges) -> str:
+    """Return the command that makes changes."""
+    return " ".join(["edgefl-coordinator set", *(f"{key} {value}" for key, value in changes.items())])

@@ -2,7 +2,8 @@
 
 Guarantees: an open round either closes at a time that is told, if those who may reply do, or is named stuck with its
 cause and what mends it. A round is stuck by its members' silence only once a deadline has passed without enough
-replies. Sentences name no member and no file, because members read them too. Source: docs/decisions/0041.
+replies. The sentence of a stuck round names no member and no file, because members read it too. Source:
+docs/decisions/0041.
 
     kind    meaning
     moves   closes at `until_ms` or before, whoever still replies
@@ -11,16 +12,17 @@ replies. Sentences name no member and no file, because members read them too. So
     over    all rounds are done
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
+from edgefl_coordinator.rounds.prospects import ALLOW, SettingChanges, for_so_many, set_command
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
 from edgefl_protocol.sentences import counted
 
 Kind = Literal["moves", "waits", "stuck", "over"]
-_ALLOW = "rounds.allow_small_cohort"
 _INVITE = "edgefl-coordinator invite NAME --role device"
 
 
@@ -32,6 +34,7 @@ class RoundFacts:
     over: bool = False  # all rounds are done
     started: bool = True  # the first round opens as soon as it can
     members: int  # approved
+    pending: tuple[str, ...] = ()  # names of those that enrolled and are not approved
     able: int = 0  # have not replied, and may
     withheld: tuple[int, ...] = ()  # others in the broadcast of each member that has not replied and may not have it
     refused: int = 0  # whose reply of this round was refused: they may not send another
@@ -99,16 +102,24 @@ def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> FederationStan
         return FederationStanding(kind="moves", cause="aggregating", why="the first round is being prepared")
     missing = max(1, rules.quorum_target - facts.members if rules.start == "automatic" else 1)
     if rules.start == "automatic" or not facts.members:
-        wanted = facts.members + missing
+        there = f"and there {'is' if facts.members == 1 else 'are'} {facts.members}"
+        mend, commands = _admit(facts.pending[:missing], max(0, missing - len(facts.pending)))
         return FederationStanding(
-            kind="waits", cause="too_few_members",
-            why=f"the first round opens with {counted(wanted, 'approved member')}, and there "
-                f"{'is' if facts.members == 1 else 'are'} {facts.members}",
-            mend=f"invite and approve {missing} more: {_INVITE}", commands=(_INVITE,),
+            kind="waits", cause="too_few_members", mend=mend, commands=commands,
+            why=f"the first round opens with {counted(facts.members + missing, 'approved member')}, {there}",
         )  # fmt: skip
     command = "edgefl-coordinator start"
     why = "the first round opens when the operator starts it"
     return FederationStanding(kind="waits", cause="not_started", why=why, mend=f"run: {command}", commands=(command,))
+
+
+def _admit(pending: Sequence[str], more: int) -> tuple[str, tuple[str, ...]]:
+    """Say whom to approve and how many to invite, with the commands in it."""
+    approve = tuple(f"edgefl-coordinator approve {name} --fingerprint FINGERPRINT" for name in pending)
+    parts = [f"approve {name}: {command}" for name, command in zip(pending, approve, strict=True)]
+    if more:
+        parts.append(f"invite and approve {more} more: {_INVITE} (or --role site, for a server)")
+    return ", then ".join(parts), (*approve, *([_INVITE] if more else []))
 
 
 def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> FederationStanding:
@@ -123,7 +134,7 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
         return FederationStanding(kind="waits", cause="no_reply", why=f"the round {have}", until_ms=current.deadline_ms)
     late = f"it {have}, and its deadline passed without the others"
     if rules.min_cohort < current.replies < rules.quorum_min:
-        return _stuck("no_reply", late, _set({"rounds.quorum_min": current.replies}), facts.overdue_ms)
+        return _stuck("no_reply", late, set_command({"rounds.quorum_min": current.replies}), facts.overdue_ms)
     commands = ("edgefl sync", "edgefl-train join")
     mend = f"each member that has not replied runs: {' or '.join(commands)}"
     return FederationStanding(
@@ -139,17 +150,17 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
             f"its broadcast is withheld from {counted(len(facts.withheld), 'member')}, because it holds contributions "
             f"of only {counted(max(facts.withheld), 'other', 'others')}, and at least {rules.min_cohort} are required"
         )
-        found = _stuck("small_cohort", why, _set(freed), since_ms)
-        if _ALLOW not in freed:
+        found = _stuck("small_cohort", why, set_command(freed), since_ms)
+        if ALLOW not in freed:
             return found
         return replace(
             found, mend=f"{found.mend} (with so few, a single contribution can be told apart), or more members join"
         )
-    fewer = _set({"rounds.quorum_min": possible}) if rules.min_cohort < possible < rules.quorum_min else ""
+    fewer = for_so_many(rules, possible)
     left = f"with those that may still come the round has {possible} and needs {needed}"
     if facts.refused and possible < rules.quorum_min:
         why = f"{counted(facts.refused, 'reply was', 'replies were')} refused, and {left}"
-        return _stuck("replies_refused", why, fewer or _INVITE, since_ms)
+        return _fewer_or_more("replies_refused", why, fewer, since_ms)
     if current.tried:
         why = "its replies could not be aggregated together, and no member is left to send another"
         return _stuck("cannot_aggregate", why, _INVITE, since_ms)
@@ -157,20 +168,32 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
     why = f"it needs {counted(needed, 'reply', 'replies')}, and there {there} {counted(facts.members, 'member')}"
     if facts.beside:
         why += f", of which {facts.beside} sent contributions, which are not averaged"
-    return _stuck("too_few_members", why, fewer or _INVITE, since_ms)
+    return _fewer_or_more("too_few_members", why, fewer, since_ms)
 
 
-def _freeing(facts: RoundFacts, current: Round, rules: RoundSettings) -> dict[str, object]:
+def _fewer_or_more(cause: str, why: str, fewer: SettingChanges, since_ms: int) -> FederationStanding:
+    """Name the smaller quorum that mends, or another member; both where the quorum would be a risk."""
+    if fewer and ALLOW not in fewer:
+        return _stuck(cause, why, set_command(fewer), since_ms)
+    found = _stuck(cause, why, _INVITE, since_ms)
+    if not fewer:
+        return found
+    risky = set_command(fewer)
+    mend = f"{found.mend}; or, if a single contribution may be told apart: {risky}"
+    return replace(found, mend=mend, commands=(_INVITE, risky))
+
+
+def _freeing(facts: RoundFacts, current: Round, rules: RoundSettings) -> SettingChanges:
     """Return the settings with the largest cohort under which enough members get their broadcast; {} for none."""
     for others in range(min(max(facts.withheld), rules.min_cohort - 1), -1, -1):
         quorum = max(rules.quorum_min, others + 1)
         freed = sum(one >= others for one in facts.withheld)
         if current.replies + facts.able + freed >= max(quorum, current.tried + 1):
-            changes: dict[str, object] = {"rounds.min_cohort": others}
+            changes: SettingChanges = {"rounds.min_cohort": others}
             changes |= {"rounds.quorum_min": quorum} if quorum > rules.quorum_min else {}
             changes |= {"rounds.quorum_target": quorum} if quorum > rules.quorum_target else {}
             allowed = others >= LEAST_COHORT or rules.allow_small_cohort
-            return changes if allowed else {**changes, _ALLOW: "true"}
+            return changes if allowed else {**changes, ALLOW: "true"}
     return {}
 
 
@@ -189,7 +212,3 @@ def _over(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
 def _stuck(cause: str, why: str, command: str, since_ms: int) -> FederationStanding:
     mend = f"the operator runs: {command}"
     return FederationStanding(kind="stuck", cause=cause, why=why, mend=mend, commands=(command,), since_ms=since_ms)
-
-
-def _set(changes: dict[str, object]) -> str:
-    return " ".join(["edgefl-coordinator set", *(f"{key} {value}" for key, value in changes.items())])

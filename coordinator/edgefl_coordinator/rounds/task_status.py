@@ -65,7 +65,10 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
     if current is None:
         wanted = bool(stored_rounds.fact(connection, "start_wanted"))
         started = wanted or starts_by_itself(len(approved), rules)
-        return RoundFacts(members=len(approved), started=started, failing_ms=failing_ms, served=served)
+        pending = tuple(one.name for one in membership.listed(connection) if one.state == "pending")
+        return RoundFacts(
+            members=len(approved), pending=pending, started=started, failing_ms=failing_ms, served=served
+        )  # fmt: skip
     skids = [one.skid for one in approved]
     over = state == "done"
     others = stored_rounds.others_in_broadcasts(connection, current.number + over)

@@ -1,21 +1,24 @@
 """Keys that count no more, and the root sets that were published: what members fetch to judge bundles.
 
 Guarantees: a revocation is final and its row stays; the list's number rises with each, so a member never takes an
-older list for a newer one. Root sets form TUF's chain: each is signed by the one before and by itself. Source:
-docs/security.md 2.6.5 and 2.6.6, checks 24 and 26.
+older list for a newer one. Where a backup took revocations back, `number_anew` lifts the number above all that were
+lost. Root sets form TUF's chain: each is signed by the one before and by itself. Source: docs/security.md 2.6.5 and
+2.6.6, checks 24 and 26.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, func, insert, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit
-from edgefl_coordinator.store.tables import revocations, roots
+from edgefl_coordinator.store.tables import facts, revocations, roots
 from edgefl_protocol.records.revocation import MAX_REVOKED
 from edgefl_protocol.records.root import MAX_CHAIN_BYTES, MAX_VERSIONS, Root, newest_root, unverified_root
 
 MAX_SIGNERS = MAX_REVOKED // 2  # revoked signers always stand in the list; of members the newest that fit
+_FLOOR = "revoked_floor"  # the fact that holds what the list's number counts from
 
 
 def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iterable[str]) -> None:
@@ -41,7 +44,21 @@ def listed(connection: Connection) -> tuple[int, list[str]]:
     rows = connection.execute(select(revocations).order_by(revocations.c.revoked_ms.desc(), revocations.c.key_id)).all()
     signers = [row.key_id for row in rows if row.kind == "signer"]
     others = [row.key_id for row in rows if row.kind != "signer"]
-    return len(rows) + 1, [*signers, *others[: MAX_REVOKED - len(signers)]]
+    return _floor(connection) + len(rows) + 1, [*signers, *others[: MAX_REVOKED - len(signers)]]
+
+
+def number_anew(connection: Connection, now_ms: int) -> None:
+    """Count the list's number from the time on.
+
+    A list that was lost counted from an earlier time, and nobody revokes a key each millisecond: its number was lower.
+    """
+    row = {"key": _FLOOR, "value": json.dumps(max(now_ms, _floor(connection)))}
+    connection.execute(insert(facts).prefix_with("OR REPLACE").values(row))
+
+
+def _floor(connection: Connection) -> int:
+    text = connection.scalar(select(facts.c.value).where(facts.c.key == _FLOOR))
+    return 0 if text is None else int(json.loads(text))
 
 
 def is_revoked(connection: Connection, key_ids: Sequence[str]) -> bool:

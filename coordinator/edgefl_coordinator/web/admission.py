@@ -46,6 +46,8 @@ def admit(call: Call) -> None:
     """
     with _refusals_written(call) as (connection, member):
         keep_window(connection, call)
+        if member is not None:
+            membership.note_heard(connection, member.skid, call.now_ms)
         check_round(call)
         _entitled(member, call.route)
 

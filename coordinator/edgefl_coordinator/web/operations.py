@@ -15,7 +15,9 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, membership, uploads
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
+from edgefl_coordinator.rounds.prospects import beyond_members, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -29,20 +31,21 @@ from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.records.root import check_current, unverified_root
+from edgefl_protocol.sentences import counted
 
 Arguments = Mapping[str, Any]
 Facts = dict[str, Any]
 
 _HOUR_MS = 3_600_000
-_MAX_CA_BYTES = 256 * 2**10
 MAX_SHOWN_ROWS = 10_000  # a few megabytes
 MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
 
 def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca}.
+    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca, replaced}.
 
-    `ca` is the file to hand over beside it, where the certificate is too large for the invite; else None.
+    `ca` is the file to hand over beside it, where the certificate is too large for the invite; else None. `replaced`
+    tells what of this name counts no more: "invite", "enrolment" or None.
 
     Raises:
         OperatorError: an approved member has that name, or a value has not its form.
@@ -50,7 +53,7 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """
     settings, now_ms = coordinator.settings, coordinator.clock()
     ca = coordinator.store.home.root / settings.ca if settings.ca else None
-    certificate = first_certificate(read_bounded(ca, _MAX_CA_BYTES)) if ca else None
+    certificate = first_certificate(ca) if ca else None
     carried = certificate if certificate and len(certificate) <= MAX_CERTIFICATE_BYTES else None
     try:
         record = Invite(
@@ -69,8 +72,8 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     except InviteError as error:
         raise OperatorError(str(error)) from error
     with coordinator.store.transaction() as connection:
-        membership.add_invite(connection, now_ms, record)
-    facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms}
+        replaced = membership.add_invite(connection, now_ms, record)
+    facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms, "replaced": replaced}
     return {"invite": text, **facts, "ca": str(ca) if certificate and not carried else None}
 
 
@@ -89,27 +92,47 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Shut a member out for good: {name} → {name, state}. Its reply of the open round is dropped.
+    """Shut a member out for good: {name} → {name, state, warnings}. Its reply of the open round is dropped.
 
-    An `OperatorError` where there is no such member.
+    `warnings` are those of `status`. An `OperatorError` where there is no such member.
     """
     with coordinator.store.transaction() as connection:
         member = membership.revoke(connection, coordinator.clock(), str(arguments["name"]))
         dropped = stored_rounds.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
+        warnings = _warnings(coordinator, connection)
     coordinator.store.drop_blobs(dropped)
-    return {"name": member.name, "state": "revoked"}
+    return {"name": member.name, "state": "revoked", "warnings": warnings}
 
 
 def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Revoke a signer of bundles: {key_id, name} → {key_id, version} of the list that members fetch.
+    """Revoke a signer of bundles: {key_id, name, force} → {key_id, version of the list, bundles, devices}.
 
-    An `OperatorError` where the list is full.
+    `bundles` are those that fall with nothing to take their place, and `devices` how many members have to do without.
+
+    Raises:
+        NotAllowedError: bundles fall, and `force` is not given; nothing was changed.
+        OperatorError: the list is full.
     """
     key_id = str(arguments["key_id"])
     with coordinator.store.transaction() as connection:
+        before = publishing.entries(connection)
         revocations.revoke_signer(connection, coordinator.clock(), key_id, str(arguments["name"]))
         version, _ = revocations.listed(connection)
-    return {"key_id": key_id, "version": version}
+        left = {(one.line, one.task) for one in publishing.entries(connection)}
+        devices = sum(one.role == "device" for one in membership.approved(connection))
+        fallen = [_named(one) for one in before if (one.line, one.task) not in left]
+        if fallen and not arguments.get("force"):
+            raise NotAllowedError(_left_without(fallen, devices))
+    return {"key_id": key_id, "version": version, "bundles": fallen, "devices": devices if fallen else 0}
+
+
+def _left_without(fallen: list[Facts], devices: int) -> str:
+    """Say why a signer is not revoked: which bundles fall, and what to do first."""
+    named = ", ".join(f"{one['line']}/{one['task']} version {one['version']}" for one in fallen)
+    return (
+        f"nobody else signed {named}, and nothing is published to take its place, so {counted(devices, 'device')} "
+        "would stop scoring at the next sync; first publish a bundle of another signer, or revoke this one with --force"
+    )
 
 
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -144,8 +167,8 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
     federation, pinned = settings.federation, settings.root_key_id
     with coordinator.store.transaction() as connection:
         root = revocations.publish_root(connection, coordinator.clock(), federation, pinned, record)
-    counted = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
-    return {"version": root.version, "expires_ms": root.expires_ms, **counted}
+    sizes = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
+    return {"version": root.version, "expires_ms": root.expires_ms, **sizes}
 
 
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
@@ -174,6 +197,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         phases = task_status.phases(connection)
         bundles = publishing.entries(connection)
         last = audit.last(connection)
+        heard = membership.heard_ms(connection)
         replied = {member.skid: stored_rounds.has_replied(connection, member.skid, number) for member in everybody}
         facts: Facts = {
             "federation": settings.federation,
@@ -196,25 +220,45 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
             "standing": _standing(coordinator, connection, number),
+            "warnings": _warnings(coordinator, connection),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
         "members": [
-            {"name": one.name, "role": one.role, "state": one.state}
-            | {"fingerprint": one.fingerprint(settings.federation), "replied": replied[one.skid]}
+            _member_facts(one, settings.federation) | {"replied": replied[one.skid], "heard_ms": heard.get(one.skid)}
             for one in everybody
         ],
-        "bundles": [{"line": entry.line, "task": entry.task, "version": entry.version} for entry in bundles],
+        "bundles": [_named(entry) for entry in bundles],
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
     }
+
+
+def _member_facts(member: MemberRow, federation: str) -> Facts:
+    """Tell who a member is; its fingerprint only once it is approved, for a copied one compares nothing."""
+    shown = member.fingerprint(federation) if member.state == "approved" else None
+    return {"name": member.name, "role": member.role, "state": member.state, "fingerprint": shown}
+
+
+def _named(entry: IndexEntry) -> Facts:
+    return {"line": entry.line, "task": entry.task, "version": entry.version}
 
 
 def _standing(coordinator: Coordinator, connection: Connection, number: int) -> Facts:
     """Tell whether the federation goes on, and what mends it where it does not."""
     rules = coordinator.settings.rounds
     found = task_status.how_it_stands(connection, rules, served=coordinator.serving)
-    return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": stuck_sentence(found, number)}
+    sentence = stuck_sentence(found, number) or "; ".join(filter(None, (found.why, found.mend)))
+    return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": sentence}
+
+
+def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
+    """Tell what will hold rounds up: [{why, command}]; nothing before the first round, and once all are done."""
+    rules = coordinator.settings.rounds
+    if task_status.round_state(connection) in ("waiting", "done"):
+        return []
+    why, changes = beyond_members(rules, len(membership.approved(connection)))
+    return [{"why": why, "command": set_command(changes) if changes else None}] if why else []
 
 
 def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:

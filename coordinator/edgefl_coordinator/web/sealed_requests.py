@@ -10,6 +10,7 @@ docs/security.md 2.3:
 What (2) kept stays, whatever (3) does: a message cannot be sent a second time.
 """
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -56,7 +57,8 @@ def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     try:
         call = _open(coordinator, route, body, now_ms)
     except EnvelopeError as error:
-        log.info("refused before the signature: %s %s", route.cty, error.code, extra={"once_a_minute": True})
+        whose = _shut_out(coordinator, body) if error.code == "unknown_sender" else ""
+        log.info("refused before the signature: %s %s%s", route.cty, error.code, whose, extra={"once_a_minute": True})
         return HttpResponse(401, UNAUTHENTICATED, sealed=False)
     try:
         if route.cty != "enrol":  # a newcomer has no window yet
@@ -102,6 +104,15 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
     most = settings.limits.body_bytes
     opened = open_envelope(body, key, sender, expected, now_ms, JudgedByCaller(), max_bytes=most, tolerance=tolerance)
     return Call(coordinator, route, opened, found[opened.header.skid].sealing, now_ms)
+
+
+def _shut_out(coordinator: Coordinator, body: bytes) -> str:
+    """Say whose key a request names, where that member was shut out: it may not know, and asks again and again."""
+    with contextlib.suppress(StorageError), coordinator.store.transaction() as connection:
+        member = membership.by_skid(connection, unverified_header(body).skid)
+        if member is not None and member.state == "revoked":
+            return f" (it names the key of {member.name}, who was shut out)"
+    return ""
 
 
 def _seal(call: Call, answer: Payload | Refusal) -> HttpResponse:

@@ -105,6 +105,7 @@ async def _run(
     ]
     try:
         await server.serve(sockets=[listening])
+        log.info("the server stops; the federation goes on when it is served again")
     finally:
         for task in tasks:
             task.cancel()
@@ -154,10 +155,7 @@ def _config(coordinator: Coordinator) -> uvicorn.Config:
     settings, home = coordinator.settings, coordinator.store.home
     limits = settings.limits
     chain, key = home.root / settings.certificate, home.root / settings.certificate_key
-    try:
-        context = server_context(chain, key)
-    except OSError as error:
-        raise OperatorError(f"the TLS certificate {chain} with key {key} cannot be used: {error}") from error
+    context = server_context(chain, key)
     config = uvicorn.Config(
         make_app(coordinator),
         http=deadline_protocol(limits.header_deadline_s, limits.body_deadline_s),
@@ -185,4 +183,5 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise OperatorError(f"cannot listen on {host} port {port}: {error.strerror}; choose another port") from error
+        said = str(error.strerror).partition(" (while ")[0]  # Python's own sentence names the address again
+        raise OperatorError(f"cannot listen on {host} port {port}: {said}; choose another port") from error

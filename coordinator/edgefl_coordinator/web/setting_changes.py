@@ -6,7 +6,7 @@ would leave. Source: docs/reference/coordinator.md.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,9 +15,15 @@ import tomli_w
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.prospects import unfinishable
-from edgefl_coordinator.settings import settings_from_table, settings_to_table
+from edgefl_coordinator.settings import (
+    CoordinatorHome,
+    CoordinatorSettings,
+    settings_from_table,
+    settings_to_table,
+)
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.tls import first_certificate, server_context
 from edgefl_protocol.durable import write_atomic
 
 # Each is read again whenever it is used.
@@ -40,7 +46,8 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
     """Change settings: {changes: {key: text}} → {changed: {key: value}, restart: [keys that count after a restart]}.
 
     Raises:
-        OperatorError: a key that is unknown or never changes, a value out of bounds, or rounds that could not finish.
+        OperatorError: a key that is unknown or never changes, a value out of bounds, a file that is no certificate or
+            does not fit the other, or rounds that could not finish.
         StorageError: nothing was changed.
     """
     before = coordinator.settings
@@ -54,6 +61,7 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
     if why and why != unfinishable(before.rounds, before.task):
         raise OperatorError(why, USAGE)
     home = coordinator.store.home
+    _check_files(home, changed, after)
     with coordinator.store.transaction() as connection:
         for key, value in changed.items():
             audit.append(connection, coordinator.clock(), "setting", key, {"value": value})
@@ -62,6 +70,14 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
         write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
     coordinator.settings = after
     return {"changed": changed, "restart": [key for key in changed if key in AT_RESTART]}
+
+
+def _check_files(home: CoordinatorHome, changed: Collection[str], after: CoordinatorSettings) -> None:
+    """Load the PEM files that a change names: what `serve` and `invite` could not use is refused now."""
+    if {"certificate", "certificate_key"} & set(changed):
+        server_context(home.root / after.certificate, home.root / after.certificate_key)
+    if "ca" in changed and after.ca:
+        first_certificate(home.root / after.ca)
 
 
 def _place(table: dict[str, Any], key: str, text: str) -> Any:

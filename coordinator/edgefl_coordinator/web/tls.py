@@ -6,6 +6,7 @@ private key is then thrown away: nobody can make a second certificate that membe
 
 import datetime
 import ipaddress
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from edgefl_coordinator.errors import USAGE, OperatorError
+from edgefl_protocol.durable import read_bounded
+
+_MAX_CA_BYTES = 256 * 2**10
 VALID_DAYS = 397  # browsers and urllib3 accept no longer server certificates
 
 
@@ -64,21 +69,48 @@ def make_development_certificate(hosts: list[str], now: datetime.datetime) -> De
     )
 
 
-def first_certificate(pem: bytes) -> bytes:
-    """Return the first certificate of a PEM text in its DER form."""
-    return x509.load_pem_x509_certificates(pem)[0].public_bytes(serialization.Encoding.DER)
+def first_certificate(file: Path) -> bytes:
+    """Return the first certificate of a PEM file in its DER form.
+
+    An `OperatorError` where it holds none; a `StorageError` where it cannot be read.
+    """
+    pem = read_bounded(file, _MAX_CA_BYTES)
+    try:
+        return x509.load_pem_x509_certificates(pem)[0].public_bytes(serialization.Encoding.DER)
+    except ValueError as error:
+        raise OperatorError(
+            f"{file} holds no certificate in PEM form; choose another with edgefl-coordinator set ca FILE", USAGE
+        ) from error
 
 
 def server_context(chain: Path, key: Path) -> ssl.SSLContext:
     """Return the server's TLS context.
 
-    An `OSError` where a file is missing or does not fit the other (ssl.SSLError is an OSError).
+    An `OperatorError` where a file cannot be used, the key is encrypted, or the two do not belong together.
     """
+
+    def encrypted() -> bytes:
+        raise OperatorError(f"{key} is encrypted, and nobody is asked for its passphrase; give one that is not", USAGE)
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(chain, key)
+    try:
+        context.load_cert_chain(chain, key, encrypted)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise OperatorError(
+                f"{key} is not the private key of the certificate {chain}; name the two together: edgefl-coordinator "
+                "set certificate FILE certificate_key FILE",
+                USAGE,
+            ) from error
+        raise OperatorError(
+            f"{chain} and {key} are not a PEM certificate and its PEM private key ({error.reason or error})", USAGE
+        ) from error
+    except OSError as error:
+        found = next((file for file in (chain, key) if not os.access(file, os.R_OK)), chain)
+        raise OperatorError(f"{found} cannot be read: {error.strerror}", USAGE) from error
     return context
 
 

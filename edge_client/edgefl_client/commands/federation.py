@@ -59,15 +59,16 @@ def enrol(
 ) -> None:
     """Join a federation with the INVITE its operator gave you. Run it again after any failure.
 
-    An INVITE of "-" is read from standard input, so that no list of processes shows it.
+    INVITE is a file with the invite, or "-" for standard input, so that no list of processes shows it. The text
+    itself works, too.
     """
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import Policy, load_policy, save_policy
+    from edgefl_protocol.durable import read_given
     from edgefl_protocol.records.invite import MAX_INVITE_CHARS
 
-    if invite == "-":
-        invite = sys.stdin.read(2 * MAX_INVITE_CHARS)
     device = device_of(context, home_dir, passphrase_file)
+    invite = read_given(invite, 2 * MAX_INVITE_CHARS)
     found, home = enrolled_device.run_enrol(device, invite, ca, proxy, suite), device.home
     text = (
         f"{found['name']} is {found['state']} in {found['federation']}; "

@@ -44,13 +44,16 @@ def fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] 
     """Do as `run_pull` while the keys are held; None where nothing is published for the task.
 
     A bundle of another federation, or of none, that its owner put in before joining gives way; one of this federation
-    gives way to a higher version of its line and task only.
+    gives way to a higher version of its line and task only. A `BundleError` also where the one in use was revoked and
+    nothing takes its place.
     """
     entry = member.index().current(task.line, task.task)
     if entry is None:
+        _refuse_revoked(home)
         return None
     wanted = {"line": entry.line, "task": entry.task, "version": entry.version, "sha256": entry.sha256}
     if models.is_in_use(home, entry.sha256):
+        _refuse_revoked(home)
         return {"changed": False, "file": str(models.current_file(home)), **wanted}
     data = member.bundle(entry.line, entry.task, entry.version)
     signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it
@@ -64,6 +67,18 @@ def fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] 
         )
     models.check_replaces(home, bundle, signers)
     return {"changed": True, "file": str(_install(home, data, bundle)), **wanted}
+
+
+def _refuse_revoked(home: Home) -> None:
+    """Say that this device cannot score: its model was revoked, and there is no other."""
+    try:
+        models.refuse_revoked(home, signers_in_force(home))
+    except BundleError as error:
+        raise BundleError(
+            "the model in use was revoked by the federation, and no other is published, so this device cannot score; "
+            "ask the operator for a new one, then run edgefl sync",
+            error.code,
+        ) from error
 
 
 def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> dict[str, Any]:

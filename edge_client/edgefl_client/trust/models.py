@@ -58,6 +58,20 @@ def current_file(home: Home) -> Path:
     return home.models / f"{sha256}.edgefl"
 
 
+def refuse_revoked(home: Home, signers: "Signers") -> None:
+    """Raise a `BundleError`, `revoked_signer`, where the bundle in use is signed by revoked keys alone."""
+    from edgefl_protocol.bundle import unverified_manifest
+
+    if not signers.revoked:
+        return
+    try:
+        data = read_bounded(current_file(home), MAX_BUNDLE_FILE_BYTES)
+    except StorageError:  # none is in use
+        return
+    _, claimed = unverified_manifest(data)
+    signers.refuse_revoked(claimed)
+
+
 def is_in_use(home: Home, sha256: str) -> bool:
     """Tell whether the bundle of this SHA-256 is in use and its file is whole, neither lost nor damaged."""
     return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)

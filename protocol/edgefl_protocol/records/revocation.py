@@ -75,7 +75,9 @@ def verify_revoked(
     check_issued(found.issued_ms, found.expires_ms, now_ms, REVOKED_VALID_MS)
     if found.version < seen_version:
         raise RecordError(
-            f"list {found.version} of revoked keys is older than list {seen_version} seen before", "rolled_back"
+            "the coordinator's list of revoked keys is older than the one seen before, as after a restored backup; ask "
+            "the operator to revoke again what was revoked since then, and to run edgefl-coordinator rotate",
+            "rolled_back",
         )
     return found
 

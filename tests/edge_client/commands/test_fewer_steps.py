@@ -270,6 +270,15 @@ def test_a_cut_invite_says_so(run, live, der):
         assert (code, out) == (1, "") and "invite" in err and err.count("\n") == 1
 
 
+def test_an_invite_may_be_a_file(run, live, der, tmp_path):
+    """`edgefl enrol clinic-1.invite`: what a person types first; a name without a file stays a bad invite."""
+    file = tmp_path / "clinic-1.invite"
+    assert run("enrol", file)[0] == 1
+    file.write_text(encode_invite(carrying(live.invite(), der), live.now_ms) + "\n")
+    code, out, _ = run("enrol", file)
+    assert code == 0 and "is pending in skin" in out
+
+
 # enrol --wait
 
 

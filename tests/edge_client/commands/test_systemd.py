@@ -1,6 +1,6 @@
 """The units in examples/systemd and the table of examples/cron: what systemd says, and what of ours they start.
 
-Source: docs/guides/device.md.
+Source: docs/guides/device.md; docs/reference/coordinator.md.
 """
 
 import shutil
@@ -12,7 +12,9 @@ import click
 import pytest
 
 from edgefl_client.cli import cli
+from edgefl_coordinator.cli import main as coordinator
 
+PROGRAMS = {"edgefl": (cli, "EDGEFL_HOME"), "edgefl-coordinator": (coordinator, "EDGEFL_COORDINATOR_HOME")}
 UNITS = Path(__file__).parents[3] / "examples/systemd"
 SERVICES = sorted(UNITS.glob("*.service"))
 NAMES = sorted(path.name for path in UNITS.iterdir())
@@ -47,7 +49,7 @@ def parsed(path):
 
 
 def test_the_units_are_these():
-    assert NAMES == ["edgefl-sync.service", "edgefl-sync.timer", "edgefl-watch.service"]
+    assert NAMES == ["edgefl-coordinator.service", "edgefl-sync.service", "edgefl-sync.timer", "edgefl-watch.service"]
 
 
 @pytest.mark.skipif(analyze is None, reason="no systemd-analyze on this machine")
@@ -81,13 +83,14 @@ def test_what_they_start_is_ours(path, tmp_path):
     """Every command line is one that this version understands, and no secret stands in it."""
     service = parsed(path)["Service"]
     program, *words = service["ExecStart"].split()
-    assert program == "/usr/local/bin/edgefl" and "passphrase" not in service["ExecStart"]
+    main, home = PROGRAMS[program.removeprefix("/usr/local/bin/")]
+    assert "passphrase" not in service["ExecStart"]
     words = [str(tmp_path) if word == "/srv/camera" else word for word in words]
-    group = click.Context(cli, info_name="edgefl")
-    name, command, rest = cli.resolve_command(group, words)
+    group = click.Context(main, info_name="edgefl")
+    name, command, rest = main.resolve_command(group, words)
     command.make_context(name, list(rest), parent=group)
     assert {key: service.get(key) for key in HARDENED} == HARDENED
-    assert service["Environment"] == "EDGEFL_HOME=/var/lib/" + service["StateDirectory"]
+    assert service["Environment"] == f"{home}=/var/lib/" + service["StateDirectory"]
     for folder in (word for word in words if word.startswith("/var/")):
         assert folder.startswith("/var/lib/edgefl/")  # the only place it may write
 

@@ -163,7 +163,10 @@ def test_a_revocation_reaches_a_device_that_only_syncs(run, device, live, lab):
     """docs/security.md check 24: `sync` fetches the list each time, with the index of bundles."""
     assert run("pull")[0] == 0
     live.revoked = [lab.SIGNER.key_id]
-    assert run("sync")[0] == 0
+    del live.bundles["main", "all", 1]  # the coordinator's index names it no more
+    code, out, err = run("sync")
+    assert code == 3 and "round" in out
+    assert "the model in use was revoked by the federation, and no other is published" in err
     code, _, err = run("score", device / "0.png")
     assert code == 3 and "revoked" in err
 

@@ -128,3 +128,51 @@ def test_a_list_of_revoked_keys_that_is_too_old(world, monkeypatch) -> None:
             assert refused.value.code == code
             assert "24 hours" in str(refused.value) or code == "rolled_back"
         assert load_revoked(world.device).key_ids == {"a" * 64}
+
+
+def test_a_backup_from_before_revocations(world) -> None:
+    """docs/reference/coordinator.md, keep: revoked again and rotated, devices take the list again, with its keys.
+
+    Before that they refuse it: a list without a stolen key would bring that key back.
+    """
+    thieves = ["a" * 64, "b" * 64, "c" * 64]
+    OPERATIONS["rotate"](world.coordinator, {"signing": False})
+    with world.coordinator.store.transaction() as connection:
+        before = connection.exec_driver_sql("SELECT * FROM facts").all()
+    for key_id in thieves:
+        OPERATIONS["revoke_signer"](world.coordinator, {"key_id": key_id, "name": "x"})
+    OPERATIONS["rotate"](world.coordinator, {"signing": False})
+    with world.member() as member:
+        member.index()
+    with world.coordinator.store.transaction() as connection:  # as the backup has it
+        connection.exec_driver_sql("DELETE FROM revocations")
+        connection.exec_driver_sql("DELETE FROM facts")
+        for row in before:
+            connection.exec_driver_sql("INSERT INTO facts VALUES (?, ?)", tuple(row))
+    with world.member() as member, pytest.raises(RecordError, match="edgefl-coordinator rotate") as refused:
+        member.index()
+    assert refused.value.code == "rolled_back"
+    world.now_ms += 1000
+    for key_id in thieves:
+        OPERATIONS["revoke_signer"](world.coordinator, {"key_id": key_id, "name": "x"})
+    assert OPERATIONS["rotate"](world.coordinator, {"signing": False})["revoked"] == len(thieves)
+    with world.member() as member:
+        member.index()
+    assert load_revoked(world.device).key_ids == set(thieves)
+
+
+def test_a_backup_from_weeks_ago(world) -> None:
+    """docs/reference/coordinator.md, keep: `rotate` once, and once more for each week, reaches the members' number."""
+    weeks, before = 3, world.coordinator.keys.ring
+    for _ in range(weeks):
+        world.now_ms += 7 * DAY_MS
+        OPERATIONS["rotate"](world.coordinator, {"signing": False})  # as `serve` does each week
+    with world.member() as member:
+        member.task()
+    world.coordinator.keys.ring = before
+    for _ in range(weeks):
+        OPERATIONS["rotate"](world.coordinator, {"signing": False})
+    OPERATIONS["rotate"](world.coordinator, {"signing": False})
+    with world.member() as member:
+        assert member.task().state == "waiting"
+    assert load_membership(world.device).key_number == before.number + weeks + 1

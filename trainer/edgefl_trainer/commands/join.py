@@ -105,19 +105,17 @@ def join(
     """Take part in a live federation as one site, with its data. INVITE is what the operator gave you. The command
     runs until the federation is over.
 
-    After a failure or a kill, the same command continues; INVITE may then be left out. An INVITE of "-" is read
-    from standard input, so that no list of processes shows it.
+    After a failure or a kill, the same command continues; INVITE may then be left out. It is a file with the invite,
+    or "-" for standard input, so that no list of processes shows it. The text itself works, too.
     """
-    from edgefl_protocol.durable import read_passphrase
+    from edgefl_protocol.durable import read_given, read_passphrase
     from edgefl_protocol.records.invite import MAX_INVITE_CHARS
     from edgefl_trainer.live import Join, SiteOptions
     from edgefl_trainer.live import join as take_part
 
-    if invite == "-":
-        invite = sys.stdin.read(2 * MAX_INVITE_CHARS)
     call = Join(
         folder=out,
-        invite=invite,
+        invite=None if invite is None else read_given(invite, 2 * MAX_INVITE_CHARS),
         ca=options.pop("ca"),
         proxy=options.pop("proxy"),
         once=options.pop("once"),
@@ -131,7 +129,7 @@ def join(
             **options,
         ),
     )
-    with tells_how_to_go_on(lambda: _same_command(out, call.invite)):
+    with tells_how_to_go_on(lambda: _same_command(out, invite)):
         found = take_part(call)
     click.echo(json.dumps(found) if as_json else text_of(found))
 

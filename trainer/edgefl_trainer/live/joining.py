@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,6 +123,8 @@ def _take_part(
         reply = None
         _check_same(begun, told)
         _tell_sent(call.say, now_sent)
+        if now_sent:  # the sentence came before the reply was sent, and counts without it
+            told = replace(told, stuck="")
         sent += now_sent
         if told.state == "done":
             try:
