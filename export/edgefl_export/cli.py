@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,8 +40,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except EdgeflError as error:
             click.echo(f"edgefl-export: {error}", err=True)
-            refused = isinstance(error, BundleError | KeyMaterialError)
-            ctx.exit(3 if refused else 2 if error.code in USAGE_CODES else 1)
+            ctx.exit(3 if isinstance(error, BundleError | KeyMaterialError) else 2 if error.code in USAGE_CODES else 1)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -133,6 +132,9 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     help="Precision of the graph. int8 is smaller and faster; it needs the run's images and is checked against fp32.",
 )
 @click.option(
+    "--float-layers", type=click.IntRange(0), metavar="N", help="Layers of int8 left in float.  [default: the fewest]"
+)
+@click.option(
     "--graph",
     "form",
     type=click.Choice(["fused", "plain"]),
@@ -184,6 +186,8 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     from edgefl_protocol.durable import read_passphrase, write_atomic
     from edgefl_trainer.engine.models import open_run
 
+    if options["float_layers"] is not None and options["precision"] != "int8":
+        raise click.UsageError("--float-layers needs --precision int8")
     if not options["force"]:
         check_new(output)
     passphrase = read_passphrase(options["passphrase_file"])
@@ -193,10 +197,10 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     model = site_model(finished, site, _class_info(options["class_info"], finished))
     if not options["force"]:
         check_alone(output, options["federation"], options["line"], model.task, options["version"])
-    pictures = _int8_pictures(finished, site) if options["precision"] == "int8" else None
+    int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
     shown = measured_map(finished, site, model.predictor, _say)
     click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
-    members = build_members(model, form=options["form"], int8=pictures, shown=shown, report=_say)
+    members = build_members(model, form=options["form"], int8=int8, shown=shown, report=_say)
     files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
     created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
     days = options["expires_days"]
@@ -244,12 +248,12 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _int8_pictures(finished: "FinishedRun", site: str) -> "Calibration":
+def _int8_pictures(finished: "FinishedRun", site: str, float_layers: int | None) -> "Calibration":
     """Return the run's pictures, read before minutes of tracing."""
     from edgefl_export.int8.calibration import calibration_of
 
-    click.echo("reading the run's tune and validation images …", err=True)
-    return calibration_of(finished, site)
+    _say("reading the run's tune and validation images …")
+    return replace(calibration_of(finished, site), float_layers=float_layers)
 
 
 def _with_training(

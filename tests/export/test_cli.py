@@ -280,7 +280,8 @@ def test_failed_gate_leaves_no_bundle(built, run_folder, graph, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "option", [("--line", "Über"), ("--version", "0"), ("--federation", "a b"), ("--precision", "int4")]
+    "option",
+    [("--line", "Über"), ("--version", "0"), ("--federation", "a b"), ("--precision", "int4"), ("--float-layers", "4")],
 )
 def test_wrong_options_are_usage_errors(built, run_folder, tmp_path, option):
     """Exit 2 before any work."""

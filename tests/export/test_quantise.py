@@ -208,6 +208,18 @@ def test_the_sensitive_layer_is_found_by_measurement_and_kept():
     assert all_of_it.change > choice.found.change
 
 
+def test_a_number_of_float_layers_that_is_given_takes_the_place_of_the_choice():
+    """The most sensitive ones stay; more than the graph has are refused."""
+    graph, pictures = spoiled_graph(), np.random.default_rng(1).integers(0, 256, (96, 4, 4, 3), np.uint8)
+    quantiser = Quantiser(graph, {}, pictures[:32])
+    kept = {
+        count: choose_layers(quantiser, graph, {}, pictures[32:], lambda line: None, count).kept for count in (0, 1, 2)
+    }
+    assert kept[0] == () and kept[1] == ("block 2 a",) and kept[2][0] == "block 2 a" and len(kept[2]) == 2
+    with pytest.raises(ExportError, match="the graph has 4 layers"):
+        choose_layers(quantiser, graph, {}, pictures[32:], lambda line: None, 5)
+
+
 @pytest.mark.parametrize(
     ("wrong", "change", "passes"),
     [(0, 0.0, True), (1, 0.0, True), (2, 0.0, False), (0, 0.0099, True), (0, 0.0101, False), (0, np.nan, False)],

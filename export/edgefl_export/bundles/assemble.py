@@ -165,7 +165,7 @@ def _quantised(
     from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
     quantiser = quantise.Quantiser(graph, tensors, pictures.ranges)
-    choice = choose_layers(quantiser, graph, tensors, pictures.choice, report)
+    choice = choose_layers(quantiser, graph, tensors, pictures.choice, report, pictures.float_layers)
     data = quantiser.build(choice.kept)
     return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate)
 

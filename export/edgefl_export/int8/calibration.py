@@ -32,6 +32,7 @@ class Calibration:
     ranges: Pictures
     choice: Pictures
     gate: Pictures
+    float_layers: int | None = None  # how many stay in float; None: as few as it takes
 
 
 def calibration_of(run: FinishedRun, site: str) -> Calibration:
@@ -87,7 +88,8 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     choice = min(CHOICE, len(tune) - ranges)
     reported = _drawn((one.rows(federation.report_split) for one in known), draw)
     gate = np.concatenate([reported, tune[ranges + choice :]])[:GATE]
-    return Calibration(*(federation.images[rows] for rows in (tune[:ranges], tune[ranges : ranges + choice], gate)))
+    images = federation.images
+    return Calibration(images[tune[:ranges]], images[tune[ranges : ranges + choice]], images[gate])
 
 
 def _drawn(groups: Iterable[NDArray[np.integer]], draw: np.random.Generator) -> NDArray[np.int64]:

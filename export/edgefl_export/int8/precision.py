@@ -2,7 +2,7 @@
 
     (1) every layer is quantised alone, and the mean change of vacuity measured: its sensitivity
     (2) of the most sensitive layers, as few as it takes (0, 1, 2, 4, 8 …, at most a third) stay in float, until the
-        graph is within half of the gate on pictures that neither learned nor gave ranges
+        graph is within half of the gate on pictures that neither learned nor gave ranges; or a number that is given
     (3) on further pictures, the graph and the float graph name the same class for 99 % and differ in vacuity by 0.01 on
         average at most; else there is no bundle
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgefl_export.errors import GateError
+from edgefl_export.errors import ExportError, GateError
 from edgefl_export.int8.quantise import Quantiser
 from edgefl_export.parity.score_parity import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
 
@@ -72,18 +72,29 @@ def agreement(expected: Arrays, found: Arrays) -> Agreement:
 
 
 def choose_layers(
-    quantiser: Quantiser, graph: bytes, tensors: Arrays, pictures: Pictures, report: Report
+    quantiser: Quantiser,
+    graph: bytes,
+    tensors: Arrays,
+    pictures: Pictures,
+    report: Report,
+    count: int | None = None,
 ) -> FloatLayers:
     """Measure every layer, and find how many have to stay in float: (1) and (2).
 
     Args:
         pictures: (n, S, S, 3), at least one; none of those that gave the ranges.
+        count: how many stay in float, in place of (2).
 
     Returns:
         The choice; where even a third of the layers is not enough, that third.
+
+    Raises:
+        ExportError: the graph has fewer layers than `count`.
     """
     expected = graph_scores(open_session(graph), tensors, pictures, BATCH)
     names = [layer.name for layer in quantiser.layers]
+    if count is not None and count > len(names):
+        raise ExportError(f"--float-layers is {count}, but the graph has {len(names)} layers")
     probes = {name: value[:PROBES] for name, value in expected.items()}
     sensitivity = {}
     for index, name in enumerate(names):  # (1)
@@ -92,10 +103,10 @@ def choose_layers(
         sensitivity[name] = agreement(probes, found).change
         report(f"layer {index + 1} of {len(names)}, {name}: {sensitivity[name]:.1e}")
     ranked = sorted(names, key=lambda name: -sensitivity[name])
-    for count in _counts(len(names)):  # (2)
-        kept = tuple(ranked[:count])
+    for most in _counts(len(names)) if count is None else [count]:  # (2)
+        kept = tuple(ranked[:most])
         judged = agreement(expected, graph_scores(open_session(quantiser.build(kept)), tensors, pictures, BATCH))
-        report(f"{count} layers in float: {judged.same_class:.2%} the same class, change {judged.change:.1e}")
+        report(f"{len(kept)} layers in float: {judged.same_class:.2%} the same class, change {judged.change:.1e}")
         if judged.within(0.5):
             break
     return FloatLayers(kept, sensitivity, judged)
