@@ -85,7 +85,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     )
     assert found.keys() == expected.keys()
     said = ("predicted", "refer", "refer_reasons", "image", "predicted_name", "malignancy", "rules_tried", "exposure")
-    for name in (*said, "suspicious_from"):
+    for name in (*said, "suspicious_from", "suspicious_rule"):
         assert found[name] == expected[name], name
     for name in ("vacuity", "dissonance", "entropy_nats", "suspicious_probability"):
         assert found[name] == pytest.approx(expected[name], abs=1e-4), name

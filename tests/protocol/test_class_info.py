@@ -21,6 +21,7 @@ from edgefl_protocol.pictures.class_info import (
     suspicious_classes,
 )
 from edgefl_protocol.pictures.referral import (
+    DEFAULT_SUSPICIOUS_FROM,
     REASON_WORDS,
     Measures,
     ReferralRules,
@@ -29,7 +30,7 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.pictures.wording import outcome, seen_words
+from edgefl_protocol.pictures.wording import apart, outcome, seen_words, suspicious_words
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
@@ -186,6 +187,54 @@ def test_the_threshold_itself_refers() -> None:
     assert said == [("suspicious_class",), ()]
 
 
+def test_without_a_chosen_threshold_a_default_one_asks() -> None:
+    """docs/decisions/0043: MEL 25.2 % and BCC 21.6 % under a predicted nevus of 28 % are never passed over."""
+    flags = suspicious_classes(ISIC, known_among(ISIC))
+    nevus = (0.252, 0.28, 0.216, 0.001, 0.25, 0.0005, 0.0005, 0.0)
+    score = a_score(nevus, rules_for(flags, start=None), info=known_among(ISIC))
+    assert score.predicted == "NV" and score.refer_reasons == ("suspicious_class",)
+    assert "46.9% together, and the rule asks from 10.0% by default" in outcome(score)
+    assert (score.suspicious_from, score.suspicious_rule) == (DEFAULT_SUSPICIOUS_FROM, "default")
+    said = [a_score([p, 1 - p], rules_for((True, False), start=None), info=DESCRIBED) for p in (0.1001, 0.0999)]
+    assert [one.refer_reasons for one in said] == [("suspicious_class",), ()]
+    assert "10% is a default" in outcome(said[1])
+
+
+def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_prediction() -> None:
+    flags = suspicious_classes(ISIC, known_among(ISIC))
+    nevus = (0.252, 0.28, 0.216, 0.001, 0.25, 0.0005, 0.0005, 0.0)
+    words = suspicious_words(a_score(nevus, rules_for(flags), info=known_among(ISIC)))
+    assert words == "suspicious classes 46.9% together, most probable Melanoma (MEL) 25%"
+    two = a_score((0.01, 0.99), rules_for((True, False)), info=known_among(ISIC))
+    assert suspicious_words(two) == "suspicious class Melanoma (MEL) 1.0%"
+
+
+def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
+    """docs/reference/gate.md: what is not skin gets no class, nor a probability of one. Programs still read it."""
+    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, gate=("not_skin",))
+    assert score.predicted is None and score.suspicious_probability == pytest.approx(0.5)
+    assert suspicious_words(score) is None and "together" not in outcome(score) and "50" not in outcome(score)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "form", "said"),
+    [
+        (0.4949, 0.4951, "%", ("49.49%", "49.51%")), (0.082, 0.124, "%", ("8.2%", "12.4%")),
+        (0.495, 0.495, "%", ("49.5%", "49.5%")), (0.474, 0.466, "f", ("0.474", "0.466")),
+        (0.4700001, 0.47, "f", ("0.4700001", "0.4700000")), (0.2, 0.5, "f", ("0.20", "0.50")),
+    ],
+)  # fmt: skip
+def test_numbers_that_differ_are_never_written_alike(value, limit, form, said) -> None:
+    """A melanoma read "49.5% together, asks from 49.5%", and the rule did not ask."""
+    assert apart(value, limit, form) == said
+
+
+def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
+    info = known_among(ISIC[:2])
+    silent = a_score([0.2499, 0.7501], rules_for((True, False)), info=info)
+    assert not silent.refer and "24.99% together, asks from 25.00%" in outcome(silent)
+
+
 def test_the_rules_of_a_bundle() -> None:
     """One function makes them of labels and card: what is not stated is not in force, and no `info` asks always."""
     labels = Labels(("MEL", "NV"), (True, True), known_among(("MEL", "NV")))
@@ -195,7 +244,7 @@ def test_the_rules_of_a_bundle() -> None:
     assert referral_rules(Labels(("MEL", "NV"), (True, True)), CARD).suspicious is None
 
 
-CALM = (0.05, 0.9, 0.05)
+CALM = (0.04, 0.92, 0.04)
 MELANOMA = (0.8, 0.1, 0.1)
 THREE, DESCRIBED = rules_for((True, False, True)), known_among(ISIC)
 GATE = ("exposure",)
@@ -225,7 +274,7 @@ def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
     text = outcome(score)
     assert not score.refer and text.startswith(f"None of these {len(score.rules_tried)} rules asks for a look: ")
     assert ("No rule says when" in text) is (above is None)
-    assert ("no threshold could be chosen" in text) is (start is None)
+    assert ("is a default" in text) is (start is None)
     for forbidden in ("no reason", "nothing", "safe", "healthy", "not need", "harmless"):
         assert forbidden not in text.lower()
 
@@ -235,6 +284,12 @@ def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
     assert score.rules_tried == tuple(
         rule for rule in REASON_WORDS if rule not in {"vacuity", "dissonance", "model_expired"}
     )
+
+
+def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_tried() -> None:
+    score = a_score((0.1, 0.9), rules_for((False, False), start=None), info=known_among(("NV",)))
+    assert "suspicious_class" not in score.rules_tried and score.suspicious_from is None
+    assert "knows benign classes only" in outcome(score)
 
 
 @pytest.mark.parametrize(

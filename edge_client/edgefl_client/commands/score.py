@@ -160,6 +160,8 @@ def score(
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
+    from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
     if unread is not None:
@@ -174,8 +176,8 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
         )
     elif bundle.card.suspicion is None or bundle.card.suspicion.threshold is None:
         click.echo(
-            "This model has no threshold for suspicious classes: such a class asks for a look only if it is "
-            "predicted. The model's card says why.",
+            "This model has no threshold for suspicious classes that was chosen on pictures: by default they ask for a "
+            f"look from {DEFAULT_SUSPICIOUS_FROM:.0%} together.",
             err=True,
         )
     left_days = scorer.days_left

@@ -64,7 +64,8 @@ class Score:
     milliseconds: float  # wall time of decoding, preparing and running, per picture
     rules_tried: tuple[str, ...] = ()  # the rules that were asked, in the same order; some have no threshold
     suspicious_probability: float | None = None  # of the classes not known to be benign together; None: nobody says
-    suspicious_from: float | None = None  # from where it refers; None where that was not chosen
+    suspicious_from: float | None = None  # from where it refers; None where nobody says which classes are benign
+    suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
@@ -104,6 +105,7 @@ class Score:
             "suspicious_from": self.suspicious_from,
             "rules_tried": list(self.rules_tried),
             "exposure": self.exposure,
+            "suspicious_rule": self.suspicious_rule,
         }
 
 
@@ -157,12 +159,19 @@ def make_score(
         milliseconds=milliseconds,
         rules_tried=rules_tried(measures, rules, expired=expired),
         suspicious_probability=suspicious_probability(measures, rules),
-        suspicious_from=rules.suspicious_from,
+        suspicious_from=rules.suspicious_in_force,
+        suspicious_rule=_suspicious_rule(rules),
         exposure=exposure,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,
     )
+
+
+def _suspicious_rule(rules: ReferralRules) -> str | None:
+    if rules.suspicious_in_force is None:
+        return None
+    return "default" if rules.suspicious_from is None else "chosen"
 
 
 def _by_class(classes: Sequence[str], values: NDArray[np.float32]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a score says in words: reasons to refer, or the rules that were tried; how much the model has seen; classes.
 
 Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence names the rules that were
-asked, and those that could not be. Device and trainer print these same sentences.
+asked, and those that could not be. Beside a prediction stands what the suspicious classes have together. Two numbers
+that differ are never written alike. Device and trainer print these same sentences.
 """
 
 from edgefl_protocol.pictures.referral import REASON_WORDS
@@ -57,6 +58,35 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if round(share * 100) < 100 else ">99%"
 
 
+def apart(value: float, limit: float, form: str) -> tuple[str, str]:
+    """Write a number and the limit it is compared with, in as many digits as keep two different ones apart.
+
+    Args:
+        form: `%` for shares, `f` for plain numbers.
+    """
+    least = 1 if form == "%" else 2
+    for digits in range(least, 16):
+        said = f"{value:.{digits}{form}}", f"{limit:.{digits}{form}}"
+        if said[0] != said[1]:
+            return said
+    return f"{value:.{least}{form}}", f"{limit:.{least}{form}}"
+
+
+def suspicious_words(score: Score) -> str | None:
+    """Say how probable the suspicious classes are together, and which of them most; None where nothing is predicted."""
+    asking = [name for name in score.probabilities if score.info_of(name).suspicious]
+    if score.predicted is None or score.info is None or score.suspicious_probability is None or not asking:
+        return None
+    most = max(asking, key=score.probabilities.__getitem__)
+    together = _against_limit(score)[0]
+    if len(asking) == 1:
+        return f"suspicious class {class_title(score, most)} {together}"
+    return (
+        f"suspicious classes {together} together, most probable {class_title(score, most)} "
+        f"{percent(score.probabilities[most])}"
+    )
+
+
 def seen_words(score: Score) -> str:
     """Say how much like this picture the model has seen, with the number behind it."""
     if score.vacuity is None:
@@ -92,8 +122,13 @@ def not_set(score: Score) -> list[str]:
     said = []
     if "vacuity" not in score.rules_tried:
         said.append("No rule says when an uncertain picture asks for a look.")
-    if score.info is not None and score.suspicious_from is None:
-        said.append("A suspicious class asks for a look only if it is predicted: no threshold could be chosen.")
+    if score.suspicious_rule == "default":
+        said.append(
+            "No threshold for suspicious classes could be chosen on pictures: "
+            f"{score.suspicious_from:.0%} is a default."
+        )
+    if "suspicious_class" not in score.rules_tried:
+        said.append("This model knows benign classes only, so it cannot find a suspicious one.")
     return said
 
 
@@ -104,8 +139,9 @@ def _reason(score: Score, reason: str) -> str:
 
 
 def _rule(score: Score, rule: str) -> str:
-    if rule == "suspicious_class" and score.suspicious_probability is not None and score.suspicious_from is not None:
-        return f"suspicious class ({score.suspicious_probability:.1%} together, asks from {score.suspicious_from:.1%})"
+    if rule == "suspicious_class" and score.suspicious_from is not None and score.predicted is not None:
+        together, limit = _against_limit(score)
+        return f"suspicious class ({together} together, asks from {limit})"
     return RULE_NAMES[rule]
 
 
@@ -114,9 +150,16 @@ def _suspicious(score: Score) -> str:
         return "the model does not say which of its classes are benign, so it asks for a look at every picture"
     if score.predicted is not None and score.info_of(score.predicted).suspicious:
         return _MALIGNANCY[score.info_of(score.predicted).malignancy]
-    if score.suspicious_probability is None or score.suspicious_from is None:
+    if score.predicted is None or score.suspicious_probability is None or score.suspicious_from is None:
         return REASON_WORDS["suspicious_class"]
+    together, limit = _against_limit(score)
+    by_default = " by default" if score.suspicious_rule == "default" else ""
     return (
-        f"classes that are not known to be benign have {score.suspicious_probability:.1%} together, and the rule asks "
-        f"from {score.suspicious_from:.1%}"
+        f"classes that are not known to be benign have {together} together, and the rule asks from {limit}{by_default}"
     )
+
+
+def _against_limit(score: Score) -> tuple[str, str]:
+    """Write what suspicious classes have together, and from where that asks for a look."""
+    together = score.suspicious_probability or 0.0
+    return apart(together, together if score.suspicious_from is None else score.suspicious_from, "%")

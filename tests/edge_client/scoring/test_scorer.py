@@ -59,7 +59,7 @@ def test_json_keys_are_the_contract(lab, plain_bundle):
     assert list(value) == [
         "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
         "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
-        "suspicious_from", "rules_tried", "exposure",
+        "suspicious_from", "rules_tried", "exposure", "suspicious_rule",
     ]  # fmt: skip
     assert list(value["model"]) == ["id", "sha256", "version", "state"]
     assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}
