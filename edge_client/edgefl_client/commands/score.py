@@ -160,7 +160,7 @@ def score(
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
-    from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+    from edgefl_protocol.bundle.card_words import weaknesses
 
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
@@ -174,12 +174,8 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
             "publisher can export it again with class information.",
             err=True,
         )
-    elif bundle.card.suspicion is None or bundle.card.suspicion.threshold is None:
-        click.echo(
-            "This model has no threshold for suspicious classes that was chosen on pictures: by default they ask for a "
-            f"look from {DEFAULT_SUSPICIOUS_FROM:.0%} together.",
-            err=True,
-        )
+    for weakness in weaknesses(bundle.card, bundle.labels):
+        click.echo(weakness, err=True)
     left_days = scorer.days_left
     if left_days is not None and left_days < SOON_DAYS:
         click.echo(

@@ -281,6 +281,8 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
     if (suspicious := suspicious_words(score)) is not None:
         lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
     lines += [(f"{seen_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
+    if score.model.at_chance is not None:
+        lines.append((score.model.at_chance, body, _WARN))
     level = placed is not None and placed.marked is None
     lines.append(("The model looked at no place in particular.", small, _QUIET) if level else (true, small, _INK))
     note = "Research use only, not a diagnosis."

@@ -22,6 +22,7 @@ from PIL import Image
 from edgefl_client.runtime import check_runtime, load_graph, processors, run_graph
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance, site_figures
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true
 from edgefl_protocol.errors import BundleError, EdgeflError
@@ -100,6 +101,8 @@ class Scorer:
             version=bundle.manifest.version,
             state_kind="bundle" if personal is None else "personal",
             state_sha256=digest(self._weights),
+            better_than_chance=better_than_chance(site_figures(bundle.card)),
+            at_chance=at_chance_sentence(site_figures(bundle.card), bundle.card.site),
         )
 
     @property

@@ -33,6 +33,9 @@ class ModelInfo:
     version: int  # version number inside the line
     state_kind: str  # `bundle` for the values the bundle was signed with, `personal` for those learned on this device
     state_sha256: str  # digest of the values used (prompts, head, prior …)
+    # whether the card's figures clear chance (`bundle.card_words`); None where nobody can tell
+    better_than_chance: bool | None = None
+    at_chance: str | None = None  # the sentence that says so where they do not; not part of the JSON
 
     def to_json(self) -> dict[str, Any]:
         """Write the `model` object of a score."""
@@ -41,6 +44,7 @@ class ModelInfo:
             "sha256": self.sha256,
             "version": self.version,
             "state": {"kind": self.state_kind, "sha256": self.state_sha256},
+            "better_than_chance": self.better_than_chance,
         }
 
 

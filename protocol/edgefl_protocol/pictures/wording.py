@@ -113,8 +113,10 @@ def outcome(score: Score) -> str:
 def in_brief(score: Score) -> str:
     """Give the reasons, or the number of rules that did not ask for a look, as a clause for a line."""
     if score.refer:
-        return f"refer: {'; '.join(reasons_in_words(score))}"
-    return f"none of the {len(score.rules_tried)} rules asks for a look"
+        said = f"refer: {'; '.join(reasons_in_words(score))}"
+    else:
+        said = f"none of the {len(score.rules_tried)} rules asks for a look"
+    return said if score.model.at_chance is None else f"{said}; this model was not found better than chance"
 
 
 def not_set(score: Score) -> list[str]:

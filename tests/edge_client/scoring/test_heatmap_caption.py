@@ -39,6 +39,13 @@ def test_caption_says_what_was_found(said):
     assert "no reason" not in calm.lower()
 
 
+def test_caption_says_that_a_model_was_not_found_better_than_chance(said):
+    score = score_with(one_hot(7, 1, 1))
+    weak = replace(score, model=replace(score.model, better_than_chance=False, at_chance="Not better than chance."))
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), weak, "squash")
+    assert "Not better than chance." in " ".join(said)
+
+
 @pytest.mark.parametrize(
     ("side", "words"), [("dark", "the picture is too dark"), ("bright", "the picture is too bright")]
 )

@@ -22,11 +22,11 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion
+from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 
 Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
 """Logits to evidence ≥ 0, in numpy and float64."""
 
-TEMPERATURE_BOUNDS = (0.1, 10.0)
 MIN_ROWS = 20  # fewer tune rows say too little about either number
 TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
