@@ -85,7 +85,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     )
     assert found.keys() == expected.keys()
     said = ("predicted", "refer", "refer_reasons", "image", "predicted_name", "malignancy", "rules_tried", "exposure")
-    for name in (*said, "suspicious_from", "suspicious_rule"):
+    for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from"):
         assert found[name] == expected[name], name
     assert found["model"]["better_than_chance"] is expected["model"]["better_than_chance"]
     for name in ("vacuity", "dissonance", "entropy_nats", "suspicious_probability"):

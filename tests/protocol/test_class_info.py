@@ -30,7 +30,7 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.pictures.wording import apart, outcome, seen_words, suspicious_words
+from edgefl_protocol.pictures.wording import apart, evidence_words, outcome, suspicious_words
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
@@ -297,8 +297,25 @@ def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_t
 )
 def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
     """With the number behind it; above the referral threshold (0.6) it is `little` whatever the number."""
-    text = seen_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
-    assert f"has seen {word} like this" in text and f"{vacuity:.2f}" in text
+    text = evidence_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
+    assert f"has {word} evidence for its answer" in text and f"Vacuity {vacuity:.2f}" in text
+    assert "asks for a look above 0.60" in text and "seen" not in text and "like this" not in text
+
+
+def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
+    """Both read "Vacuity 0.47", one referred and one not: the number and the threshold have digits enough."""
+    rules = rules_for((True, False, True), above=0.4703)
+    found = [a_score(CALM, rules, vacuity=vacuity, info=DESCRIBED) for vacuity in (0.4701, 0.4708)]
+    assert [one.refer_reasons for one in found] == [(), ("vacuity",)]
+    said = [evidence_words(one) for one in found]
+    assert "Vacuity 0.4701" in said[0] and "above 0.4703" in said[0]
+    assert "Vacuity 0.471" in said[1] and "above 0.470" in said[1]
+    assert found[0].to_json()["vacuity_from"] == 0.4703 and found[0].to_json()["dissonance_from"] is None
+
+
+def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
+    text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
+    assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
 
 
 def test_the_score_tells_programs_the_same() -> None:

@@ -46,7 +46,7 @@ class CsvLines:
     _PLAIN = ("image", "predicted", "vacuity", "dissonance", "entropy_nats", "refer", "refer_reasons", "heatmap")
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
-        "rules_tried", "exposure", "suspicious_rule",
+        "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -78,7 +78,8 @@ class CsvLines:
         told = None if result.predicted is None else result.info_of(result.predicted)
         last = [
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
-            " ".join(result.rules_tried), result.exposure, result.suspicious_rule,
+            " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
+            result.dissonance_from,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

@@ -14,9 +14,8 @@ What the drawing keeps to:
   measured when the bundle was made, without cells that stand no higher than the map's ground or speak against the
   answer, which stay pale.
 * The caption says the full name of the class and its probability, the second class, what the class means, what the
-  suspicious classes have together and which of them most, how much
-  like this the model has seen, the reasons to refer in words or the rules that were tried, how true the map was found,
-  and that this is for research only. No sentence says that nothing needs a look.
+  suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons
+  to refer in words or the rules that were tried, how true the map was found, and that this is for research only. No sentence says that nothing needs a look.
 * Where no map is shown, the photo stands alone, and the caption says why.
 """
 
@@ -31,11 +30,11 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
     class_title,
+    evidence_words,
     meaning,
     outcome,
     percent,
     second_class,
-    seen_words,
     suspicious_words,
 )
 from edgefl_protocol.rules.hidden_regions import grid_side, strongest_cells
@@ -280,7 +279,7 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
         lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
     if (suspicious := suspicious_words(score)) is not None:
         lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
-    lines += [(f"{seen_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
+    lines += [(f"{evidence_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
     if score.model.at_chance is not None:
         lines.append((score.model.at_chance, body, _WARN))
     level = placed is not None and placed.marked is None

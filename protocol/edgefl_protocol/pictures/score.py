@@ -69,6 +69,8 @@ class Score:
     rules_tried: tuple[str, ...] = ()  # the rules that were asked, in the same order; some have no threshold
     suspicious_probability: float | None = None  # of the classes not known to be benign together; None: nobody says
     suspicious_from: float | None = None  # from where it refers; None where nobody says which classes are benign
+    vacuity_from: float | None = None  # above which the rule `vacuity` refers (entropy where there is no vacuity)
+    dissonance_from: float | None = None  # above which `dissonance` refers; None, as above, where no rule says
     suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
@@ -110,6 +112,8 @@ class Score:
             "rules_tried": list(self.rules_tried),
             "exposure": self.exposure,
             "suspicious_rule": self.suspicious_rule,
+            "vacuity_from": self.vacuity_from,
+            "dissonance_from": self.dissonance_from,
         }
 
 
@@ -165,6 +169,8 @@ def make_score(
         suspicious_probability=suspicious_probability(measures, rules),
         suspicious_from=rules.suspicious_in_force,
         suspicious_rule=_suspicious_rule(rules),
+        vacuity_from=rules.uncertain_above,
+        dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
         exposure=exposure,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,

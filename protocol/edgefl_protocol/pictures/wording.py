@@ -1,4 +1,4 @@
-"""What a score says in words: reasons to refer, or the rules that were tried; how much the model has seen; classes.
+"""What a score says in words: reasons to refer, or the rules that were tried; how much evidence the model has; classes.
 
 Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence names the rules that were
 asked, and those that could not be. Beside a prediction stands what the suspicious classes have together. Two numbers
@@ -87,14 +87,21 @@ def suspicious_words(score: Score) -> str | None:
     )
 
 
-def seen_words(score: Score) -> str:
-    """Say how much like this picture the model has seen, with the number behind it."""
+def evidence_words(score: Score) -> str:
+    """Say how much evidence the model has for its answer, with the number behind it and the rule's threshold.
+
+    Vacuity does not tell whether a picture is like those that the model learned: noise may get much evidence.
+    """
+    measure = score.entropy_nats if score.vacuity is None else score.vacuity
+    number, limit = apart(measure, measure if score.vacuity_from is None else score.vacuity_from, "f")
+    asks = "" if score.vacuity_from is None else f"; the rule asks for a look above {limit}"
     if score.vacuity is None:
-        return f"This model cannot say how many pictures like this it has seen. Entropy {score.entropy_nats:.2f} nats"
+        return f"This model cannot say how much evidence it has. Entropy {number} nats{asks}"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
     if "vacuity" in score.refer_reasons:  # the words never contradict the rule
         much = "little"
-    return f"The model has seen {much} like this. Vacuity {score.vacuity:.2f} (0: much evidence, 1: none)"
+    answer = "any answer" if score.predicted is None else "its answer"
+    return f"The model has {much} evidence for {answer}. Vacuity {number} (0: much evidence, 1: none){asks}"
 
 
 def reasons_in_words(score: Score) -> list[str]:

@@ -20,7 +20,7 @@ from edgefl_protocol.pictures.referral import Suspicion
 KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
-    "suspicious_from", "rules_tried", "exposure", "suspicious_rule",
+    "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
 }  # fmt: skip
 SELDOM = Suspicion(
     threshold=0.9, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"

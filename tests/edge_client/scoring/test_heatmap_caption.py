@@ -23,7 +23,7 @@ def test_caption_says_what_was_found(said):
     assert "Prediction: Melanoma (MEL), probability 75%" in words
     assert "A cancer of the pigment cells" in words and "This class is malignant." in words
     assert "Second: Melanocytic nevus (NV), probability 25%" in words
-    assert "has seen little like this. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert "has little evidence for its answer. Vacuity 0.40 (0: much evidence, 1: none)" in words
     assert "Refer to a dermatologist: the predicted class is malignant; the model has too little evidence" in words
     assert "Research use only" in words and "reduced" not in words
     said.clear()
