@@ -20,7 +20,6 @@ from edgefl_client.commands.options import (
 )
 from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
-from edgefl_protocol.bundle.shown_map import how_true
 from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
@@ -161,6 +160,7 @@ def score(
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
     from edgefl_protocol.bundle.card_words import weaknesses
+    from edgefl_protocol.bundle.shown_map import how_true
 
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,14 @@ What the drawing keeps to:
 * The map is stretched with bilinear interpolation, `align_corners` off, as in training (docs/methods.md, section
   1.4). After a `squash` fit it covers the photo exactly; after a `crop` fit it covers the centred square the network
   saw, and that square is framed.
-* The picture can be printed in grey: over any one colour of skin, more is brighter, never only of another hue. The
-  quarter of the map's cells with the largest values is outlined in white on black: it is the region whose hiding was
-  measured when the bundle was made, without cells that stand no higher than the map's ground or speak against the
-  answer, which stay pale.
+* The picture can be printed in grey: over any one colour of skin, more is brighter, never only of another hue. Outlined
+  in white on black are the strongest cells: at most the quarter whose hiding was measured when the bundle was made, and
+  of it those that are half as strong as the strongest (`rules.hidden_regions`). The caption counts them.
 * The caption says the full name of the class and its probability, the second class, what the class means, what the
   suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons
-  to refer in words or the rules that were tried, how true the map was found, and that this is for research only. No sentence says that nothing needs a look.
-* Where no map is shown, the photo stands alone, and the caption says why.
+  to refer in words or the rules that were tried, how true the map was found, and that this is for
+  research only. No sentence says that nothing needs a look.
+* Where no map is shown, or it is level, the photo stands alone, and the caption says why.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from edgefl_protocol.pictures.wording import (
     second_class,
     suspicious_words,
 )
-from edgefl_protocol.rules.hidden_regions import grid_side, strongest_cells
+from edgefl_protocol.rules.hidden_regions import LEAST_SPREAD, grid_side, ground, outlined_cells
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
@@ -47,8 +47,6 @@ ENLARGE_BELOW_PX = 448
 REDUCE_ABOVE_PX = 1600
 BAND_ROWS = 64  # coloured at a time
 CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
-LEAST_STRONGEST = 0.5  # of an occlusion map, a fall of half of `LEAST_FALL`: where none is so large, nothing stands out
-LEAST_SPREAD = 0.10  # below this range of a map nothing stands out, and nothing is outlined
 ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
 PHOTO_WORDS, MAP_WORDS = "The photo as it is", "Where the model looked"
 
@@ -68,7 +66,8 @@ class Placed:
     values: Field  # the map at photo resolution; 0 outside `box`
     box: tuple[int, int, int, int]  # left, top, right, bottom of the part the network saw, in photo pixels
     low: float  # map value at the clear end of the colour scale
-    marked: NDArray[np.bool_] | None  # the pixels of the marked cells; None for a map in which nothing stands out
+    marked: NDArray[np.bool_]  # the pixels of the outlined cells
+    outlined: tuple[int, int]  # how many cells are outlined, of how many
     high: float = 1.0  # map value at the strong end
 
 
@@ -97,15 +96,12 @@ def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
     inner = grid.resize((right - left, bottom - top), Image.Resampling.BILINEAR)
     values = np.zeros((height_px, width_px), dtype=np.float32)
     values[top:bottom, left:right] = np.asarray(inner)
-    marked = None
-    low = max(0.0, float(shown.min()))
-    if float(shown.max()) >= max(LEAST_STRONGEST, low + LEAST_SPREAD):
-        cells = (strongest_cells(shown[None])[0] & (shown > low)).reshape(side, side)
-        rows, columns = (np.arange(length) * side // length for length in (bottom - top, right - left))
-        marked = np.zeros(values.shape, dtype=np.bool_)
-        marked[top:bottom, left:right] = cells[np.ix_(rows, columns)]
-    # At least LEAST_SPREAD apart, so that the noise of a level map is not blown up to full colour.
-    return Placed(values, box, low=min(low, 1 - LEAST_SPREAD), marked=marked)
+    cells = outlined_cells(shown)
+    rows, columns = (np.arange(length) * side // length for length in (bottom - top, right - left))
+    marked = np.zeros(values.shape, dtype=np.bool_)
+    marked[top:bottom, left:right] = cells.reshape(side, side)[np.ix_(rows, columns)]
+    low = min(ground(shown), 1 - LEAST_SPREAD)
+    return Placed(values, box, low=low, marked=marked, outlined=(int(cells.sum()), shown.size))
 
 
 def colours(levels: Field) -> NDArray[np.float32]:
@@ -131,17 +127,15 @@ def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
     """
     left, top, right, bottom = placed.box
     levels = np.clip((placed.values - placed.low) / (placed.high - placed.low), 0.0, 1.0)
-    drawn, region = photo.copy(), placed.marked
-    if region is not None:  # a level map would colour everything as the strongest place
-        drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
-    return np.asarray(_with_lines(Image.fromarray(drawn), placed, region, line_px))
+    drawn = photo.copy()
+    drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
+    return np.asarray(_with_lines(Image.fromarray(drawn), placed, line_px))
 
 
-def _with_lines(drawn: Image.Image, placed: Placed, region: NDArray[np.bool_] | None, line_px: int) -> Image.Image:
+def _with_lines(drawn: Image.Image, placed: Placed, line_px: int) -> Image.Image:
     """Outline the strongest region, and frame what the network saw where that is not all."""
     left, top, right, bottom = placed.box
-    if region is not None:
-        _outline(drawn, region, line_px)
+    _outline(drawn, placed.marked, line_px)
     if (left, top, right, bottom) != (0, 0, drawn.width, drawn.height):
         draw = ImageDraw.Draw(drawn)
         draw.rectangle((left, top, right - 1, bottom - 1), outline=(0, 0, 0), width=3 * line_px)
@@ -265,7 +259,7 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     rim = max(3, unit // 4)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=(0, 0, 0), width=rim)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=_PAPER, width=max(1, rim // 3))
-    words = "strongest quarter" if placed.marked is not None else "nothing stands out"
+    words = "outlined: {} of {} parts".format(*placed.outlined)
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
 
 
@@ -282,10 +276,13 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
     lines += [(f"{evidence_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
     if score.model.at_chance is not None:
         lines.append((score.model.at_chance, body, _WARN))
-    level = placed is not None and placed.marked is None
-    lines.append(("The model looked at no place in particular.", small, _QUIET) if level else (true, small, _INK))
+    lines.append((true, small, _INK))
     note = "Research use only, not a diagnosis."
     if placed is not None:
+        some, parts = placed.outlined
+        lines.append(
+            (f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest.", small, _INK)
+        )
         note += " The map shows where the model looked, not where disease is."
         left, top, right, bottom = placed.box
         if (right - left, bottom - top) != placed.values.shape[::-1]:
