@@ -22,6 +22,7 @@ from edgefl_protocol.pictures.class_info import (
 )
 from edgefl_protocol.pictures.referral import (
     DEFAULT_SUSPICIOUS_FROM,
+    GATE_REASONS,
     REASON_WORDS,
     Measures,
     ReferralRules,
@@ -30,7 +31,7 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.pictures.wording import apart, evidence_words, outcome, suspicious_words
+from edgefl_protocol.pictures.wording import apart, evidence_words, in_brief, outcome, suspicious_words
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
@@ -214,6 +215,16 @@ def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
     score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, gate=("not_skin",))
     assert score.predicted is None and score.suspicious_probability == pytest.approx(0.5)
     assert suspicious_words(score) is None and "together" not in outcome(score) and "50" not in outcome(score)
+    assert "class" not in outcome(score) and "class" not in in_brief(score)
+
+
+@pytest.mark.parametrize("fault", GATE_REASONS)
+def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
+    """A dermatologist reads this: \"Refer to a dermatologist: the picture is blurred\" helps nobody."""
+    score = a_score(CALM, THREE, info=DESCRIBED, gate=(fault,), exposure="dark" if fault == "exposure" else None)
+    assert outcome(score).startswith("Take the picture again: it") and "it" in in_brief(score)
+    assert in_brief(score).startswith("take the picture again, or refer: it")
+    assert "dermatologist: it" not in outcome(score)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +263,16 @@ SAID = {
     "malignant": (a_score(MELANOMA, THREE, info=DESCRIBED), "the predicted class is malignant"),
     "from the sum": (a_score((0.2, 0.7, 0.1), THREE, info=DESCRIBED), "have 30.0% together"),
     "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
-    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "too dark"),
-    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "too bright"),
+    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "again: it is too dark."),
+    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "again: it is too bright."),
+    "fault and melanoma": (
+        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("blur",)),
+        "Take the picture again: it is blurred. Refer to a dermatologist: the predicted class is malignant.",
+    ),
+    "not skin": (
+        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("not_skin",)),
+        "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist.",
+    ),
     "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
 }
 

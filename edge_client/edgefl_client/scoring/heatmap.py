@@ -16,11 +16,14 @@ What the drawing keeps to:
   suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons
   to refer in words or the rules that were tried, how true the map was found, and that this is for
   research only. No sentence says that nothing needs a look.
+* The last line names the photo's file, the model, its version and the kind of values, so that a print can be told.
+* Where a photo is at fault, taking it again comes first, and what its class means stands small.
 * Where no map is shown, or it is level, the photo stands alone, and the caption says why.
 """
 
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,7 @@ from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
     class_title,
     evidence_words,
+    faults_in_words,
     meaning,
     outcome,
     percent,
@@ -48,6 +52,7 @@ REDUCE_ABOVE_PX = 1600
 BAND_ROWS = 64  # coloured at a time
 CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
 ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
+LONGEST_NAME = 40  # characters of a photo's name; of a longer one the middle is left out
 PHOTO_WORDS, MAP_WORDS = "The photo as it is", "Where the model looked"
 
 # Nine stops of viridis (CC0): dark blue to yellow, brightness rising throughout, readable without colour vision.
@@ -266,14 +271,19 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
 def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_words: str) -> list[_Line]:
     body, small = text_font(unit), text_font(round(unit * 0.85))
     lines = [(_headline(score), text_font(round(unit * 1.35)), _INK)]
+    fault = bool(faults_in_words(score))  # a new picture comes first, and what this one is called reassures nobody
+    if fault:
+        lines.append((outcome(score), body, _WARN))
     if score.predicted is not None:
-        lines.append((meaning(score, score.predicted), body, _INK))
+        lines.append((meaning(score, score.predicted), *((small, _QUIET) if fault else (body, _INK))))
     if (second := second_class(score)) is not None:
         likely = percent(score.probabilities[second])
         lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
     if (suspicious := suspicious_words(score)) is not None:
         lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
-    lines += [(f"{evidence_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
+    lines.append((f"{evidence_words(score)}.", body, _INK))
+    if not fault:
+        lines.append((outcome(score), body, _WARN if score.refer else _INK))
     if score.model.at_chance is not None:
         lines.append((score.model.at_chance, body, _WARN))
     lines.append((true, small, _INK))
@@ -288,8 +298,18 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
         if (right - left, bottom - top) != placed.values.shape[::-1]:
             size_words += " Nothing outside the white frame was looked at."
     note += size_words
-    lines.append((note, small, _QUIET))
+    lines += [(note, small, _QUIET), (_origin(score), small, _QUIET)]
     return lines
+
+
+def _origin(score: Score) -> str:
+    """Say which photo, model and values a printed picture shows. No date: the same score gives the same bytes."""
+    name = "-" if score.image is None else PurePath(score.image).name
+    shown = "a photo without a name" if name == "-" else "".join(one if one.isprintable() else "?" for one in name)
+    if len(shown) > LONGEST_NAME:
+        shown = f"{shown[: LONGEST_NAME // 2]}...{shown[-LONGEST_NAME // 2 :]}"
+    values = "the bundle's values" if score.model.state_kind == "bundle" else "personal values, learned on this device"
+    return f"{shown}, scored by {score.model.id} version {score.model.version} with {values}."
 
 
 def _headline(score: Score) -> str:

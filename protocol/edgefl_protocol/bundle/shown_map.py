@@ -175,7 +175,7 @@ def how_true(said: ShownMap | None) -> str:
     other = _answers(least.random, RANDOM_QUARTERS * said.pictures)
     figures = (
         f"Measured on {counted(said.pictures, 'picture')}: hiding the strongest quarter of the map changed {marked}; "
-        f"hiding a quarter at random, {RANDOM_QUARTERS} of each picture, changed {other}."
+        f"hiding a random quarter, {RANDOM_QUARTERS} times for each picture, changed {other}."
     )
     if said.shown:
         return figures

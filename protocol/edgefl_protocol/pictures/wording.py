@@ -5,7 +5,7 @@ asked, and those that could not be. Beside a prediction stands what the suspicio
 that differ are never written alike. Device and trainer print these same sentences.
 """
 
-from edgefl_protocol.pictures.referral import REASON_WORDS
+from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
 from edgefl_protocol.pictures.score import Score
 
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
@@ -21,7 +21,13 @@ RULE_NAMES = {
     "unseen_class": "class it was not trained on",
     "model_expired": "expiry date",
 }
-_EXPOSURE = {"dark": "the picture is too dark", "bright": "the picture is too bright"}
+_EXPOSURE = {"dark": "it is too dark", "bright": "it is too bright"}
+_FAULTS = {
+    "blur": "it is blurred",
+    "exposure": "it is too dark or too bright",
+    "size": "it has fewer pixels than the model reads",
+    "not_skin": "its colours are not those of skin",
+}
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
     "premalignant": "the predicted class can become malignant",
@@ -104,15 +110,31 @@ def evidence_words(score: Score) -> str:
     return f"The model has {much} evidence for {answer}. Vacuity {number} (0: much evidence, 1: none){asks}"
 
 
+def faults_in_words(score: Score) -> list[str]:
+    """Word as clauses what is wrong with the picture itself, which a new one may mend."""
+    return [_fault(score, reason) for reason in score.refer_reasons if reason in GATE_REASONS]
+
+
 def reasons_in_words(score: Score) -> list[str]:
-    """Word each reason to refer as a clause."""
-    return [_reason(score, reason) for reason in score.refer_reasons]
+    """Word each other reason to refer as a clause.
+
+    Where nothing is predicted because the picture is not of skin, no class is spoken of: the model's figures for it are
+    no finding.
+    """
+    left_out = {*GATE_REASONS, *(("suspicious_class", "unseen_class") if "not_skin" in score.refer_reasons else ())}
+    return [_reason(score, reason) for reason in score.refer_reasons if reason not in left_out]
 
 
 def outcome(score: Score) -> str:
-    """Say in sentences why the picture is referred, or which rules were tried."""
+    """Say in sentences what to do: a new picture first where this one is at fault; else which rules were tried."""
     if score.refer:
-        return f"Refer to a dermatologist: {'; '.join(reasons_in_words(score))}."
+        faults, reasons = faults_in_words(score), reasons_in_words(score)
+        said = [f"Take the picture again: {'; '.join(faults)}."] if faults else []
+        if reasons:
+            said.append(f"Refer to a dermatologist: {'; '.join(reasons)}.")
+        elif faults:
+            said.append("If you cannot, refer to a dermatologist.")
+        return " ".join(said)
     names = ", ".join(_rule(score, rule) for rule in score.rules_tried)
     return " ".join([f"None of these {len(score.rules_tried)} rules asks for a look: {names}.", *not_set(score)])
 
@@ -120,7 +142,9 @@ def outcome(score: Score) -> str:
 def in_brief(score: Score) -> str:
     """Give the reasons, or the number of rules that did not ask for a look, as a clause for a line."""
     if score.refer:
-        said = f"refer: {'; '.join(reasons_in_words(score))}"
+        faults, reasons = faults_in_words(score), reasons_in_words(score)
+        again = [f"take the picture again{'' if reasons else ', or refer'}: {'; '.join(faults)}"] if faults else []
+        said = "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
     else:
         said = f"none of the {len(score.rules_tried)} rules asks for a look"
     return said if score.model.at_chance is None else f"{said}; this model was not found better than chance"
@@ -141,9 +165,13 @@ def not_set(score: Score) -> list[str]:
     return said
 
 
-def _reason(score: Score, reason: str) -> str:
+def _fault(score: Score, reason: str) -> str:
     if reason == "exposure" and score.exposure is not None:
         return _EXPOSURE[score.exposure]
+    return _FAULTS[reason]
+
+
+def _reason(score: Score, reason: str) -> str:
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
 
 

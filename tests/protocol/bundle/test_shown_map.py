@@ -68,7 +68,7 @@ def test_the_sentence_gives_the_figures_of_the_way_with_the_smaller_difference(l
         "rollout", hidden={"mean": HidingEffect(marked=1, random=0, kept=0, kept_random=1), "blur": effect}
     )
     assert all(one in how_true(said) for one in words) and "Measured on 96 pictures" in how_true(said)
-    assert "2 of each picture" in how_true(said)  # a count of answers may not exceed the pictures unexplained
+    assert "2 times for each picture" in how_true(said)  # a count of answers may not exceed the pictures unexplained
     at_chance = how_true(replace(said, why="chance"))
     assert at_chance.startswith("No map is drawn") and all(one in at_chance for one in words)
 
