@@ -21,6 +21,8 @@ from edgefl_protocol.pictures.class_info import (
     suspicious_classes,
 )
 from edgefl_protocol.pictures.referral import (
+    DEFAULT_SUSPICIOUS_FROM,
+    GATE_REASONS,
     REASON_WORDS,
     Measures,
     ReferralRules,
@@ -29,7 +31,7 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.pictures.wording import outcome, seen_words
+from edgefl_protocol.pictures.wording import apart, evidence_words, in_brief, outcome, suspicious_words
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
@@ -186,6 +188,64 @@ def test_the_threshold_itself_refers() -> None:
     assert said == [("suspicious_class",), ()]
 
 
+def test_without_a_chosen_threshold_a_default_one_asks() -> None:
+    """docs/decisions/0043: MEL 25.2 % and BCC 21.6 % under a predicted nevus of 28 % are never passed over."""
+    flags = suspicious_classes(ISIC, known_among(ISIC))
+    nevus = (0.252, 0.28, 0.216, 0.001, 0.25, 0.0005, 0.0005, 0.0)
+    score = a_score(nevus, rules_for(flags, start=None), info=known_among(ISIC))
+    assert score.predicted == "NV" and score.refer_reasons == ("suspicious_class",)
+    assert "46.9% together, and the rule asks from 10.0% by default" in outcome(score)
+    assert (score.suspicious_from, score.suspicious_rule) == (DEFAULT_SUSPICIOUS_FROM, "default")
+    said = [a_score([p, 1 - p], rules_for((True, False), start=None), info=DESCRIBED) for p in (0.1001, 0.0999)]
+    assert [one.refer_reasons for one in said] == [("suspicious_class",), ()]
+    assert "10% is a default" in outcome(said[1])
+
+
+def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_prediction() -> None:
+    flags = suspicious_classes(ISIC, known_among(ISIC))
+    nevus = (0.252, 0.28, 0.216, 0.001, 0.25, 0.0005, 0.0005, 0.0)
+    words = suspicious_words(a_score(nevus, rules_for(flags), info=known_among(ISIC)))
+    assert words == "suspicious classes 46.9% together, most probable Melanoma (MEL) 25%"
+    two = a_score((0.01, 0.99), rules_for((True, False)), info=known_among(ISIC))
+    assert suspicious_words(two) == "suspicious class Melanoma (MEL) 1.0%"
+
+
+def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
+    """docs/reference/gate.md: what is not skin gets no class, nor a probability of one. Programs still read it."""
+    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, gate=("not_skin",))
+    assert score.predicted is None and score.suspicious_probability == pytest.approx(0.5)
+    assert suspicious_words(score) is None and "together" not in outcome(score) and "50" not in outcome(score)
+    assert "class" not in outcome(score) and "class" not in in_brief(score)
+
+
+@pytest.mark.parametrize("fault", GATE_REASONS)
+def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
+    """A dermatologist reads this: \"Refer to a dermatologist: the picture is blurred\" helps nobody."""
+    score = a_score(CALM, THREE, info=DESCRIBED, gate=(fault,), exposure="dark" if fault == "exposure" else None)
+    assert outcome(score).startswith("Take the picture again: it") and "it" in in_brief(score)
+    assert in_brief(score).startswith("take the picture again, or refer: it")
+    assert "dermatologist: it" not in outcome(score)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "form", "said"),
+    [
+        (0.4949, 0.4951, "%", ("49.49%", "49.51%")), (0.082, 0.124, "%", ("8.2%", "12.4%")),
+        (0.495, 0.495, "%", ("49.5%", "49.5%")), (0.474, 0.466, "f", ("0.474", "0.466")),
+        (0.4700001, 0.47, "f", ("0.4700001", "0.4700000")), (0.2, 0.5, "f", ("0.20", "0.50")),
+    ],
+)  # fmt: skip
+def test_numbers_that_differ_are_never_written_alike(value, limit, form, said) -> None:
+    """A melanoma read "49.5% together, asks from 49.5%", and the rule did not ask."""
+    assert apart(value, limit, form) == said
+
+
+def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
+    info = known_among(ISIC[:2])
+    silent = a_score([0.2499, 0.7501], rules_for((True, False)), info=info)
+    assert not silent.refer and "24.99% together, asks from 25.00%" in outcome(silent)
+
+
 def test_the_rules_of_a_bundle() -> None:
     """One function makes them of labels and card: what is not stated is not in force, and no `info` asks always."""
     labels = Labels(("MEL", "NV"), (True, True), known_among(("MEL", "NV")))
@@ -195,7 +255,7 @@ def test_the_rules_of_a_bundle() -> None:
     assert referral_rules(Labels(("MEL", "NV"), (True, True)), CARD).suspicious is None
 
 
-CALM = (0.05, 0.9, 0.05)
+CALM = (0.04, 0.92, 0.04)
 MELANOMA = (0.8, 0.1, 0.1)
 THREE, DESCRIBED = rules_for((True, False, True)), known_among(ISIC)
 GATE = ("exposure",)
@@ -203,8 +263,16 @@ SAID = {
     "malignant": (a_score(MELANOMA, THREE, info=DESCRIBED), "the predicted class is malignant"),
     "from the sum": (a_score((0.2, 0.7, 0.1), THREE, info=DESCRIBED), "have 30.0% together"),
     "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
-    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "too dark"),
-    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "too bright"),
+    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "again: it is too dark."),
+    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "again: it is too bright."),
+    "fault and melanoma": (
+        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("blur",)),
+        "Take the picture again: it is blurred. Refer to a dermatologist: the predicted class is malignant.",
+    ),
+    "not skin": (
+        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("not_skin",)),
+        "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist.",
+    ),
     "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
 }
 
@@ -225,7 +293,7 @@ def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
     text = outcome(score)
     assert not score.refer and text.startswith(f"None of these {len(score.rules_tried)} rules asks for a look: ")
     assert ("No rule says when" in text) is (above is None)
-    assert ("no threshold could be chosen" in text) is (start is None)
+    assert ("is a default" in text) is (start is None)
     for forbidden in ("no reason", "nothing", "safe", "healthy", "not need", "harmless"):
         assert forbidden not in text.lower()
 
@@ -237,13 +305,36 @@ def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
     )
 
 
+def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_tried() -> None:
+    score = a_score((0.1, 0.9), rules_for((False, False), start=None), info=known_among(("NV",)))
+    assert "suspicious_class" not in score.rules_tried and score.suspicious_from is None
+    assert "knows benign classes only" in outcome(score)
+
+
 @pytest.mark.parametrize(
     ("vacuity", "word"), [(0.0, "much"), (0.33, "much"), (0.34, "some"), (0.66, "little"), (0.9, "little")]
 )
 def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
     """With the number behind it; above the referral threshold (0.6) it is `little` whatever the number."""
-    text = seen_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
-    assert f"has seen {word} like this" in text and f"{vacuity:.2f}" in text
+    text = evidence_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
+    assert f"has {word} evidence for its answer" in text and f"Vacuity {vacuity:.2f}" in text
+    assert "asks for a look above 0.60" in text and "seen" not in text and "like this" not in text
+
+
+def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
+    """Both read "Vacuity 0.47", one referred and one not: the number and the threshold have digits enough."""
+    rules = rules_for((True, False, True), above=0.4703)
+    found = [a_score(CALM, rules, vacuity=vacuity, info=DESCRIBED) for vacuity in (0.4701, 0.4708)]
+    assert [one.refer_reasons for one in found] == [(), ("vacuity",)]
+    said = [evidence_words(one) for one in found]
+    assert "Vacuity 0.4701" in said[0] and "above 0.4703" in said[0]
+    assert "Vacuity 0.471" in said[1] and "above 0.470" in said[1]
+    assert found[0].to_json()["vacuity_from"] == 0.4703 and found[0].to_json()["dissonance_from"] is None
+
+
+def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
+    text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
+    assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
 
 
 def test_the_score_tells_programs_the_same() -> None:

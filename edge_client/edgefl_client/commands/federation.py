@@ -115,15 +115,24 @@ def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
 
 @click.command()
 @click.option("--offline", is_flag=True, help="Do not ask the coordinator.")
+@click.option("--card", is_flag=True, help="Print the whole card of the model in use, as JSON, and nothing else.")
 @passphrase_option
 @json_option
 @home_option
 @click.pass_context
 def status(
-    context: click.Context, offline: bool, passphrase_file: Path | None, as_json: bool, home_dir: str | None
+    context: click.Context,
+    offline: bool,
+    card: bool,
+    passphrase_file: Path | None,
+    as_json: bool,
+    home_dir: str | None,
 ) -> None:
     """Show model, membership, round and outbox of this device. Also tells which values are used for scoring."""
-    from edgefl_client.doctor.status import run_status, status_text
+    from edgefl_client.doctor.status import card_text, run_status, status_text
 
-    found = run_status(device_of(context, home_dir, passphrase_file), online=not offline)
+    found = run_status(device_of(context, home_dir, passphrase_file), online=not (offline or card))
+    if card:
+        click.echo(card_text(found))
+        return
     report(found, as_json, status_text(found))

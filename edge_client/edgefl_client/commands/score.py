@@ -20,7 +20,6 @@ from edgefl_client.commands.options import (
 )
 from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
-from edgefl_protocol.bundle.shown_map import how_true
 from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
@@ -160,6 +159,9 @@ def score(
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
+    from edgefl_protocol.bundle.card_words import weaknesses
+    from edgefl_protocol.bundle.shown_map import how_true
+
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
     if unread is not None:
@@ -172,12 +174,8 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
             "publisher can export it again with class information.",
             err=True,
         )
-    elif bundle.card.suspicion is None or bundle.card.suspicion.threshold is None:
-        click.echo(
-            "This model has no threshold for suspicious classes: such a class asks for a look only if it is "
-            "predicted. The model's card says why.",
-            err=True,
-        )
+    for weakness in weaknesses(bundle.card, bundle.labels):
+        click.echo(weakness, err=True)
     left_days = scorer.days_left
     if left_days is not None and left_days < SOON_DAYS:
         click.echo(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from edgefl_client.scoring.score_files import Failure, Result
-from edgefl_protocol.pictures.wording import class_title, in_brief
+from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words
 from edgefl_protocol.sentences import of_file
 
 
@@ -25,8 +25,10 @@ def human_line(result: Result) -> str:
         said = f"{class_title(result, result.predicted)}, probability {result.probabilities[result.predicted]:.3f}"
     vacuity = "" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
     values = ", with the values learned here" if result.model.state_kind == "personal" else ""
+    beside = suspicious_words(result)
+    suspicious = "" if beside is None else f"; {beside}"
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return printable(f"{result.image}: {said}{vacuity}{values}; {in_brief(result)}{drawn}")
+    return printable(f"{result.image}: {said}{vacuity}{values}{suspicious}; {in_brief(result)}{drawn}")
 
 
 def printable(line: str) -> str:
@@ -45,7 +47,7 @@ class CsvLines:
     _PLAIN = ("image", "predicted", "vacuity", "dissonance", "entropy_nats", "refer", "refer_reasons", "heatmap")
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
-        "rules_tried", "exposure",
+        "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -77,7 +79,8 @@ class CsvLines:
         told = None if result.predicted is None else result.info_of(result.predicted)
         last = [
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
-            " ".join(result.rules_tried), result.exposure,
+            " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
+            result.dissonance_from,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

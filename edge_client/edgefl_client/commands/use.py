@@ -31,4 +31,5 @@ def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: b
 
     keys = [read_public_key(pub) for pub in trusted]
     found = run_use(device_of(context, home_dir, None), file, keys)
-    report(found, as_json, f"{bundle_text(found)}, signed by {', '.join(found['signers'])}")
+    text = f"{bundle_text(found)}, signed by {', '.join(found['signers'])}"
+    report(found, as_json, "\n".join([text, *found["quality"], "the whole card: edgefl status --card"]))

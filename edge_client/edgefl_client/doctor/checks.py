@@ -117,7 +117,7 @@ def _probe(
             elif step == "runtime":
                 found.append(_runtime(told))
             elif step == "model":
-                found.append(_model(told, now_ms))
+                found += [_model(told, now_ms), *_quality(told)]
             else:
                 measured = told
                 found.append(_speed(told))
@@ -179,6 +179,18 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
             advice="ask its publisher for a bundle with class information",
         )  # fmt: skip
     return Finding(check="model", state="ok", found=said)
+
+
+def _quality(told: dict[str, Any]) -> Iterator[Finding]:
+    """Say how good its own card says the model is; warn of each thing that speaks against it."""
+    figures, suspicious = told["quality"]
+    if not told["weaknesses"]:
+        yield Finding(check="quality", state="ok", found=f"{figures}; {suspicious}")
+    for weakness in told["weaknesses"]:
+        yield Finding(
+            check="quality", state="warn", found=weakness.removesuffix("."),
+            advice="ask its publisher for a better model; edgefl status --card shows the card",
+        )  # fmt: skip
 
 
 def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:

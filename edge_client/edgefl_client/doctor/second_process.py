@@ -5,7 +5,8 @@ sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
     {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity",
-     "asks_always": whether nothing is known of its classes}
+     "asks_always": whether nothing is known of its classes, "quality": what its card says of it in two lines,
+     "weaknesses": what that says against it, in sentences}
     {"step": "speed", …}   what `measure.Measured` holds
 
 or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture
@@ -132,6 +133,7 @@ def _model(
     """Open the model as `edgefl score` does, and score the drawn picture with it; scorer and facts."""
     from edgefl_client.home import Home
     from edgefl_client.scoring.open_scorer import open_scorer
+    from edgefl_protocol.bundle.card_words import quality_lines, weaknesses
 
     file = None if model is None else Path(model)
     scorer, bundle = open_scorer(Home(home), file, tuple(trusted), threads, None)
@@ -147,6 +149,8 @@ def _model(
         "probabilities": dict(score.probabilities),
         "vacuity": score.vacuity,
         "asks_always": bundle.labels.info is None,
+        "quality": list(quality_lines(bundle.card, bundle.labels)),
+        "weaknesses": list(weaknesses(bundle.card, bundle.labels)),
     }
     return scorer, facts
 

@@ -1,5 +1,6 @@
 """What a device is and has: model, values in use, membership, round, outbox. `edgefl status` prints it."""
 
+import json
 from typing import Any
 
 from edgefl_client.doctor.findings import DAY_MS
@@ -15,6 +16,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.sentences import counted
+from edgefl_protocol.strict_json import parse_json
 
 LEARN_AGAIN = "edgefl train or edgefl sync learns a round and judges it anew"
 
@@ -73,19 +75,25 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
 
 
 def _model(home: Home, now_ms: int) -> dict[str, Any]:
-    """Read the bundle in use and its age from its manifest; nothing is verified here, for nothing is run."""
-    from edgefl_protocol.bundle import unverified_manifest
+    """Read the bundle in use, its age and its card; nothing is verified here, for nothing is run."""
+    from edgefl_protocol.bundle import Card, Labels, unverified_manifest
+    from edgefl_protocol.bundle.archive import read_archive
+    from edgefl_protocol.bundle.card_words import quality_lines, weaknesses
 
     file = models.current_file(home)
     told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
     try:
-        manifest = unverified_manifest(read_bounded(file, models.MAX_BUNDLE_FILE_BYTES))[0]
-    except (StorageError, BundleError):  # `edgefl doctor` says what is wrong with it
-        return told | {"version": None, "age_days": None, "expires_in_days": None}
+        data = read_bounded(file, models.MAX_BUNDLE_FILE_BYTES)
+        manifest, members = unverified_manifest(data)[0], read_archive(data)
+        card, labels = Card.from_bytes(members["card.json"]), Labels.from_bytes(members["labels.json"])
+    except (StorageError, BundleError, KeyError, ValueError):  # `edgefl doctor` says what is wrong with it
+        return told | {"version": None, "age_days": None, "expires_in_days": None, "quality": [], "card": None}
     return told | {
         "version": manifest.version,
         "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
         "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
+        "quality": [*quality_lines(card, labels), *weaknesses(card, labels)],
+        "card": parse_json(members["card.json"]),
     }
 
 
@@ -132,6 +140,7 @@ def status_text(report: dict[str, Any]) -> str:
     lines = [
         f"home: {report['home']}",
         _model_text(model),
+        *([] if model is None else [f"  {line}" for line in model["quality"]]),
         f"weights: {weights_text(report['personal'])}",
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
         f"trusted signers: {report['trusted_signers']}",
@@ -150,6 +159,18 @@ def status_text(report: dict[str, Any]) -> str:
     if asked is not None and asked["error"] is not None:
         lines.append(f"coordinator: {asked['error']['message']}")
     return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
+
+
+def card_text(report: dict[str, Any]) -> str:
+    """Write the card of the model in use, indented.
+
+    Raises:
+        StorageError: no model is in use, or its file cannot be read.
+    """
+    model = report["model"]
+    if model is None or model["card"] is None:
+        raise StorageError("there is no card to show: " + _model_text(model), "no_model")
+    return json.dumps(model["card"], ensure_ascii=False, indent=2)
 
 
 def _model_text(model: dict[str, Any] | None) -> str:

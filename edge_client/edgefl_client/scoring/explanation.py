@@ -10,5 +10,5 @@ from numpy.typing import NDArray
 class Explanation:
     """The map shown beside a picture."""
 
-    values: NDArray[np.float32] | None  # (N,), row by row, at most 1; None where none is shown
+    values: NDArray[np.float32] | None  # (N,), row by row, at most 1; never level; None where none is shown
     sentence: str  # how true it is, or why none is shown

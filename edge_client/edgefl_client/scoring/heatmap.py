@@ -9,18 +9,21 @@ What the drawing keeps to:
 * The map is stretched with bilinear interpolation, `align_corners` off, as in training (docs/methods.md, section
   1.4). After a `squash` fit it covers the photo exactly; after a `crop` fit it covers the centred square the network
   saw, and that square is framed.
-* The picture can be printed in grey: over any one colour of skin, more is brighter, never only of another hue. The
-  quarter of the map's cells with the largest values is outlined in white on black: it is the region whose hiding was
-  measured when the bundle was made, without cells that stand no higher than the map's ground or speak against the
-  answer, which stay pale.
-* The caption says the full name of the class and its probability, the second class, what the class means, how much
-  like this the model has seen, the reasons to refer in words or the rules that were tried, how true the map was found,
-  and that this is for research only. No sentence says that nothing needs a look.
-* Where no map is shown, the photo stands alone, and the caption says why.
+* The picture can be printed in grey: over any one colour of skin, more is brighter, never only of another hue. Outlined
+  in white on black are the strongest cells: at most the quarter whose hiding was measured when the bundle was made, and
+  of it those that are half as strong as the strongest (`rules.hidden_regions`). The caption counts them.
+* The caption says the full name of the class and its probability, the second class, what the class means, what the
+  suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons
+  to refer in words or the rules that were tried, how true the map was found, and that this is for
+  research only. No sentence says that nothing needs a look.
+* The last line names the photo's file, the model, its version and the kind of values, so that a print can be told.
+* Where a photo is at fault, taking it again comes first, and what its class means stands small.
+* Where no map is shown, or it is level, the photo stands alone, and the caption says why.
 """
 
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +31,17 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import class_title, meaning, outcome, percent, second_class, seen_words
-from edgefl_protocol.rules.hidden_regions import grid_side, strongest_cells
+from edgefl_protocol.pictures.wording import (
+    class_title,
+    evidence_words,
+    faults_in_words,
+    meaning,
+    outcome,
+    percent,
+    second_class,
+    suspicious_words,
+)
+from edgefl_protocol.rules.hidden_regions import LEAST_SPREAD, grid_side, ground, outlined_cells
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
@@ -39,9 +51,8 @@ ENLARGE_BELOW_PX = 448
 REDUCE_ABOVE_PX = 1600
 BAND_ROWS = 64  # coloured at a time
 CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
-LEAST_STRONGEST = 0.5  # of an occlusion map, a fall of half of `LEAST_FALL`: where none is so large, nothing stands out
-LEAST_SPREAD = 0.10  # below this range of a map nothing stands out, and nothing is outlined
 ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
+LONGEST_NAME = 40  # characters of a photo's name; of a longer one the middle is left out
 PHOTO_WORDS, MAP_WORDS = "The photo as it is", "Where the model looked"
 
 # Nine stops of viridis (CC0): dark blue to yellow, brightness rising throughout, readable without colour vision.
@@ -60,7 +71,8 @@ class Placed:
     values: Field  # the map at photo resolution; 0 outside `box`
     box: tuple[int, int, int, int]  # left, top, right, bottom of the part the network saw, in photo pixels
     low: float  # map value at the clear end of the colour scale
-    marked: NDArray[np.bool_] | None  # the pixels of the marked cells; None for a map in which nothing stands out
+    marked: NDArray[np.bool_]  # the pixels of the outlined cells
+    outlined: tuple[int, int]  # how many cells are outlined, of how many
     high: float = 1.0  # map value at the strong end
 
 
@@ -89,15 +101,12 @@ def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
     inner = grid.resize((right - left, bottom - top), Image.Resampling.BILINEAR)
     values = np.zeros((height_px, width_px), dtype=np.float32)
     values[top:bottom, left:right] = np.asarray(inner)
-    marked = None
-    low = max(0.0, float(shown.min()))
-    if float(shown.max()) >= max(LEAST_STRONGEST, low + LEAST_SPREAD):
-        cells = (strongest_cells(shown[None])[0] & (shown > low)).reshape(side, side)
-        rows, columns = (np.arange(length) * side // length for length in (bottom - top, right - left))
-        marked = np.zeros(values.shape, dtype=np.bool_)
-        marked[top:bottom, left:right] = cells[np.ix_(rows, columns)]
-    # At least LEAST_SPREAD apart, so that the noise of a level map is not blown up to full colour.
-    return Placed(values, box, low=min(low, 1 - LEAST_SPREAD), marked=marked)
+    cells = outlined_cells(shown)
+    rows, columns = (np.arange(length) * side // length for length in (bottom - top, right - left))
+    marked = np.zeros(values.shape, dtype=np.bool_)
+    marked[top:bottom, left:right] = cells.reshape(side, side)[np.ix_(rows, columns)]
+    low = min(ground(shown), 1 - LEAST_SPREAD)
+    return Placed(values, box, low=low, marked=marked, outlined=(int(cells.sum()), shown.size))
 
 
 def colours(levels: Field) -> NDArray[np.float32]:
@@ -123,17 +132,15 @@ def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
     """
     left, top, right, bottom = placed.box
     levels = np.clip((placed.values - placed.low) / (placed.high - placed.low), 0.0, 1.0)
-    drawn, region = photo.copy(), placed.marked
-    if region is not None:  # a level map would colour everything as the strongest place
-        drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
-    return np.asarray(_with_lines(Image.fromarray(drawn), placed, region, line_px))
+    drawn = photo.copy()
+    drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
+    return np.asarray(_with_lines(Image.fromarray(drawn), placed, line_px))
 
 
-def _with_lines(drawn: Image.Image, placed: Placed, region: NDArray[np.bool_] | None, line_px: int) -> Image.Image:
+def _with_lines(drawn: Image.Image, placed: Placed, line_px: int) -> Image.Image:
     """Outline the strongest region, and frame what the network saw where that is not all."""
     left, top, right, bottom = placed.box
-    if region is not None:
-        _outline(drawn, region, line_px)
+    _outline(drawn, placed.marked, line_px)
     if (left, top, right, bottom) != (0, 0, drawn.width, drawn.height):
         draw = ImageDraw.Draw(drawn)
         draw.rectangle((left, top, right - 1, bottom - 1), outline=(0, 0, 0), width=3 * line_px)
@@ -257,30 +264,52 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     rim = max(3, unit // 4)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=(0, 0, 0), width=rim)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=_PAPER, width=max(1, rim // 3))
-    words = "strongest quarter" if placed.marked is not None else "nothing stands out"
+    words = "outlined: {} of {} parts".format(*placed.outlined)
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
 
 
 def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_words: str) -> list[_Line]:
     body, small = text_font(unit), text_font(round(unit * 0.85))
     lines = [(_headline(score), text_font(round(unit * 1.35)), _INK)]
+    fault = bool(faults_in_words(score))  # a new picture comes first, and what this one is called reassures nobody
+    if fault:
+        lines.append((outcome(score), body, _WARN))
     if score.predicted is not None:
-        lines.append((meaning(score, score.predicted), body, _INK))
+        lines.append((meaning(score, score.predicted), *((small, _QUIET) if fault else (body, _INK))))
     if (second := second_class(score)) is not None:
         likely = percent(score.probabilities[second])
         lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
-    lines += [(f"{seen_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
-    level = placed is not None and placed.marked is None
-    lines.append(("The model looked at no place in particular.", small, _QUIET) if level else (true, small, _INK))
+    if (suspicious := suspicious_words(score)) is not None:
+        lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
+    lines.append((f"{evidence_words(score)}.", body, _INK))
+    if not fault:
+        lines.append((outcome(score), body, _WARN if score.refer else _INK))
+    if score.model.at_chance is not None:
+        lines.append((score.model.at_chance, body, _WARN))
+    lines.append((true, small, _INK))
     note = "Research use only, not a diagnosis."
     if placed is not None:
+        some, parts = placed.outlined
+        lines.append(
+            (f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest.", small, _INK)
+        )
         note += " The map shows where the model looked, not where disease is."
         left, top, right, bottom = placed.box
         if (right - left, bottom - top) != placed.values.shape[::-1]:
             size_words += " Nothing outside the white frame was looked at."
     note += size_words
-    lines.append((note, small, _QUIET))
+    lines += [(note, small, _QUIET), (_origin(score), small, _QUIET)]
     return lines
+
+
+def _origin(score: Score) -> str:
+    """Say which photo, model and values a printed picture shows. No date: the same score gives the same bytes."""
+    name = "-" if score.image is None else PurePath(score.image).name
+    shown = "a photo without a name" if name == "-" else "".join(one if one.isprintable() else "?" for one in name)
+    if len(shown) > LONGEST_NAME:
+        shown = f"{shown[: LONGEST_NAME // 2]}...{shown[-LONGEST_NAME // 2 :]}"
+    values = "the bundle's values" if score.model.state_kind == "bundle" else "personal values, learned on this device"
+    return f"{shown}, scored by {score.model.id} version {score.model.version} with {values}."
 
 
 def _headline(score: Score) -> str:

@@ -22,14 +22,15 @@ from PIL import Image
 from edgefl_client.runtime import check_runtime, load_graph, processors, run_graph
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance, site_figures
 from edgefl_protocol.bundle.model_card import referral_rules
-from edgefl_protocol.bundle.shown_map import ShownMap, how_true
+from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.imaging import decode, from_pillow, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
+from edgefl_protocol.rules.hidden_regions import each_cell_hidden, is_level, occlusion_map
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.personal import PersonalState
@@ -100,6 +101,8 @@ class Scorer:
             version=bundle.manifest.version,
             state_kind="bundle" if personal is None else "personal",
             state_sha256=digest(self._weights),
+            better_than_chance=better_than_chance(site_figures(bundle.card)),
+            at_chance=at_chance_sentence(site_figures(bundle.card), bundle.card.site),
         )
 
     @property
@@ -199,6 +202,8 @@ class Scorer:
             )
         else:
             values = score.map if score.shown is None else score.shown
+        if values is not None and is_level(values):
+            return Explanation(None, level_words(said))
         own = "" if self.model.state_kind == "bundle" else " That was measured before this device learned."
         return Explanation(values, how_true(said) + own)
 

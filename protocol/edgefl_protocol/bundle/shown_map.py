@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
+from edgefl_protocol.rules.hidden_regions import RANDOM_QUARTERS
+from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import check_keys
 
 MapKind = Literal["rollout", "attention", "values", "share", "occlusion"]
@@ -169,16 +171,22 @@ def how_true(said: ShownMap | None) -> str:
     least = said.least
     if least is None:
         return f"No map is drawn: {_WHY[said.why or 'no_pictures'].format(said.pictures)}."
-    marked, other = _in_words(least.marked), _in_words(least.random)
-    if said.shown:
-        return (
-            f"On {said.pictures} pictures, hiding the marked region changed {marked}; hiding a region of the same "
-            f"size at random changed {other}."
-        )
-    return (
-        f"No map is drawn: what the best map marks matters little more than any other place. On {said.pictures} "
-        f"pictures, hiding it changed {marked}; hiding a region of the same size at random changed {other}."
+    marked = _answers(least.marked, said.pictures)
+    other = _answers(least.random, RANDOM_QUARTERS * said.pictures)
+    figures = (
+        f"Measured on {counted(said.pictures, 'picture')}: hiding the strongest quarter of the map changed {marked}; "
+        f"hiding a random quarter, {RANDOM_QUARTERS} times for each picture, changed {other}."
     )
+    if said.shown:
+        return figures
+    return f"No map is drawn: what the best map marks matters little more than any other place. {figures}"
+
+
+def level_words(said: ShownMap) -> str:
+    """Say why no map of one picture is drawn although the bundle shows one: no place stands out in it."""
+    if said.kind == "occlusion":
+        return "No map is drawn: hiding no single part of this picture changes the answer enough to mark one."
+    return "No map is drawn: the map of this picture is nearly the same everywhere, so it marks no part."
 
 
 _WHY: Final[Mapping[str, str]] = {
@@ -189,10 +197,12 @@ _WHY: Final[Mapping[str, str]] = {
 }
 
 
-def _in_words(share: float) -> str:
-    """A share of answers, such as `1 answer in 3`."""
-    if share == 0:
-        return "no answer"
-    if share > 0.55:
-        return "every answer" if share == 1 else f"{round(10 * share)} answers in 10"
-    return f"1 answer in {round(1 / share)}"
+def _answers(share: float, tries: int) -> str:
+    """Write a share as a count of answers, such as `30 of 79 answers (38.0%)`; a card rounds shares to 4 digits.
+
+    A card whose share is no such count, for it was measured otherwise, gets the percentage alone.
+    """
+    count = round(share * tries)
+    if tries and abs(count / tries - share) < 0.0001:
+        return f"{count or 'none'} of {counted(tries, 'answer')} ({share:.1%})"
+    return f"{share:.1%} of the answers"

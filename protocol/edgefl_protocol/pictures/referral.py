@@ -3,8 +3,9 @@
 The rules, in the order in which reasons are listed:
 
 1. `suspicious_class`: the predicted class is not known to be benign, or the classes that are not known to be benign
-   have together at least the probability that was chosen at export (`Suspicion`). A bundle without class information
-   asks for every picture: nothing says which of its classes are harmless.
+   have together at least the probability that was chosen at export (`Suspicion`), or `DEFAULT_SUSPICIOUS_FROM` where
+   none could be chosen. A bundle without class information asks for every picture: nothing says which of its classes
+   are harmless. Where every class is known to be benign there is nothing to ask.
 2. `vacuity`: vacuity above the threshold of the card (or of the caller), and always from 0.999, where nothing is
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
@@ -24,6 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
+# Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
+# one melanoma, as specialised clinics did (Argenziano et al. 2012), acts at one in nine; a look costs less. 0043.
+DEFAULT_SUSPICIOUS_FROM = 0.10
 MAX_STATEMENT = 1000  # characters
 MAX_PICTURES = 2**31  # that a threshold may say it was chosen on
 
@@ -46,7 +50,7 @@ GATE_REASONS = ("blur", "exposure", "size", "not_skin")
 class Suspicion:
     """From which probability on the suspicious classes refer together, and what that rule reached where it was chosen.
 
-    `threshold` is None where it could not be chosen, for want of pictures; the predicted class counts in any case.
+    `threshold` is None where it could not be chosen, for want of pictures: then `DEFAULT_SUSPICIOUS_FROM` is in force.
     Both figures are of the whole rule, on the site's `tune` pictures; None where there was no picture of the kind.
     """
 
@@ -76,7 +80,16 @@ class ReferralRules:
     dissonance_above: float | None  # dissonance
     # per class, whether it is not known to be benign; None where the bundle does not say: every picture is referred
     suspicious: tuple[bool, ...] | None
-    suspicious_from: float | None  # summed probability of the suspicious classes, at or above which is referred
+    # summed probability of the suspicious classes, at or above which is referred, as it was chosen at export; None
+    # where it was not: then the default is in force
+    suspicious_from: float | None
+
+    @property
+    def suspicious_in_force(self) -> float | None:
+        """From which sum suspicious classes refer, chosen or by default; None where the model knows no such class."""
+        if self.suspicious is None or not any(self.suspicious):
+            return None
+        return DEFAULT_SUSPICIOUS_FROM if self.suspicious_from is None else self.suspicious_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +129,7 @@ def asks_for_a_look(measures: Measures, predicted: int | None, rules: ReferralRu
     together = suspicious_probability(measures, rules)
     if rules.suspicious is None or together is None or (predicted is not None and rules.suspicious[predicted]):
         return True
-    return rules.suspicious_from is not None and together >= rules.suspicious_from
+    return rules.suspicious_in_force is not None and together >= rules.suspicious_in_force
 
 
 def refer_reasons(
@@ -142,6 +155,7 @@ def refer_reasons(
 def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | None) -> tuple[str, ...]:
     """Rules that were asked about a picture, in the order of `REASON_WORDS`: without those that have no threshold."""
     without = {
+        "suspicious_class": rules.suspicious is not None and rules.suspicious_in_force is None,
         "vacuity": rules.uncertain_above is None,
         "dissonance": measures.dissonance is None or rules.dissonance_above is None,
         "model_expired": expired is None,

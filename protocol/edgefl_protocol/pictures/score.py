@@ -33,6 +33,9 @@ class ModelInfo:
     version: int  # version number inside the line
     state_kind: str  # `bundle` for the values the bundle was signed with, `personal` for those learned on this device
     state_sha256: str  # digest of the values used (prompts, head, prior …)
+    # whether the card's figures clear chance (`bundle.card_words`); None where nobody can tell
+    better_than_chance: bool | None = None
+    at_chance: str | None = None  # the sentence that says so where they do not; not part of the JSON
 
     def to_json(self) -> dict[str, Any]:
         """Write the `model` object of a score."""
@@ -41,6 +44,7 @@ class ModelInfo:
             "sha256": self.sha256,
             "version": self.version,
             "state": {"kind": self.state_kind, "sha256": self.state_sha256},
+            "better_than_chance": self.better_than_chance,
         }
 
 
@@ -64,7 +68,10 @@ class Score:
     milliseconds: float  # wall time of decoding, preparing and running, per picture
     rules_tried: tuple[str, ...] = ()  # the rules that were asked, in the same order; some have no threshold
     suspicious_probability: float | None = None  # of the classes not known to be benign together; None: nobody says
-    suspicious_from: float | None = None  # from where it refers; None where that was not chosen
+    suspicious_from: float | None = None  # from where it refers; None where nobody says which classes are benign
+    vacuity_from: float | None = None  # above which the rule `vacuity` refers (entropy where there is no vacuity)
+    dissonance_from: float | None = None  # above which `dissonance` refers; None, as above, where no rule says
+    suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
@@ -104,6 +111,9 @@ class Score:
             "suspicious_from": self.suspicious_from,
             "rules_tried": list(self.rules_tried),
             "exposure": self.exposure,
+            "suspicious_rule": self.suspicious_rule,
+            "vacuity_from": self.vacuity_from,
+            "dissonance_from": self.dissonance_from,
         }
 
 
@@ -157,12 +167,21 @@ def make_score(
         milliseconds=milliseconds,
         rules_tried=rules_tried(measures, rules, expired=expired),
         suspicious_probability=suspicious_probability(measures, rules),
-        suspicious_from=rules.suspicious_from,
+        suspicious_from=rules.suspicious_in_force,
+        suspicious_rule=_suspicious_rule(rules),
+        vacuity_from=rules.uncertain_above,
+        dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
         exposure=exposure,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,
     )
+
+
+def _suspicious_rule(rules: ReferralRules) -> str | None:
+    if rules.suspicious_in_force is None:
+        return None
+    return "default" if rules.suspicious_from is None else "chosen"
 
 
 def _by_class(classes: Sequence[str], values: NDArray[np.float32]) -> dict[str, float]:

@@ -13,6 +13,8 @@ from typing import Final
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_protocol.rules.feature_rows import MOST_ROWS
 
+TEMPERATURE_BOUNDS: Final = (0.1, 10.0)  # of T in e = f(logits/T), docs/methods.md 1.8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:

@@ -21,6 +21,10 @@ Maps = NDArray[np.float32]  # (n, N)
 
 MARKED_SHARE: Final = 0.25  # of the cells
 BLUR_SHARE: Final = 0.1  # standard deviation of the blur, of the picture's side
+RANDOM_QUARTERS: Final = 2  # hidden of each picture and way, beside the quarter that the map marks
+LEAST_STRONGEST: Final = 0.5  # of an occlusion map, a fall of half of `LEAST_FALL`; below it a map is level
+LEAST_SPREAD: Final = 0.10  # between the largest value of a map and its ground; below it a map is level
+OUTLINED_FROM: Final = 0.5  # of the way from a map's ground to its largest value; what lies below is not outlined
 LEAST_FALL: Final = 0.01  # of a probability: an occlusion map whose largest fall is smaller stays as pale as it is
 
 
@@ -45,6 +49,28 @@ def strongest_cells(maps: Maps, rng: np.random.Generator | None = None) -> Cells
     marked = np.zeros((count, cells), dtype=np.bool_)
     np.put_along_axis(marked, chosen, True, axis=1)
     return marked
+
+
+def ground(values: NDArray[np.float32]) -> float:
+    """Give the value of a map (N,) that marks nothing: its smallest, or 0 where cells speak against the answer."""
+    return max(0.0, float(values.min()))
+
+
+def is_level(values: NDArray[np.float32]) -> bool:
+    """Tell whether no cell of a map (N,) stands out enough to be shown: it must not look like a finding."""
+    return float(values.max()) < max(LEAST_STRONGEST, ground(values) + LEAST_SPREAD)
+
+
+def outlined_cells(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Mark what is outlined of one map (N,): of its quarter the cells that are half as strong as the strongest.
+
+    A level map has none.
+    """
+    if is_level(values):
+        return np.zeros(values.shape, dtype=np.bool_)
+    low = ground(values)
+    strong = values >= low + OUTLINED_FROM * (float(values.max()) - low)
+    return np.asarray(strong & strongest_cells(values[None])[0])
 
 
 def random_cells(count: int, cells: int, rng: np.random.Generator) -> Cells:

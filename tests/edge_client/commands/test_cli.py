@@ -15,12 +15,16 @@ from PIL import Image
 
 from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.pictures.class_info import known_among
+from edgefl_protocol.pictures.referral import Suspicion
 
 KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
-    "suspicious_from", "rules_tried", "exposure",
+    "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
 }  # fmt: skip
+SELDOM = Suspicion(
+    threshold=0.9, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"
+)
 
 
 def test_one_json_object_per_picture_in_order(run, files):
@@ -53,18 +57,26 @@ def test_a_bundle_from_before_class_information_always_asks_for_a_look(run, file
 def test_a_predicted_class_that_is_not_benign_asks_for_a_look(run, files, lab):
     """Whatever the model believes of itself: with the product's own table MEL and BCC ask, NV does not."""
     bias = np.array([-3.0, -1.0, -4.0], np.float32)
-    (files / "known.edgefl").write_bytes(lab.bundle_bytes(info=known_among(lab.CLASSES), head__bias=bias))
+    options = {"info": known_among(lab.CLASSES), "head__bias": bias}
+    (files / "known.edgefl").write_bytes(lab.bundle_bytes(suspicion=SELDOM, **options))
+    (files / "default.edgefl").write_bytes(lab.bundle_bytes(**options))
     (files / "red.png").write_bytes(lab.encoded(lab.photo(60, 40, (250, 140, 130))))
     (files / "pale.png").write_bytes(lab.encoded(lab.photo(60, 40, (190, 190, 150))))
-    options = ("--model", "known.edgefl", "--trust", "signing.pub")
+    options = ("--trust", "signing.pub", "--model", "known.edgefl")
     _, out, err = run("score", "red.png", "pale.png", *options, "--json")
     found = {line["predicted"]: line["refer_reasons"] for line in map(json.loads, out.splitlines())}
     assert set(found) == {"MEL", "NV"}
     assert "suspicious_class" in found["MEL"] and "suspicious_class" not in found["NV"]
-    assert "no threshold for suspicious classes" in err
+    assert "no threshold for suspicious classes" not in err
     said = run("score", "red.png", "pale.png", *options)[1].splitlines()
     assert "Melanoma (MEL)" in said[0] and "the predicted class is malignant" in said[0]
     assert "rules asks for a look" in said[1] and "no reason" not in said[1]
+    assert "together, most probable Melanoma (MEL)" in said[1]
+    _, out, err = run("score", "pale.png", *options[:-1], "default.edgefl", "--json")
+    assert "by default they ask for a look from 10% together" in err
+    told = json.loads(out)
+    assert told["predicted"] == "NV" and told["suspicious_probability"] >= told["suspicious_from"] == 0.10
+    assert told["refer_reasons"] == ["suspicious_class"] and told["suspicious_rule"] == "default"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "-0.1"])

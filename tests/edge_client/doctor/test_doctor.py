@@ -134,6 +134,39 @@ def test_a_model_that_says_nothing_of_its_classes_is_told(run, device, live, lab
     assert "class information" in found["model"]["advice"]
 
 
+AT_CHANCE = {
+    "site": {
+        "n_test": 17, "classes_tested": 2, "balanced_accuracy": 0.496, "balanced_accuracy_interval": [0.21, 0.75],
+        "auroc": 0.489, "auroc_interval": [0.29, 0.87],
+    }
+}  # fmt: skip
+
+
+def test_a_model_that_is_not_better_than_chance_is_told_everywhere(run, lab, tmp_path):
+    """docs/reference/scores.md, "How good the model is": use, status, score and doctor say what the card says."""
+    (tmp_path / "weak.edgefl").write_bytes(lab.bundle_bytes(version=2, metrics=AT_CHANCE))
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(300, 300)))
+    _, out, _ = run("use", tmp_path / "weak.edgefl", "--trust", lab.SIGNER.public.hex())
+    code, told, _ = run("status", "--offline")
+    for text in (out, told):
+        assert "balanced accuracy 0.496 (95% interval 0.210 to 0.750, chance 0.500)" in text and "17 pictures" in text
+        assert "not found better than chance" in text
+    _, out, err = run("score", tmp_path / "a.png")
+    assert "not found better than chance" in out and "AUROC 0.489" in err
+    _, out, _ = run("score", tmp_path / "a.png", "--json")
+    assert json.loads(out)["model"]["better_than_chance"] is False
+    _, found = diagnosed(run, "--offline", "--no-measure")
+    assert found["quality"]["state"] == "warn" and "0.496" in found["quality"]["found"]
+    code, out, _ = run("status", "--card")
+    assert code == 0 and json.loads(out)["metrics"] == AT_CHANCE
+    assert json.loads(run("status", "--offline", "--json")[1])["model"]["card"] == json.loads(out)
+
+
+def test_without_a_model_there_is_no_card_to_show(run):
+    code, _, err = run("status", "--card")
+    assert code == 1 and "no card to show" in err
+
+
 def test_the_drawn_picture_passes_the_gate():
     """So that the probe runs the model as a picture of skin does."""
     for height, width in ((84, 84), (224, 224), (300, 400)):

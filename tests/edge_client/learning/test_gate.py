@@ -151,7 +151,10 @@ def test_dissonance_and_the_gate_before_the_model_count(make_bundle):
     held = reds()
     torn = by_red(0, 0)
     torn["head.bias"] = np.array([50, 51, -50], np.float32)  # much evidence for two classes: called moles
-    plain, strict = (described(make_bundle, metrics=given) for given in ({}, {"refer_dissonance_above": 0.5}))
+    plain, strict = (
+        described(make_bundle, metrics=given, suspicion=suspicion(1.0))
+        for given in ({}, {"refer_dissonance_above": 0.5})
+    )
     graph = load_graph(plain.score_onnx, 1)
     assert judge(graph, plain, torn, (True, True, True), held).personal.referred == 0
     assert judge(graph, strict, torn, (True, True, True), held).personal.referred == 90

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper, load_from_string
 
 from edgefl_client import Scorer
 from edgefl_client.scoring import scorer as scoring
+from edgefl_client.scoring.heatmap import draw_heatmap
 from edgefl_client.scoring.score_files import ScoringJob, score_files
 from edgefl_protocol.bundle import build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
@@ -28,13 +29,22 @@ def explained(lab, make_bundle):
     return explain
 
 
+@pytest.fixture
+def also_level(monkeypatch):
+    """Maps of small pictures are shown although they are nearly level: here their numbers count."""
+    monkeypatch.setattr(scoring, "is_level", lambda _: False)
+
+
 def test_the_rollout_is_the_map_of_the_graph(explained, lab):
-    _, _, score, found = explained()
+    pixels = lab.photo(48, 48, (60, 40, 30))
+    pixels[:16, :16] = 250  # of the tiny model, brightness is the map
+    _, _, score, found = explained(pixels)
     np.testing.assert_array_equal(found.values, score.map)
     assert found.sentence == how_true(lab.true_map("rollout"))
-    assert "changed 1 answer in 3" in found.sentence and "1 answer in 10" in found.sentence
+    assert "changed 32 of 96 answers (33.3%)" in found.sentence and "changed 10.0% of the answers" in found.sentence
 
 
+@pytest.mark.usefixtures("also_level")
 @pytest.mark.parametrize("with_map", [True, False])
 def test_occlusion_equals_brute_force(explained, lab, with_map):
     """Every cell hidden by hand and scored alone, for the class that is named; also for a network without attention."""
@@ -90,6 +100,7 @@ def with_shown(lab, kind):
     return load_bundle(build_bundle(members, fields, [lab.SIGNER]), [lab.SIGNER.public], lab.NOW_MS)
 
 
+@pytest.mark.usefixtures("also_level")
 @pytest.mark.parametrize("kind", ["rollout", "attention", "values", "share"])
 def test_a_map_of_its_own_is_read_from_the_graph_and_the_other_still_travels(lab, kind):
     scorer = Scorer(with_shown(lab, kind), threads=1)
@@ -135,6 +146,20 @@ def test_a_map_that_is_not_known_to_be_true_is_not_drawn(lab, make_bundle, tmp_p
     (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(60, 40)))
     code, _, err = run("score", "a.png", "--model", "model.edgefl", "--trust", "signing.pub", "--heatmap", "maps")
     assert code == 0 and words in err and len(list((tmp_path / "maps").glob("a-*.heatmap.png"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("rollout", "nearly the same everywhere"), ("occlusion", "no single part")]
+)
+def test_of_a_level_map_nothing_is_drawn_and_one_sentence_says_so(explained, lab, said, kind, words):
+    """docs/reference/scores.md: no second photo, no scale of colours, and no figures of maps that are not there."""
+    pixels = np.full((500, 600, 3), (210, 160, 140), np.uint8)  # the same everywhere
+    cells = {"cells": 36} if kind == "occlusion" else {}
+    scorer, _, score, found = explained(pixels, shown=lab.true_map(kind, **cells))
+    assert found.values is None and words in found.sentence and "Measured" not in found.sentence
+    picture = np.asarray(draw_heatmap(pixels, score, scorer.fit, found))
+    assert picture.shape[1] == 600
+    assert words in " ".join(said) and "less (" not in " ".join(said) and "looked" not in " ".join(said)
 
 
 def test_without_an_answer_there_is_no_map(explained, lab):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import ImageDraw
 from tests.edge_client.scoring.drawn_pictures import drawn_picture, one_hot, score_with
 
 from edgefl_client import Scorer
@@ -23,7 +24,7 @@ def test_caption_says_what_was_found(said):
     assert "Prediction: Melanoma (MEL), probability 75%" in words
     assert "A cancer of the pigment cells" in words and "This class is malignant." in words
     assert "Second: Melanocytic nevus (NV), probability 25%" in words
-    assert "has seen little like this. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert "has little evidence for its answer. Vacuity 0.40 (0: much evidence, 1: none)" in words
     assert "Refer to a dermatologist: the predicted class is malignant; the model has too little evidence" in words
     assert "Research use only" in words and "reduced" not in words
     said.clear()
@@ -39,13 +40,57 @@ def test_caption_says_what_was_found(said):
     assert "no reason" not in calm.lower()
 
 
-@pytest.mark.parametrize(
-    ("side", "words"), [("dark", "the picture is too dark"), ("bright", "the picture is too bright")]
-)
+def test_caption_says_that_a_model_was_not_found_better_than_chance(said):
+    score = score_with(one_hot(7, 1, 1))
+    weak = replace(score, model=replace(score.model, better_than_chance=False, at_chance="Not better than chance."))
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), weak, "squash")
+    assert "Not better than chance." in " ".join(said)
+
+
+@pytest.mark.parametrize(("side", "words"), [("dark", "it is too dark"), ("bright", "it is too bright")])
 def test_caption_says_which_side_of_exposure_is_wrong(said, side, words):
     score = replace(score_with(one_hot(7, 1, 1), ("exposure",)), exposure=side)
     drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
-    assert f"Refer to a dermatologist: the picture is too {side}." in " ".join(said)
+    assert f"Take the picture again: {words}. If you cannot, refer to a dermatologist." in " ".join(said)
+
+
+def test_where_the_photo_is_at_fault_a_new_one_comes_first_and_benign_stands_small(monkeypatch):
+    """The prediction stays in the headline; what may reassure comes after, in small print."""
+    drawn: list[tuple[str, int]] = []
+    original = ImageDraw.ImageDraw.text
+
+    def spy(self, at, text, *args, font, **kwargs):
+        drawn.append((text, round(font.size)))
+        return original(self, at, text, *args, font=font, **kwargs)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", spy)
+    sizes = {}
+    for reasons in ((), ("blur",)):
+        drawn.clear()
+        score = score_with(one_hot(7, 1, 1), reasons, predicted="NV")
+        drawn_picture(np.full((800, 1500, 3), 150, np.uint8), score, "squash")
+        order = [text for text, _ in drawn]
+        sizes[reasons] = next(size for text, size in drawn if "This class is benign" in text)
+        if reasons:
+            again = next(
+                at for at, text in enumerate(order) if text.startswith("Take the picture again: it is blurred")
+            )
+            headline = next(at for at, text in enumerate(order) if text.startswith("Prediction: Melanocytic nevus"))
+            assert headline < again < next(at for at, text in enumerate(order) if "benign" in text)
+    assert sizes[("blur",)] < sizes[()]
+
+
+@pytest.mark.parametrize(("kind", "words"), [("bundle", "the bundle's values"), ("personal", "learned on this device")])
+def test_a_printed_picture_names_photo_model_and_values(said, kind, words):
+    score = score_with(one_hot(7, 1, 1))
+    score = replace(score, image="/ward 3/IMG_0042.jpg", model=replace(score.model, state_kind=kind, version=7))
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    text = " ".join(said)
+    assert "IMG_0042.jpg, scored by a/b/c version 7 with" in text and words in text and "ward" not in text
+    said.clear()
+    unnamed = replace(score, image=f"{'x' * 300}\n.png")
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), unnamed, "squash")
+    assert "x...x" in " ".join(said) and not any("\n" in one for one in said)
 
 
 def test_the_referral_has_a_mark_that_needs_no_colour():

@@ -59,9 +59,9 @@ def test_json_keys_are_the_contract(lab, plain_bundle):
     assert list(value) == [
         "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
         "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
-        "suspicious_from", "rules_tried", "exposure",
+        "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
     ]  # fmt: skip
-    assert list(value["model"]) == ["id", "sha256", "version", "state"]
+    assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance"]
     assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}
     assert value["model"]["sha256"] == plain_bundle.sha256
     assert value["model"]["id"] == "skin/main/all"

@@ -20,6 +20,26 @@ def test_a_quarter_is_marked_and_nothing_outside_is_larger(values):
         assert maps[0][marked].min() >= max(maps[0][~marked], default=-np.inf)
 
 
+@given(st.lists(st.floats(-1, 1, width=32), min_size=4, max_size=80))
+def test_what_is_outlined_is_marked_and_half_as_strong_as_the_strongest(values):
+    """docs/reference/scores.md: never more than the quarter that was measured; of a level map nothing."""
+    found = np.array(values, np.float32)
+    outlined, quarter = regions.outlined_cells(found), regions.strongest_cells(found[None])[0]
+    assert not (outlined & ~quarter).any()
+    low, high = max(0.0, min(values)), max(values)
+    if regions.is_level(found):
+        assert not outlined.any() and (high < 0.5 or high - low < 0.1 + 1e-6)
+    else:
+        assert outlined[int(found.argmax())] and (found[outlined] >= low + 0.5 * (high - low) - 1e-6).all()
+
+
+def test_where_one_cell_of_49_carries_anything_it_alone_is_outlined():
+    found = np.full(49, 0.02, np.float32)
+    found[[10, 11, 30]] = 1.0, 0.6, 0.4
+    assert np.flatnonzero(regions.outlined_cells(found)).tolist() == [10, 11]
+    assert not regions.outlined_cells(np.full(49, 0.4, np.float32)).any()  # hiding changes next to nothing
+
+
 def test_a_level_map_marks_each_cell_equally_often():
     """A map that says nothing must be judged as chance: 1 in 4, within five standard deviations of 4,000 draws."""
     marked = regions.strongest_cells(np.ones((4000, 16), np.float32), np.random.default_rng(2))

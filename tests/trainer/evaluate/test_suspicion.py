@@ -45,16 +45,17 @@ def test_the_threshold_is_that_of_the_roc_curve(rows: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("ill", "chosen"), [(0, False), (1, False), (19, False), (20, True)])
 def test_too_few_suspicious_rows_choose_no_threshold(ill: int, chosen: bool) -> None:
-    """The predicted class alone counts then, and the card warns."""
+    """The default threshold is in force then, of which the figures are, and the card warns."""
     probabilities, predicted, _ = drawn(100, 3)
     targets = np.where(np.arange(100) < ill, 0, 1)
     found = choose_suspicion(probabilities, predicted, targets, FLAGS)
     assert (found.threshold is not None) is chosen
     assert found.statement.startswith("WARNING: no threshold was chosen") is not chosen
     if not chosen:
-        named = FLAGS[predicted]
-        assert found.sensitivity == (named[:ill].mean() if ill else None)
-        assert found.specificity == pytest.approx(1 - named[ill:].mean())
+        referred = FLAGS[predicted] | (probabilities[:, FLAGS].sum(1) >= 0.10)
+        assert found.sensitivity == (referred[:ill].mean() if ill else None)
+        assert found.specificity == pytest.approx(1 - referred[ill:].mean())
+        assert "by default, where such classes have 10% or more together" in found.statement
 
 
 def test_rows_without_a_prediction_are_referred_by_their_sum_alone() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import class_title, in_brief
+from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words
 from edgefl_protocol.sentences import of_file
 
 
@@ -108,7 +108,8 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
     vacuity = "" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
     predicted = "no prediction" if found.predicted is None else class_title(found, found.predicted)
-    return f"{found.image}: {predicted} ({shown}{vacuity}) · {in_brief(found)}"
+    said = [f"{predicted} ({shown}{vacuity})", *filter(None, [suspicious_words(found)]), in_brief(found)]
+    return f"{found.image}: {' · '.join(said)}"
 
 
 def _pct(value: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgefl_protocol import digest
+from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
@@ -81,4 +82,13 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
     """Describe a run as if it were a bundle: named by folder and site, version 0, digest that of the run."""
     state = digest(predictor.tensors)
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
-    return ModelInfo(id=name, sha256=sha256, version=0, state_kind="bundle", state_sha256=state)
+    figures = run.summary.get("sites", {}).get(site, {})
+    return ModelInfo(
+        id=name,
+        sha256=sha256,
+        version=0,
+        state_kind="bundle",
+        state_sha256=state,
+        better_than_chance=better_than_chance(figures),
+        at_chance=at_chance_sentence(figures, site),
+    )

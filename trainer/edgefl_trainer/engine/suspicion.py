@@ -16,7 +16,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.models import FinishedRun
@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 30
 NOT_KEPT = (
     "WARNING: no threshold was chosen, for the run kept no scores of this site's tune pictures: it is from before they "
     "were kept, or the site never trained. A picture asks for a look where the predicted class is not known to be "
-    "benign; one that is called benign with little certainty does not."
+    f"benign, or, by default, where such classes have {DEFAULT_SUSPICIOUS_FROM:.0%} or more together."
 )
 
 

@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion
+from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 
 Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
 """Logits to evidence ≥ 0, in numpy and float64."""
 
-TEMPERATURE_BOUNDS = (0.1, 10.0)
 MIN_ROWS = 20  # fewer tune rows say too little about either number
 TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
@@ -140,7 +140,7 @@ def choose_suspicion(
     Args:
         predicted: Of the tune rows, the class that is named; −1 for none.
         suspicious: For each class, whether it asks for a look.
-        min_suspicious: With fewer rows of suspicious classes the threshold is None: the predicted class alone counts.
+        min_suspicious: With fewer rows of suspicious classes the threshold is None: the default is in force.
     """
     ill = suspicious[targets]
     together = probabilities[:, suspicious].sum(axis=1, dtype=np.float64)
@@ -151,7 +151,7 @@ def choose_suspicion(
         falling = np.sort(together[ill])[::-1]
         needed = int(np.ceil(target_sensitivity * falling.size - 1e-9))
         threshold = float(np.clip(falling[needed - 1], 0.0, 1.0))
-    referred = named if threshold is None else named | (together >= threshold)
+    referred = named | (together >= (DEFAULT_SUSPICIOUS_FROM if threshold is None else threshold))
     found, spared = (int(referred[ill].sum()), int(ill.sum())), (int((~referred[~ill]).sum()), int((~ill).sum()))
     return Suspicion(
         threshold=threshold,
@@ -187,8 +187,8 @@ def _statement(
         )
     return (
         f"WARNING: no threshold was chosen, for the site has {found[1]} tune pictures of classes that are not known to "
-        f"be benign, and {min_suspicious} are needed. {rule}; one called benign with little certainty does not. "
-        f"{figures}"
+        f"be benign, and {min_suspicious} are needed. {rule}, or, by default, where such classes have "
+        f"{DEFAULT_SUSPICIOUS_FROM:.0%} or more together. {figures}"
     )
 
 

@@ -42,7 +42,6 @@ MOST_OCCLUDED = 64  # patches that are hidden one by one
 MOST_GFLOP = 500  # of a device for one occlusion map: 1.5 s where a ViT-S/16 takes 29 ms
 MEASURED_GFLOP = 10_000  # for a table: some 20 s on two cores
 MOST_PICTURES = 96
-DRAWS = 2  # random quarters a picture and way
 SEED = 0  # of no run: the same model and pictures give the same figures
 BATCH = 64
 
@@ -164,7 +163,9 @@ def measure_maps(
     model = _Model(predictor, device or torch.device("cpu"))
     backbone = predictor.module.backbone
     cells, work = occlusion_cells(backbone), model.gflop(backbone.spec.image_px)
-    passes = 1 + 2 * len(WAYS) * (DRAWS + 1 + len(graph_maps(backbone, predictor.module.options.readout)))
+    passes = 1 + 2 * len(WAYS) * (
+        regions.RANDOM_QUARTERS + 1 + len(graph_maps(backbone, predictor.module.options.readout))
+    )
     occludes = work * (cells + 1) <= MOST_GFLOP
     passes += (cells + 2 * len(WAYS)) * occludes
     most = int(min(MOST_PICTURES, max(LEAST_PICTURES, MEASURED_GFLOP // (work * passes))))
@@ -225,7 +226,7 @@ class _Hiding:
         """Find for each way what hiding a random quarter does, and all but one."""
         if cells not in self._random:
             rng = np.random.default_rng(SEED)
-            drawn = [regions.random_cells(len(self._pictures), cells, rng) for _ in range(DRAWS)]
+            drawn = [regions.random_cells(len(self._pictures), cells, rng) for _ in range(regions.RANDOM_QUARTERS)]
             self._random[cells] = {
                 way: (
                     np.mean([self._changed(one, way) for one in drawn], axis=0),

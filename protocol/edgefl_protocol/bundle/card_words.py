@@ -1,0 +1,141 @@
+"""How good a card says its model is, in sentences for whoever scores with it: two lines, and what speaks against it.
+
+Guarantees: a figure is never said without the number of pictures behind it; a model is called better than chance only
+where the lower ends of both intervals, of balanced accuracy and of AUROC, lie above chance. Trainer and device make
+these sentences of the same figures: `metrics.site` of a card is the site's entry in `summary.json` (docs/design.md 5).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
+from edgefl_protocol.sentences import counted
+
+_NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
+_NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figure:
+    name: str
+    value: float
+    interval: tuple[float, float] | None  # 95 %, by lesion
+    chance: float | None  # what guessing reaches; None where the card does not say how many classes were tested
+
+    @property
+    def above_chance(self) -> bool | None:
+        """Whether its lower end lies above chance; None where nobody can tell."""
+        if self.chance is None:
+            return None
+        if self.interval is None:
+            return False if self.value <= self.chance else None
+        return self.interval[0] > self.chance
+
+    def __str__(self) -> str:
+        beside = [] if self.interval is None else [f"95% interval {self.interval[0]:.3f} to {self.interval[1]:.3f}"]
+        beside += [] if self.chance is None else [f"chance {self.chance:.3f}"]
+        return f"{self.name} {self.value:.3f}" + (f" ({', '.join(beside)})" if beside else "")
+
+
+def better_than_chance(figures: Mapping[str, object]) -> bool | None:
+    """Tell whether a site's figures clear chance; None where they are missing, or have no interval."""
+    found = [one.above_chance for one in _figures(figures)]
+    if False in found:
+        return False
+    return True if len(found) == len(_NAMES) and all(found) else None
+
+
+def at_chance_sentence(figures: Mapping[str, object], site: str | None) -> str | None:
+    """Say that a model was not found better than chance; None where it was, or nobody can tell."""
+    if better_than_chance(figures) is not False:
+        return None
+    return f"This model was not found better than chance: {_judged(figures, site)}."
+
+
+def quality_lines(card: Card, labels: Labels) -> tuple[str, str]:
+    """Say in two lines how right the model was, and what its rule for suspicious classes reached."""
+    figures = site_figures(card)
+    right = _judged(figures, card.site) if _figures(figures) else "its card states neither balanced accuracy nor AUROC"
+    return f"how right it was: {right}", f"suspicious classes: {_suspicion(card, labels)}"
+
+
+def weaknesses(card: Card, labels: Labels) -> tuple[str, ...]:
+    """Say in sentences what its own card says against a model."""
+    said = [at_chance_sentence(site_figures(card), card.site)]
+    if _has_suspicious(labels) and (card.suspicion is None or card.suspicion.threshold is None):
+        said.append(
+            "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
+            f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
+        )
+    low, high = TEMPERATURE_BOUNDS
+    if not low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
+        said.append(
+            f"Its temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to {high:g}), so "
+            "its probabilities and its vacuity may be far from true."
+        )
+    return tuple(one for one in said if one is not None)
+
+
+def site_figures(card: Card) -> Mapping[str, object]:
+    """Give the figures of the site whose model it is; empty where the card states none."""
+    found = card.metrics.get("site")
+    return found if isinstance(found, dict) else {}
+
+
+def _judged(figures: Mapping[str, object], site: str | None) -> str:
+    count = figures.get("n_test")
+    pictures = counted(count, "picture") if type(count) is int else "an unknown number of pictures"
+    where = "" if site is None else f" of the site {site}"
+    return f"{', '.join(map(str, _figures(figures)))}, on {pictures}{where}"
+
+
+def _suspicion(card: Card, labels: Labels) -> str:
+    if labels.info is None:
+        return "the model does not say which of its classes are benign, so every picture asks for a look"
+    if not _has_suspicious(labels):
+        return "the model knows none"
+    chosen = card.suspicion
+    if chosen is None or chosen.threshold is None:
+        few = "" if chosen is None else f", for there were {counted(chosen.suspicious, 'picture')} of them"
+        return (
+            f"no threshold was chosen{few}; by default they ask for a look from {DEFAULT_SUSPICIOUS_FROM:.0%} together"
+        )
+    referred, spared = (
+        "none to tell from" if share is None else f"{round(share * count)} of {count} ({share:.1%})"
+        for share, count in ((chosen.sensitivity, chosen.suspicious), (chosen.specificity, chosen.benign))
+    )
+    return (
+        f"they ask for a look from {chosen.threshold:.1%} together; sensitivity {referred}, specificity {spared}, on "
+        "the pictures that the threshold was chosen on"
+    )
+
+
+def _has_suspicious(labels: Labels) -> bool:
+    return labels.suspicious is not None and any(labels.suspicious)
+
+
+def _figures(figures: Mapping[str, object]) -> list[_Figure]:
+    tested = figures.get("classes_tested")
+    chances = {"auroc": 0.5, "balanced_accuracy": 1 / tested if type(tested) is int and tested > 0 else None}
+    found = []
+    for key, name in _NAMES.items():
+        value = _number(figures.get(key))
+        if value is not None:
+            interval = _interval(figures.get(f"{key}_interval"))
+            found.append(_Figure(name=name, value=value, interval=interval, chance=chances[key]))
+    return found
+
+
+def _interval(given: object) -> tuple[float, float] | None:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        return None
+    low, high = (_number(end) for end in given)
+    return None if low is None or high is None else (low, high)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

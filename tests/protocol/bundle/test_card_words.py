@@ -1,0 +1,79 @@
+"""What a card says of its model: never better than its own intervals, and never without the number of pictures.
+
+Source: docs/reference/scores.md, "How good the model is"; a figure clears chance where the lower end of its interval
+lies above what guessing reaches, 1/K for balanced accuracy over K tested classes and 1/2 for AUROC.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance, quality_lines, weaknesses
+from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.pictures.class_info import known_among
+from edgefl_protocol.pictures.referral import Suspicion
+
+BAD = {
+    "n_test": 17, "classes_tested": 2, "balanced_accuracy": 0.496, "balanced_accuracy_interval": [0.21, 0.75],
+    "auroc": 0.489, "auroc_interval": [0.29, 0.87],
+}  # fmt: skip
+GOOD = BAD | {
+    "balanced_accuracy": 0.93, "balanced_accuracy_interval": [0.85, 1], "auroc": 0.99, "auroc_interval": [0.98, 1],
+}  # fmt: skip
+LABELS = Labels(("MEL", "NV"), (True, True), known_among(("MEL", "NV")))
+CHOSEN = Suspicion(threshold=0.2, sensitivity=0.96, specificity=0.5, suspicious=25, benign=40, statement="by a test")
+CARD = Card(
+    intended_use="tests", method="fedevprompt", site="msk", sites={"msk": 10}, metrics={"site": GOOD}, temperature=1.0,
+    refer_above=0.6, backbone="none", licence_note="none", suspicion=CHOSEN,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        (GOOD, True), (BAD, False), ({}, None),
+        (GOOD | {"auroc_interval": [0.5, 1]}, False),  # 0.5 is chance
+        (GOOD | {"auroc_interval": [0.501, 1]}, True),
+        (GOOD | {"balanced_accuracy_interval": [0.49, 1]}, False),
+        (GOOD | {"classes_tested": 8, "balanced_accuracy_interval": [0.13, 1]}, True),  # 1/8
+        (GOOD | {"classes_tested": 8, "balanced_accuracy_interval": [0.12, 1]}, False),
+        (GOOD | {"auroc_interval": None}, None), (GOOD | {"auroc_interval": None, "auroc": 0.5}, False),
+        (GOOD | {"auroc": None}, None), (GOOD | {"classes_tested": "many"}, None),
+        ({"balanced_accuracy": "high", "auroc": [1], "n_test": {}}, None),
+    ],
+)  # fmt: skip
+def test_better_than_chance_is_what_the_lower_ends_say(figures, expected):
+    assert better_than_chance(figures) is expected
+    assert (at_chance_sentence(figures, "msk") is not None) is (expected is False)
+
+
+def test_the_two_lines_name_figures_interval_chance_pictures_and_site():
+    right, suspicious = quality_lines(replace(CARD, metrics={"site": BAD}), LABELS)
+    for words in ("balanced accuracy 0.496 (95% interval 0.210 to 0.750, chance 0.500)", "AUROC 0.489", "17 pictures"):
+        assert words in right
+    assert "site msk" in right
+    assert "sensitivity 24 of 25 (96.0%), specificity 20 of 40 (50.0%)" in suspicious and "20.0% together" in suspicious
+    assert "states neither" in quality_lines(replace(CARD, metrics={}), LABELS)[0]
+    without = quality_lines(replace(CARD, suspicion=replace(CHOSEN, threshold=None, suspicious=3)), LABELS)[1]
+    assert "no threshold was chosen, for there were 3 pictures" in without and "10% together" in without
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metrics": {"site": BAD}}, "not found better than chance: balanced accuracy 0.496"),
+        ({"temperature": 9.999}, "temperature 9.999 lies at a bound"),
+        ({"temperature": 0.1003}, "temperature 0.100 lies at a bound"),
+        ({"suspicion": None}, "No threshold for suspicious classes"),
+        ({"suspicion": replace(CHOSEN, threshold=None)}, "No threshold for suspicious classes"),
+    ],
+)
+def test_what_speaks_against_a_model_is_said(change, words):
+    assert weaknesses(CARD, LABELS) == ()
+    (said,) = weaknesses(replace(CARD, **change), LABELS)
+    assert words in said
+
+
+def test_a_model_of_benign_classes_needs_no_threshold():
+    benign = Labels(("NV", "DF"), (True, True), known_among(("NV", "DF")))
+    assert weaknesses(replace(CARD, suspicion=None), benign) == ()
