@@ -1,0 +1,81 @@
+"""The models in examples/models: a stranger scores a photograph with the commands of their page, and its figures hold.
+
+The page's figures are those of the signed cards; licence and size are what the page says.
+"""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from edgefl_client.cli import cli as device_cli
+from edgefl_protocol.bundle import Card, load_bundle
+from edgefl_protocol.envelopes.key_files import read_public_key
+from edgefl_trainer.data.lesions import draw_lesion
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples/models"
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+FILES = ("nevus", "eight-diagnoses")  # in the order of the page's columns
+MOST_BYTES = 8_000_000
+
+
+@pytest.fixture(scope="module", params=FILES)
+def opened(request: pytest.FixtureRequest) -> tuple[str, Card]:
+    """One of the models, verified under the key beside it."""
+    data = (FOLDER / f"{request.param}.edgefl").read_bytes()
+    assert len(data) <= MOST_BYTES
+    signer = read_public_key(FOLDER / "signing.pub").public
+    bundle = load_bundle(data, [signer], 1_800_000_000_000)
+    return request.param, bundle.card
+
+
+def row(words: str) -> dict[str, str]:
+    """A row of the page's table, by model."""
+    found = re.search(rf"^\| {re.escape(words)}[^|]*\| ([^|]*) \| ([^|]*) \|$", PAGE, re.M)
+    assert found, words
+    return dict(zip(FILES, found.groups(), strict=True))
+
+
+def test_the_page_tells_the_cards_figures(opened: tuple[str, Card]) -> None:
+    name, card = opened
+    site, federation = card.metrics["site"], card.metrics["federation"]
+    assert isinstance(site, dict) and isinstance(federation, dict) and card.site == "rosendahl" and card.metrics["int8"]
+    low, high = site["balanced_accuracy_interval"]
+    told = row("balanced accuracy on `val` pictures")[name]
+    assert told.startswith(f"{site['balanced_accuracy']:.3f} (") and f"{low:.3f} to {high:.3f}" in told
+    assert row("mean of the six centres")[name] == f"{federation['mean_balanced_accuracy']:.3f}"
+    rule = card.suspicion
+    assert rule is not None and rule.threshold is not None
+    assert rule.sensitivity is not None and rule.specificity is not None
+    missed, asked = round((1 - rule.sensitivity) * rule.suspicious), round((1 - rule.specificity) * rule.benign)
+    assert row("lets pass on `tune` pictures")[name] == f"{missed} of {rule.suspicious}"
+    assert row("asks for a look under a benign class")[name] == f"{asked} of {rule.benign}"
+    assert ("vacuity" in row("uncertainty")[name]) is (card.method == "fedevprompt")
+    assert "CC BY-NC 4.0" in card.licence_note and "CC BY-NC 4.0" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_second_command_scores_a_photograph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's commands, typed where `photo.jpg` lies."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(FOLDER.parent)
+    Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0]).save("photo.jpg", quality=90)
+    commands = re.findall(r"^\$ edgefl (score .*)$", PAGE, re.M)
+    assert len(commands) == len(FILES)
+    for command in commands:
+        done = CliRunner().invoke(device_cli, [*shlex.split(command), "--home", "home", "--json"])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-4) and found["refer"] is not None
+    assert list((tmp_path / "heatmaps").glob("photo-*.png"))
+
+
+def test_they_stay_out_of_what_is_installed() -> None:
+    """CC BY-NC 4.0: the wheel holds packages only, and the source distribution leaves them out."""
+    targets = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert "/examples/models" in targets["sdist"]["exclude"]
+    assert not any("examples" in place for place in (*targets["wheel"]["packages"], *targets["wheel"]["force-include"]))
