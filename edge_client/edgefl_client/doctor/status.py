@@ -78,7 +78,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
     """Read the bundle in use, its age and its card; nothing is verified here, for nothing is run."""
     from edgefl_protocol.bundle import Card, Labels, unverified_manifest
     from edgefl_protocol.bundle.archive import read_archive
-    from edgefl_protocol.bundle.card_words import quality_lines, weaknesses
+    from edgefl_protocol.bundle.card_words import card_lines
 
     file = models.current_file(home)
     told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
@@ -92,7 +92,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
         "version": manifest.version,
         "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
         "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
-        "quality": [*quality_lines(card, labels), *weaknesses(card, labels)],
+        "quality": card_lines(card, labels),
         "card": parse_json(members["card.json"]),
     }
 

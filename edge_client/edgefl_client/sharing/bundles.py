@@ -20,7 +20,7 @@ from edgefl_exchange.member import Member
 from edgefl_exchange.membership import load_membership
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.archive import open_archive
-from edgefl_protocol.bundle.card_words import quality_lines, weaknesses
+from edgefl_protocol.bundle.card_words import card_lines
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import BundleError
@@ -106,7 +106,7 @@ def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> 
         models.check_replaces(home, bundle, signers)
     known: dict[str, Any] = {"federation": manifest.federation, "line": manifest.line, "task": manifest.task}
     known |= {"version": manifest.version, "sha256": bundle.sha256, "signers": list(bundle.signers)}
-    known["quality"] = [*quality_lines(bundle.card, bundle.labels), *weaknesses(bundle.card, bundle.labels)]
+    known["quality"] = card_lines(bundle.card, bundle.labels)
     for key in trusted:
         add_trusted(home, key, None, today())
     if models.is_in_use(home, bundle.sha256):

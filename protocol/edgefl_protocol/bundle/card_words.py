@@ -16,6 +16,10 @@ from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 from edgefl_protocol.sentences import counted
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
+_NO_THRESHOLD: Final = (
+    "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
+    f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
+)
 _NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
 
 
@@ -63,14 +67,16 @@ def quality_lines(card: Card, labels: Labels) -> tuple[str, str]:
     return f"how right it was: {right}", f"suspicious classes: {_suspicion(card, labels)}"
 
 
+def card_lines(card: Card, labels: Labels) -> list[str]:
+    """Give the two lines and what speaks against the model; a missing threshold is said in the second line already."""
+    return [*quality_lines(card, labels), *(one for one in weaknesses(card, labels) if one != _NO_THRESHOLD)]
+
+
 def weaknesses(card: Card, labels: Labels) -> tuple[str, ...]:
     """Say in sentences what its own card says against a model."""
     said = [at_chance_sentence(site_figures(card), card.site)]
     if _has_suspicious(labels) and (card.suspicion is None or card.suspicion.threshold is None):
-        said.append(
-            "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
-            f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
-        )
+        said.append(_NO_THRESHOLD)
     low, high = TEMPERATURE_BOUNDS
     if not low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
         said.append(

@@ -8,7 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance, quality_lines, weaknesses
+from edgefl_protocol.bundle.card_words import (
+    at_chance_sentence,
+    better_than_chance,
+    card_lines,
+    quality_lines,
+    weaknesses,
+)
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.referral import Suspicion
@@ -72,6 +78,11 @@ def test_what_speaks_against_a_model_is_said(change, words):
     assert weaknesses(CARD, LABELS) == ()
     (said,) = weaknesses(replace(CARD, **change), LABELS)
     assert words in said
+
+
+def test_use_and_status_say_a_missing_threshold_once():
+    said = "\n".join(card_lines(replace(CARD, suspicion=None, temperature=9.999), LABELS))
+    assert said.count("threshold") == 1 and "temperature 9.999" in said
 
 
 def test_a_model_of_benign_classes_needs_no_threshold():
