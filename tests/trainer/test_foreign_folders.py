@@ -32,7 +32,7 @@ def test_a_folder_with_something_else_is_never_taken(thesis, words, lacks, monke
     outcome = edgefl_train(*words, "--out", thesis)
     assert outcome.code == 2
     assert outcome.sentence() == (
-        f"{thesis} holds chapter.tex and 1 more and {lacks}: name a new or empty folder with --out."
+        f"{thesis} holds {lacks}, but it holds chapter.tex and 1 more: name a new or empty folder with --out."
     )
     assert files_of(thesis) == {"chapter.tex", "figure.pdf"}
 

@@ -245,7 +245,7 @@ def test_buffer_of_mixed_grids_is_refused():
     """All peers share one token grid."""
     with pytest.raises(ValueError, match=r"\[49, 144\] tokens"):
         distillation_targets({"a": {0: np.ones((1, 49))}, "b": {0: np.ones((1, 144))}})
-    with pytest.raises(ValueError, match="allowed are 0 to 0"):
+    with pytest.raises(ValueError, match="allowed: 0 to 0"):
         distillation_targets({"a": {1: np.ones((1, 49))}}, classes=1)
 
 
