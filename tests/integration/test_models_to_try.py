@@ -31,6 +31,7 @@ def opened(request: pytest.FixtureRequest) -> tuple[str, Card]:
     assert len(data) <= MOST_BYTES
     signer = read_public_key(FOLDER / "signing.pub").public
     bundle = load_bundle(data, [signer], 1_800_000_000_000)
+    assert bundle.signers[0] in PAGE
     return request.param, bundle.card
 
 
@@ -53,8 +54,8 @@ def test_the_page_tells_the_cards_figures(opened: tuple[str, Card]) -> None:
     assert rule is not None and rule.threshold is not None
     assert rule.sensitivity is not None and rule.specificity is not None
     missed, asked = round((1 - rule.sensitivity) * rule.suspicious), round((1 - rule.specificity) * rule.benign)
-    assert row("lets pass on `tune` pictures")[name] == f"{missed} of {rule.suspicious}"
-    assert row("asks for a look under a benign class")[name] == f"{asked} of {rule.benign}"
+    assert row("`tune` pictures that pass")[name] == f"{missed} of {rule.suspicious}"
+    assert row("`tune` pictures of benign classes")[name] == f"{asked} of {rule.benign}"
     assert ("vacuity" in row("uncertainty")[name]) is (card.method == "fedevprompt")
     assert "CC BY-NC 4.0" in card.licence_note and "CC BY-NC 4.0" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
 
