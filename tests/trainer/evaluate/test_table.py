@@ -16,6 +16,7 @@ from edgefl_trainer.commands.table import SITE_FIGURES
 from edgefl_trainer.evaluate import metric_plot
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
+from edgefl_trainer.evaluate.recall_table import render_recall
 from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
 
 
@@ -285,3 +286,11 @@ def test_machine_and_commit_are_said_once():
     there = {"commit": None, "machine": {"processor": "CPU, 2 cores", "cuda": "GPU"}}
     assert origin([here, here, there]) == f"CPU, 2 cores, GPU; commit {'a' * 12}, not recorded"
     assert origin([{}]) == "machine not recorded; commit not recorded"
+
+
+def test_the_recall_table_names_a_run_as_the_first_table_does():
+    more = {"classes": ["a", "b"], "confusion": {"a": [[3, 1, 0], [0, 4, 0]]}, "pooled": {}}
+    runs = [ONE | more, ONE | more, ONE | more | {"rounds": 9, "label": "mine"}]
+    names = [line.split(" | ")[0] for line in render_recall(runs).splitlines()[2:5]]
+    assert names == ["| local (bench84, 5 rounds)", "| local #2 (bench84, 5 rounds)", "| mine (bench84, 9 rounds)"]
+    assert names == [line.split(" | ")[0] for line in render_table(runs).splitlines()[2:5]]

@@ -75,6 +75,27 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
         raise ValueError(
             f"the runs belong to {len(tasks)} tasks ({', '.join(tasks)}), and a table compares runs of one task"
         )
+    return _numbered([_row(runs, metric, ddof) for runs in _groups(summaries)])
+
+
+def row_names(summaries: Sequence[Summary]) -> list[str]:
+    """Return the name of the row in which each summary stands, as `render_table` writes it."""
+    groups, rows = _groups(summaries), table_rows(summaries)
+    alike = _alike(rows)
+    names = {
+        id(run): row_name(row.method, row.preset, row.rounds, alike)
+        for runs, row in zip(groups, rows, strict=True)
+        for run in runs
+    }
+    return [names[id(run)] for run in summaries]
+
+
+def _alike(rows: Sequence[TableRow]) -> bool:
+    return len({(row.preset, row.rounds) for row in rows}) == 1
+
+
+def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """The runs of each row."""
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in chain.from_iterable(map(_answers, summaries)):
         key = tuple(
@@ -86,7 +107,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
                 break
         else:
             groups.append((key, [summary]))
-    return _numbered([_row(runs, metric, ddof) for _, runs in groups])
+    return [runs for _, runs in groups]
 
 
 def _answers(summary: Summary) -> list[Summary]:
@@ -246,7 +267,7 @@ def render_table(
         "down / round",
         "time",
     ]
-    alike = len({(row.preset, row.rounds) for row in rows}) == 1
+    alike = _alike(rows)
     body = [_cells(row, names, alike, pooled, marked) for row in rows]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
