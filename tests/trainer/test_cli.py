@@ -125,7 +125,7 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
     ("method", "options", "words"),
     [
         ("fedavgg", "--data {ward}", "did you mean fedavg"),
-        ("local", "", "at least one SPEC, given with --data"),
+        ("local", "", "give --data SPEC"),
         ("local", "--data lesion:", "is not a data SPEC"),
         ("local", "--data lesions:foo=3 --backbone run:{mae}", "has the unknown option foo"),
         ("local", "--data lesions:sites=0 --backbone run:{mae}", "sites=0 is not allowed"),

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -61,6 +62,38 @@ def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, ca
     outcome = edgefl_train("evaluate", finished["local"], "--data", data, "--json")
     assert outcome.json()["sites"]["west"]["classes_tested"] == 1
     assert "warning: site west has no test row of class other: its figures cover the 1 of 2 classes" in outcome.err
+    east = outcome.json()["sites"]["east"]["balanced_accuracy"]
+    apart = {"one_class": ["west"], "sites": 1, "mean_balanced_accuracy": east}
+    assert outcome.json()["several_classes"] == apart
+    text = edgefl_train("evaluate", finished["local"], "--data", data).out
+    assert re.search(r"^west .* 100\.0 %\*|^west .* 0\.0 %\*", text, re.M)
+    assert f"says nothing; left out of the mean of the 1 site with more than one class {100 * east:.1f} %" in text
+
+
+def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, tmp_path):
+    """All 40 pictures of the run, judged again: it learned from, or was tuned on, all but its own test rows."""
+    shutil.copytree(ward.removeprefix("folder:"), tmp_path / "again")
+    files = sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*"))
+    lines = [f"p{i},{file},{file.parts[1]},{file.parts[0]},test" for i, file in enumerate(files)]
+    (tmp_path / "again" / "index.csv").write_text("\n".join(["image,file,label,center,split", *lines]))
+    again = f"manifest:{tmp_path / 'again'}"
+    sites = json.loads((finished["local"] / "summary.json").read_text())["sites"].values()
+    learned = 40 - sum(site["n_test"] for site in sites)
+    outcome = edgefl_train("evaluate", finished["local"], "--data", again, "--json")
+    assert outcome.json()["rows_learned_from"] == learned
+    assert f"warning: {learned} of these 40 pictures, by their pixels, are among those that the run" in outcome.err
+    fresh = edgefl_train("evaluate", finished["local"], "--data", ward, "--json")
+    assert fresh.json()["rows_learned_from"] == 0 and "learned from" not in fresh.err
+
+
+def test_evaluate_says_where_it_cannot_tell_what_the_run_learned_from(ward, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished["local"], folder, ignore=shutil.ignore_patterns("checkpoints"))
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace(ward, f"folder:{tmp_path / 'gone'}"))
+    outcome = edgefl_train("evaluate", folder, "--data", ward, "--json")
+    assert outcome.code == 0 and outcome.json()["rows_learned_from"] is None
+    assert "warning: the run's own data cannot be compared (" in outcome.err and "is open" in outcome.err
 
 
 def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached):
@@ -108,8 +141,6 @@ def test_evaluate_says_what_is_no_run_with_models(mae, ward, tmp_path, finished)
     "name", ["config.toml", "summary.json", "calibration.json", "models/east.safetensors", "backbone.safetensors"]
 )
 def test_evaluate_names_the_damaged_file(name, ward, finished, tmp_path):
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(finished["local"], folder, ignore=shutil.ignore_patterns("checkpoints"))
     (folder / name).write_bytes(b"{")

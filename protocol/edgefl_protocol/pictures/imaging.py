@@ -161,6 +161,8 @@ def decode(data: bytes) -> Pixels:
     if len(data) > MAX_FILE_BYTES:
         raise _too_large(f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed")
     # (2)
+    if not data:
+        raise ImageError("the file is empty; copy it again", code="unsupported_format")
     reader: type[ImageFile]
     if data.startswith(_JPEG_START):
         reader = JpegImageFile

@@ -312,7 +312,9 @@ def test_a_class_that_sources_write_differently_is_named(make_zip, cache: Path) 
     west = [{**record, "label": record["label"].lower()} for record in ward_records(sites=("west",))]
     specs = [f"manifest:{one}", f"manifest:{make_zip(west, name='b.zip')}"]
     for classes in (None, ["MEL", "NV"]):
-        with pytest.raises(DataError, match=r"has both the class '.*' and the class '.*'; spell a class the same way"):
+        with pytest.raises(
+            DataError, match=r"has both the class '.*' .image west_0_0. and the class '.*'; spell a class the same way"
+        ):
             load_federation(specs, image_px=8, classes=classes)
     assert load_federation(specs, image_px=8, task="nevus").classes == ("nevus", "other")
 
@@ -344,5 +346,5 @@ def test_the_same_source_twice_is_refused(ward: str) -> None:
 
 
 def test_no_source() -> None:
-    with pytest.raises(DataError, match="at least one data SPEC"):
+    with pytest.raises(DataError, match="give --data SPEC"):
         load_federation([], image_px=8)

@@ -1,7 +1,10 @@
 """`edgefl-train data SPEC`: what the data holds is shown before anything is learned, and all that is wrong at once."""
 
+import pytest
 from PIL import Image
 from tests.trainer.conftest import edgefl_train, records, write_index
+
+from edgefl_trainer.data import DataError, load_federation
 
 
 def test_sites_classes_lesions_splits_and_sizes(tmp_path):
@@ -33,7 +36,13 @@ def test_every_missing_picture_is_named_at_once(tmp_path):
     root = write_index(tmp_path / "w", records())
     for name in ("i2", "i7"):
         (root / "pictures" / f"{name}.png").unlink()
-    sentence = edgefl_train("data", f"manifest:{root}").sentence()
+    (root / "pictures" / "i4.png").write_bytes(b"")
+    outcome = edgefl_train("data", f"manifest:{root}")
+    assert outcome.code == 1 and "3 pictures cannot be read" in outcome.out and "file is empty" in outcome.out
+    assert all(f"pictures/{name}.png" in outcome.out for name in ("i2", "i4", "i7"))
+    with pytest.raises(DataError) as caught:
+        load_federation([f"manifest:{root}"], image_px=8)
+    sentence = str(caught.value)
     assert (
         "2 of 12 pictures are missing: pictures/i2.png is not in" in sentence and "nor are pictures/i7.png" in sentence
     )
@@ -59,3 +68,67 @@ def test_a_run_is_told_of_an_absent_lesion_column_before_it_learns(tmp_path, mon
     lines = outcome.err.splitlines()
     assert lines[1].startswith("data: 2 sites, 2 classes; rows: ")
     assert "has no column lesion_id: each picture counts as a lesion of its own" in lines[2]
+
+
+def manifest(folder, old, new, **changes):
+    """The usual table with a part of its text replaced."""
+    root = write_index(folder / "w", records(**changes))
+    index = root / "index.csv"
+    index.write_text(index.read_text().replace(old, new, 1))
+    return f"manifest:{root}"
+
+
+def test_data_refuses_classes_that_a_run_refuses_and_names_an_image(tmp_path):
+    sentence = edgefl_train("data", manifest(tmp_path, "", "", label="mel")).sentence()
+    assert "both the class 'mel' (image i5) and the class 'MEL'" in sentence
+
+
+def test_sites_that_differ_in_case_alone_are_told(tmp_path):
+    err = edgefl_train("data", manifest(tmp_path, "", "", center="East")).err
+    assert "warning: sites East and east differ in upper and lower case alone" in err
+
+
+def test_sites_of_one_class_and_classes_of_one_picture_are_told(tmp_path):
+    err = edgefl_train("data", manifest(tmp_path, "", "", center="north", label="BCC")).err
+    assert "warning: site north has one class, BCC: its figures will say nothing" in err
+    assert "warning: class BCC has 1 picture: too few to learn from and to judge on" in err
+
+
+def test_a_misspelt_center_is_told_before_what_else_could_be_done(tmp_path):
+    sentence = edgefl_train("data", manifest(tmp_path, "center", "centre")).sentence()
+    assert sentence.index("its column centre is not read as center; rename it") < sentence.index("No row of")
+
+
+def test_where_no_column_names_files_the_name_that_was_looked_for_is_told(tmp_path):
+    spec = manifest(tmp_path, "file", "path")
+    assert "has no column file, so IMAGE.jpg was looked for" in edgefl_train("data", spec).err
+    with pytest.raises(DataError, match="has no column file, so IMAGE"):
+        load_federation([spec], image_px=8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("image,file,label,center,split", "image;file;label;center;split", "separate them with commas"),
+        ("image,file,label", "Image,file,Label", "write image, label in small letters"),
+        ("pictures/i0", "pictures\\i0", "with /"),
+    ],
+)
+def test_a_table_that_another_program_wrote_says_what_to_change(tmp_path, old, new, words):
+    assert words in edgefl_train("data", manifest(tmp_path, old, new)).sentence()
+
+
+@pytest.mark.parametrize(("name", "words"), [("s.txt", "does not end in .png"), ("none/s.png", "there is no folder")])
+def test_a_sheet_that_cannot_be_drawn_is_refused_before_anything_is_read(tmp_path, name, words):
+    outcome = edgefl_train("data", "manifest:/there/is/none", "--sheet", tmp_path / name)
+    assert outcome.code == 2 and words in outcome.err
+
+
+def test_a_file_as_run_directory_and_no_data_are_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    given = ("run", "local", "--preset", "tiny", "--backbone", "tiny", "--out")
+    assert (
+        "is a file: name a new or empty folder"
+        in edgefl_train(*given, tmp_path / "file", "--data", "lesions:").sentence()
+    )
+    assert "give --data SPEC" in edgefl_train(*given, tmp_path / "new").sentence()

@@ -145,6 +145,19 @@ def test_a_probe_is_told_with_its_readout(capsys):
     assert capsys.readouterr().err.strip() == told
 
 
+def test_the_mean_without_sites_of_one_class_stands_beside(capsys):
+    """A site of one class is always right: the mean of 1.0, 0.6 and 0.4 is told beside that of 0.6 and 0.4."""
+    shown = Display(RunPace(ROUNDS, IMAGES), 1, one_class=["c"])
+    shown.phase_started(ROUNDS[0], 2, ["large"])
+    figures = {"a": 0.6, "b": 0.4, "c": 1.0}
+    shown.phase_judged(ROUNDS[0], {name: {"tune_balanced_accuracy": found} for name, found in figures.items()})
+    apart = "66.7%, mean of 3 sites; mean of the 2 sites with more than one class 50.0%"
+    assert capsys.readouterr().err.strip() == f"round 1/2: tune balanced accuracy {apart}"
+    report = ProbeReport(sites=figures, mean=2 / 3, pooled=0.7, one_class=("c",))
+    shown.phase_probed(ROUNDS[0], Probed(1, {}, {"cls": report}))
+    assert apart in capsys.readouterr().err
+
+
 def test_one_site_is_not_called_sites(capsys):
     display = Display(RunPace(ROUNDS, IMAGES), epochs=1)
     display.phase_started(ROUNDS[0], 2, ["large"])

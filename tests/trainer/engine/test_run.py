@@ -263,7 +263,8 @@ def test_a_site_of_one_class_and_a_class_missing_from_test_rows(tmp_path, cached
         assert west["specificity"] is None
         assert west["balanced_accuracy"] == 1.0  # the one class is the only one that can be predicted
         assert {name: site["classes_tested"] for name, site in sites.items()} == {"east": 2, "west": 1}
-        lines = [line for line in outcome.err.splitlines() if "one class" in line]
+        assert "mean of the 1 site with more than one class" in outcome.err
+        lines = [line for line in outcome.err.splitlines() if "has one class" in line]
         assert lines == [
             "warning: site west has one class in its training rows, nevus: "
             "it can predict no other, so its figures mean nothing"

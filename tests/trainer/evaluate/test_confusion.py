@@ -80,7 +80,7 @@ def test_the_picture_has_a_field_for_each_pair():
 
 def test_runs_stand_with_their_recalls_in_one_table():
     run = {
-        "method": "local", "seed": 0, "classes": list(CLASSES),
+        "method": "local", "seed": 0, "sites": {}, "classes": list(CLASSES),
         "confusion": {"a": [[1, 1, 0, 0], [0, 3, 0, 1], [0] * 4]},
         "pooled": {"balanced_accuracy": 0.625, "balanced_accuracy_interval": [0.25, 1.0]},
     }  # fmt: skip

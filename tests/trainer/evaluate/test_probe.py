@@ -1,5 +1,7 @@
 """docs/methods.md, "readout" and "baseline rows"."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from baselines import (
@@ -84,6 +86,13 @@ def test_sites_are_probed_apart_and_pooled_and_the_better_readout_wins():
     weak = probe_sites({"a": rows_of(10, 0.5), "b": rows_of(11, 0.5)})
     assert choose_readout({"cls": weak, "mean": report}) == "mean"
     assert choose_readout({"cls": report, "mean": weak}) == "cls"
+
+
+def test_a_site_of_one_class_is_named():
+    one = rows_of(1, 0.5)
+    thin = replace(one, target_tune=np.zeros_like(one.target_tune))
+    report = probe_sites({"a": one, "b": thin})
+    assert report.one_class == ("b",)
 
 
 def test_a_tie_or_no_figure_takes_the_first_readout():

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgefl_trainer.commands.table import SITE_FIGURES
+from edgefl_trainer.evaluate import metric_plot
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
+from edgefl_trainer.evaluate.recall_table import render_recall
 from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
 
 
@@ -44,6 +46,36 @@ def test_spread_over_seeds_for_several():
     assert (row.sites["a"].mean, row.sites["a"].std) == pytest.approx((0.8, 0.1))
     assert row.worst == pytest.approx((0.7 + 0.5 + 0.8) / 3)
     assert row.spread_over == "seeds"
+
+
+def test_a_site_of_one_class_is_marked_and_left_out_of_a_mean_beside():
+    """A constant answer is always right about one class: 1.000 says nothing. The mean without it is 0.7 by hand."""
+    sites = {
+        "a": {"balanced_accuracy": 0.8, "classes_tested": 2, "classes_learned": 2},
+        "b": {"balanced_accuracy": 0.6, "classes_tested": 2},  # of a run from before that was kept
+        "c": {"balanced_accuracy": 1.0, "classes_tested": 1, "classes_learned": 2},
+        "d": {"balanced_accuracy": 0.5, "classes_tested": 2, "classes_learned": 1},
+        "e": {"balanced_accuracy": None, "classes_tested": 1},
+    }
+    run = ONE | {"sites": sites}
+    (row,) = table_rows([run])
+    assert row.one_class == ("c", "d")
+    assert row.mean.mean == pytest.approx(2.9 / 4) and row.several.mean == pytest.approx(0.7)
+    text = render_table([run])
+    assert "| 0.800 | 0.600 | 1.000* | 0.500* | – |" in text and "mean without *" in text
+    assert "* one class only in the rows it learned from or is judged on: says nothing; left out of" in text
+    line = next(csv.DictReader(io.StringIO(render_table([run], "csv"))))
+    assert (line["one_class"], float(line["several"])) == ("c d", pytest.approx(0.7))
+    assert "*" not in render_table([ONE])
+
+
+def test_a_picture_of_a_figure_marks_sites_of_one_class(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(metric_plot, "png", lambda figure, metadata: drawn.append(figure) or b"")
+    metric_plot.plot_metric(table_rows([ONE | {"sites": {"a": ONE["sites"]["a"] | {"classes_tested": 1}}}]), "accuracy")
+    (axes,) = drawn[0].axes
+    assert "a*" in [line.get_label() for line in axes.lines]
+    assert "one class only, says nothing" in axes.get_xlabel()
 
 
 def test_the_spread_of_a_population_can_be_asked_for():
@@ -254,3 +286,11 @@ def test_machine_and_commit_are_said_once():
     there = {"commit": None, "machine": {"processor": "CPU, 2 cores", "cuda": "GPU"}}
     assert origin([here, here, there]) == f"CPU, 2 cores, GPU; commit {'a' * 12}, not recorded"
     assert origin([{}]) == "machine not recorded; commit not recorded"
+
+
+def test_the_recall_table_names_a_run_as_the_first_table_does():
+    more = {"classes": ["a", "b"], "confusion": {"a": [[3, 1, 0], [0, 4, 0]]}, "pooled": {}}
+    runs = [ONE | more, ONE | more, ONE | more | {"rounds": 9, "label": "mine"}]
+    names = [line.split(" | ")[0] for line in render_recall(runs).splitlines()[2:5]]
+    assert names == ["| local (bench84, 5 rounds)", "| local #2 (bench84, 5 rounds)", "| mine (bench84, 9 rounds)"]
+    assert names == [line.split(" | ")[0] for line in render_table(runs).splitlines()[2:5]]

@@ -51,7 +51,13 @@ def picture(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def _picture(_: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
-    if value is not None and value.exists() and not _is_png(value):
+    if value is None:
+        return None
+    if value.suffix.lower() != ".png":
+        raise click.BadParameter(f"{value} does not end in .png, and nothing else is drawn.", param=option)
+    if not value.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {value.parent}: make it, or name another.", param=option)
+    if value.exists() and not _is_png(value):
         raise click.BadParameter(f"{value} exists and is no PNG: name another file.", param=option)
     return value
 

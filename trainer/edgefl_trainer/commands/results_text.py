@@ -6,6 +6,7 @@ from typing import Any
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words
 from edgefl_protocol.sentences import of_file
+from edgefl_trainer.evaluate.one_class import MARK, SAYS, beside, is_one_class, mean_of, others
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -14,7 +15,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if summary.get("probe"):
         lines += [
             f"linear probe on tune rows, readout {name}: {_pct(found['mean'])} mean of sites, "
-            f"{_pct(found['pooled'])} pooled"
+            f"{_pct(found['pooled'])} pooled{_probe_without(found)}"
             for name, found in summary["probe"].items()
         ]
     elif summary["mean_balanced_accuracy"] is not None:
@@ -38,11 +39,13 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
         chosen = "   final phase" if site.get("selected_phase") == "final" else chosen
         chosen = "   held out" if site.get("held_out") else chosen
-        figure = f"{_pct(site['balanced_accuracy'])}{_interval(site.get('balanced_accuracy_interval'))}"
+        mark = MARK if site["balanced_accuracy"] is not None and is_one_class(site) else ""
+        figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval(site.get('balanced_accuracy_interval'))}"
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
     between = _interval(summary.get("mean_balanced_accuracy_interval"))
     lines.append(f"mean {mean} ± {spread}{between}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    lines += _without(summary["sites"])
     lines += _recall(summary)
     for way, found in summary.get("further", {}).items():
         mean, spread = _pct(found["mean_balanced_accuracy"]), _pct(found["std_balanced_accuracy"])
@@ -54,6 +57,24 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         area = "undefined" if found["mean_auroc"] is None else f"{found['mean_auroc']:.3f}"
         lines.append(f"{found['images']} foreign pictures of {source}: AUROC of the uncertainty {area}, mean of sites")
     return lines
+
+
+def _without(sites: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the mark says, and the mean of the trained sites without it; nothing where no site is marked."""
+    if not any(site["balanced_accuracy"] is not None and is_one_class(site) for site in sites.values()):
+        return []
+    apart = others({name: site for name, site in sites.items() if not site.get("held_out")})
+    if not apart:
+        return [f"{MARK} {SAYS}"]
+    return [f"{MARK} {SAYS}; left out of the {beside(_pct(apart['mean_balanced_accuracy']), apart['sites'])}"]
+
+
+def _probe_without(found: Mapping[str, Any]) -> str:
+    """The mean of a probe without the sites of one class, as a clause; nothing where there is none."""
+    if not (marked := found.get("one_class")):
+        return ""
+    mean, number = mean_of(figure for name, figure in found["sites"].items() if name not in marked)
+    return f" ({', '.join(marked)}: one class only, says nothing; {beside(_pct(mean), number)})"
 
 
 def map_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -107,9 +128,17 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
         return of_file(found["image"], found["error"]["message"])
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
     vacuity = "" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
-    predicted = "no prediction" if found.predicted is None else class_title(found, found.predicted)
-    said = [f"{predicted} ({shown}{vacuity})", *filter(None, [suspicious_words(found)]), in_brief(found)]
+    said = [f"{_named(found)} ({shown}{vacuity})", *filter(None, [suspicious_words(found)]), in_brief(found)]
     return f"{found.image}: {' · '.join(said)}"
+
+
+def _named(score: Score) -> str:
+    """Name the class; none where one that the site has never seen is more probable than all that it can name."""
+    if "unseen_class" in score.refer_reasons and "not_skin" not in score.refer_reasons:
+        likeliest = max(score.probabilities, key=score.probabilities.__getitem__)
+        site = score.model.id.rpartition("/")[2]
+        return f"no class named: it looks most like {class_title(score, likeliest)}, which site {site} has never seen"
+    return "no prediction" if score.predicted is None else class_title(score, score.predicted)
 
 
 def _pct(value: float | None) -> str:

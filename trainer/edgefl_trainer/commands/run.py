@@ -104,6 +104,7 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
 
     `edgefl-train run --resume --out DIR` continues the run in DIR and needs nothing else.
     """
+    from edgefl_protocol.errors import EdgeflError
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.folder import begun_settings
     from edgefl_trainer.engine.run import run as run_federation
@@ -120,6 +121,8 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     elif method is None:
         none = f"there is no run in {out} to continue: " if resume else ""
         raise click.UsageError(f"{none}name a METHOD; `edgefl-train methods` lists them.")
+    elif options["data"] is None and config is None:
+        raise EdgeflError("no data is named: give --data SPEC, such as --data folder:PATH.", "setting")
     else:
         settings = resolve(method, options, config, assignments)
     with tells_how_to_go_on(resuming(out)):

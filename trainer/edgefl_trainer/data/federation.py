@@ -7,7 +7,7 @@ Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
-from edgefl_trainer.data.tasks import gather, listed
+from edgefl_trainer.data.tasks import check_alike, gather, listed
 
 Unlabelled = Literal["none", "site", "spread"]
 Indices = NDArray[np.int64]  # row numbers of a Federation, ascending
@@ -133,7 +133,7 @@ def load_federation(
         partition_sha256=_partition_digest(sites, rows, names, labels, held_out),
         masks=pictures.masks,
         held_out=held_out,
-        warnings=tuple(line for table in tables for line in table.warnings),
+        warnings=(*(line for table in tables for line in table.warnings), *alike_sites(sites)),
     )
 
 
@@ -148,7 +148,7 @@ def _read_rows(
 
 def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spec]:
     if not specs:
-        raise DataError("No data was named; give at least one data SPEC.")
+        raise DataError("No data was named; give --data SPEC, such as --data folder:PATH.")
     if image_px < 1:
         raise DataError(f"The image size is {image_px} pixels; allowed: 1 or more.")
     if limit is not None and limit < 1:
@@ -171,6 +171,7 @@ def label_rows(
         raise DataError(
             f"Class {(unknown or wanted)[0]!r} is not in the data or named twice; it has {listed(present)}."
         )
+    check_alike(rows, wanted if task == "all" else ())
     names, index = gather(task, wanted, present, whole=whole)
     labels = np.array([-1 if row.label is None else index.get(row.label, -1) for row in rows], dtype=np.int64)
     return names, labels
@@ -180,10 +181,23 @@ def dealt_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
     """Return the rows of one table with complete sites and splits, in order; a `DataError` where none has a site."""
     rows = sited_rows(spec, table, seed)
     if all(row.site is None for row in rows):
-        raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N, or name a partition.")
+        hint = "".join(f"{line}. " for line in table.warnings if "no column center" in line)
+        raise DataError(
+            f"{hint}No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N, or name a partition."
+        )
     for name in sorted({row.site for row in rows if row.site is not None}):
         check_site_name(name, spec.text)
     return rows
+
+
+def alike_sites(names: Iterable[str]) -> list[str]:
+    """Write a sentence for each two sites whose names differ in case alone: they may be one hospital."""
+    found: list[str] = []
+    known: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := known.setdefault(name.casefold(), name)) != name:
+            found.append(f"sites {other} and {name} differ in upper and lower case alone: are they one hospital?")
+    return found
 
 
 def _classes_of(partition: Partition, classes: Sequence[str] | None) -> Sequence[str]:

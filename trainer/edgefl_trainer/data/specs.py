@@ -15,6 +15,7 @@ from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
 from edgefl_trainer.data.rows import SourceRows
 from edgefl_trainer.data.sources.cifar100 import read_cifar100
 from edgefl_trainer.data.sources.domainnet import read_domainnet
+from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.sources.folder import read_folder
 from edgefl_trainer.data.sources.inat import OPTIONS as INAT_OPTIONS
 from edgefl_trainer.data.sources.inat import read_inat
@@ -62,9 +63,15 @@ def parse_spec(text: str) -> Spec:
     return _with_suffixes(Spec(text, kind, body, options), suffixes)
 
 
-def read_spec(spec: Spec, seed: int) -> SourceRows:
-    """Read the rows of one SPEC, or raise a `DataError`; `seed` is the run's, for kinds that draw a split."""
-    return READERS[spec.kind](spec, seed)
+def read_spec(spec: Spec, seed: int, *, gaps: bool = False) -> SourceRows:
+    """Read the rows of one SPEC, or raise a `DataError`; `seed` is the run's, for kinds that draw a split.
+
+    With `gaps`, rows may name files that are missing.
+    """
+    table = READERS[spec.kind](spec, seed)
+    if isinstance(table.pixels, FilePixels) and not gaps:
+        table.pixels.check_present(len(table.rows))
+    return table
 
 
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:

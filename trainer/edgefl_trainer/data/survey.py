@@ -11,8 +11,9 @@ from PIL import Image, ImageDraw
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import decode
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.federation import dealt_rows, label_rows
+from edgefl_trainer.data.federation import alike_sites, dealt_rows, label_rows
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_spec
@@ -21,6 +22,7 @@ UNLABELLED = "no label"
 NO_SITE = "no site"
 CELL_PX, HEAD_PX, NAME_PX = 84, 18, 110  # of the contact sheet
 PICTURES = 2  # of a class at a site
+LEAST = 2  # pictures of a class: one to learn from, one to judge on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,10 @@ class Survey:
 def read_tables(specs: Sequence[str], seed: int = 0) -> list[tuple[SourceRows, list[Row]]]:
     """Read each SPEC: its table, and its rows as a run deals them; a `DataError` where one cannot be used."""
     parsed = [parse_spec(text) for text in specs]
-    tables = [read_spec(spec, seed) for spec in parsed]
-    return [(table, dealt_rows(spec, table, seed)) for spec, table in zip(parsed, tables, strict=True)]
+    tables = [read_spec(spec, seed, gaps=True) for spec in parsed]
+    dealt = [(table, dealt_rows(spec, table, seed)) for spec, table in zip(parsed, tables, strict=True)]
+    label_rows([row for _, rows in dealt for row in rows], "all", None)  # refuses what a run refuses
+    return dealt
 
 
 def gathered(tables: Sequence[tuple[SourceRows, list[Row]]], task: str) -> list[tuple[SourceRows, list[Row]]]:
@@ -70,9 +74,25 @@ def survey(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Survey:
             found.splits[site, row.split] += 1
             found.lesions.setdefault(site, set()).add(row.lesion)
         if isinstance(table.pixels, FilePixels):
+            if table.pixels.missing and table.pixels.note:
+                found.warnings.append(table.pixels.note)
             for row in rows:
                 _examine(found, table.pixels, row)
+    found.warnings.extend(alike_sites(found.lesions))
+    found.warnings.extend(_thin(found))
     return found
+
+
+def _thin(found: Survey) -> Iterator[str]:
+    """Sentences on sites of one class, and on classes with too few lesions at all sites together to learn and judge."""
+    labels = [name for name in found.classes if name != UNLABELLED]
+    for site in found.sites:
+        held = [label for label in labels if found.counts[site, label]]
+        if len(held) == 1 < len(labels) and site != NO_SITE:
+            yield f"site {site} has one class, {held[0]}: its figures will say nothing"
+    for label in labels:
+        if (number := sum(found.counts[site, label] for site in found.sites)) < LEAST:
+            yield f"class {label} has {counted(number, 'picture')}: too few to learn from and to judge on"
 
 
 def _examine(found: Survey, pixels: FilePixels, row: Row) -> None:

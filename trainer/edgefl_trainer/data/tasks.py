@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_trainer.data.errors import DataError, TaskError
+from edgefl_trainer.data.rows import Row
 from edgefl_trainer.typed_values import nearest
 
 NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
@@ -121,7 +122,6 @@ def gather(
     if groups is not None:
         return groups.classes, _grouped(groups, wanted, whole=whole)
     if task == "all":
-        _check_alike(present, wanted)
         return tuple(wanted), {name: place for place, name in enumerate(wanted)}
     index = {name: 0 if name.lower() in NEVUS_NAMES else 1 for name in wanted}
     if 0 not in index.values():
@@ -157,15 +157,17 @@ def _grouped(groups: Groups, wanted: Sequence[str], *, whole: bool) -> dict[str,
     return index
 
 
-def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
-    """Sources that write a class differently would lose it at some sites, in silence."""
-    by_fold = {name.casefold(): name for name in wanted}
-    odd = next((name for name in present if by_fold.get(name.casefold(), name) != name), None)
-    if odd is not None:
-        raise DataError(
-            f"The data has both the class {odd!r} and the class {by_fold[odd.casefold()]!r}; spell a class the same "
-            "way in every source."
-        )
+def check_alike(rows: Sequence[Row], wanted: Sequence[str]) -> None:
+    """Refuse, by a `DataError`, classes that differ in case alone: a class would be two, or lost at some sites."""
+    by_fold: dict[str, str] = {}
+    for name in wanted:
+        by_fold.setdefault(name.casefold(), name)
+    for row in rows:
+        if row.label is not None and (meant := by_fold.get(row.label.casefold(), row.label)) != row.label:
+            raise DataError(
+                f"The data has both the class {row.label!r} (image {row.image}) and the class {meant!r}; spell a class "
+                "the same way in every source."
+            )
 
 
 def listed(names: Sequence[str]) -> str:

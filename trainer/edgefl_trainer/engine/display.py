@@ -5,7 +5,7 @@ columns nothing of it is cut. Sites differ in size, so what is left is counted i
 of this process tells its pace: a run that goes on after a stop does not take the finished rounds for quick ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -15,8 +15,10 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.federation import Probed
+from edgefl_trainer.evaluate.one_class import beside, mean_of
 
 BAR_WIDTH = 20  # columns
 SHORT_PHASE = 0.1  # work of a warm or final phase, as a share of a round's
@@ -84,15 +86,22 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _mean_of(sites: int) -> str:
-    return f"mean of {sites} site{'' if sites == 1 else 's'}"
+def _mean_line(figures: Mapping[str, float], one_class: Collection[str]) -> str:
+    """The mean over sites, and beside it that without sites of one class, whose figure says nothing."""
+    mean, _ = mean_of(figures.values())
+    shown = f"{mean:.1%}, mean of {counted(len(figures), 'site')}"
+    if not figures.keys() & set(one_class):
+        return shown
+    several, number = mean_of(figure for name, figure in figures.items() if name not in one_class)
+    return f"{shown}; {beside(f'{several:.1%}' if number else '', number)}"
 
 
 class Display:
     """Shows phase, site, loss, images per second, waiting and the time left."""
 
-    def __init__(self, pace: RunPace, epochs: int) -> None:
-        """Nothing is shown yet."""
+    def __init__(self, pace: RunPace, epochs: int, one_class: Collection[str] = ()) -> None:
+        """Nothing is shown yet; `one_class` are the sites whose train or tune rows hold one class."""
+        self._one_class = one_class
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -172,17 +181,16 @@ class Display:
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
-        figures = [found.get("tune_balanced_accuracy") for found in metrics.values()]
-        known = [figure for figure in figures if isinstance(figure, float)]
+        figures = {name: found.get("tune_balanced_accuracy") for name, found in metrics.items()}
+        known = {name: figure for name, figure in figures.items() if isinstance(figure, float)}
         if known:
-            mean = sum(known) / len(known)
-            self._say(f"{self._phase}: tune balanced accuracy {mean:.1%}, {_mean_of(len(known))}")
+            self._say(f"{self._phase}: tune balanced accuracy {_mean_line(known, self._one_class)}")
 
     def phase_probed(self, phase: Phase, probed: Probed) -> None:
         """Print what the encoder's features are worth."""
         report = probed.reports[probed.readout]
-        figures = [figure for figure in report.sites.values() if figure is not None]
-        parts = [f"{report.mean:.1%}, {_mean_of(len(figures))}"] if report.mean is not None else []
+        figures = {name: figure for name, figure in report.sites.items() if figure is not None}
+        parts = [_mean_line(figures, report.one_class)] if figures else []
         parts += [f"{report.pooled:.1%} pooled"] if report.pooled is not None else []
         if parts:
             self._say(f"{self._phase}: linear probe {'; '.join(parts)} (balanced accuracy, readout {probed.readout})")

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
@@ -15,9 +16,11 @@ from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.held_out import federation_report
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
+from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.learned_from import learned_among
 from edgefl_trainer.evaluate.measured_maps import measure_maps
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.report import thin_sites
@@ -38,7 +41,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
-    Gives the keys of `summary.json` without bytes and seconds, `reported_rows`, and `sites_without_model`: sites of the
+    Gives the keys of `summary.json` without bytes and seconds, `reported_rows`, `rows_learned_from` (those of them that
+    the run learned from or was tuned on; null where that cannot be told), and `sites_without_model`: sites of the
     data that are not judged; with foreign pictures `ood`.
 
     Args:
@@ -63,6 +67,8 @@ def evaluate(
     without = [name for name in federation.sites if name not in run.sites]
     if without:
         warn(f"the run has no model of {', '.join(without)}: not judged")
+    judged = [row for name in known for row in federation.sites[name].rows(federation.report_split)]
+    learned = _learned_from(run, federation.images[judged])
     scored, facts, seen = _score_sites(run, federation, labels, known, where)
     for line in thin_sites(scored, seen, run.classes, federation.report_split):
         warn(line)
@@ -75,6 +81,7 @@ def evaluate(
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),
+        "rows_learned_from": learned,
         **federation_report(scored, facts),
         **({"further": further} if further else {}),
         **({"maps": map_tables(run, federation, known, where, maps)} if maps is not None else {}),
@@ -102,6 +109,7 @@ def _score_sites(
         facts[name] = {key: own[key] for key in KEPT_OF_SITES if key in own}
         predictor = run.predictor(name, further)
         seen[name] = predictor.seen
+        facts[name]["classes_learned"] = sum(map(bool, predictor.seen))
         scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, device)
     return scored, facts, seen
 
@@ -142,6 +150,26 @@ def _read_data(run: FinishedRun, data: Sequence[str]) -> Federation:
         seed=run.settings.seed,
         partition=_partition_of(run),
     )
+
+
+def _learned_from(run: FinishedRun, images: NDArray[np.uint8]) -> int | None:
+    """Count the pictures that the run learned from or was tuned on, and warn; None where that cannot be told."""
+    path = run.folder / PARTITION_FILE
+    try:
+        partition = read_partition(path) if path.exists() else None
+        own = load_data(run.settings, run.backbone.spec.image_px, partition, whole_task=False)
+        if own.partition_sha256 != run.summary.get("partition_sha256"):
+            raise DataError("its rows have changed since the run began")
+    except EdgeflError as error:
+        warn(f"the run's own data cannot be compared ({error}): whether it learned from these pictures is open")
+        return None
+    found = learned_among(own, images)
+    if found:
+        warn(
+            f"{found} of these {len(images)} pictures, by their pixels, are among those that the run learned from or "
+            "was tuned on: the figures are too high"
+        )
+    return found
 
 
 def _partition_of(run: FinishedRun) -> Partition | None:

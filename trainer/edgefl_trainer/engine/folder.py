@@ -43,6 +43,8 @@ def check_free(folder: Path, own: Collection[str] = (CONFIG,), what: str = "no r
 
     `what` is what it lacks, in words.
     """
+    if folder.is_file():
+        raise RunError(f"{folder} is a file: name a new or empty folder with --out.")
     if found := foreign_content(folder, own):
         raise RunError(f"{folder} holds {what}, but it holds {found}: name a new or empty folder with --out.")
 

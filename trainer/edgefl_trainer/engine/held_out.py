@@ -14,6 +14,7 @@ from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.evaluate.one_class import others
 from edgefl_trainer.evaluate.report import sites_report
 
 LEARNED_HEAD = "head.weight"  # what a broadcast must hold for a newcomer to have a learned model
@@ -42,4 +43,5 @@ def summary_of(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     trained = {name: found for name, found in figures.items() if not found.get("held_out")}
     apart = {name: found for name, found in figures.items() if found.get("held_out")}
     held_out = {"held_out": {"sites": sorted(apart), **federation_summary(apart)}} if apart else {}
-    return {**federation_summary(trained), **held_out}
+    several = {"several_classes": found} if (found := others(trained)) else {}
+    return {**federation_summary(trained), **several, **held_out}

@@ -115,6 +115,7 @@ def predictor_results(
         facts[name] = _facts_of_held_out(rows)
         if model is not None:
             facts[name]["readout"] = model.module.options.readout
+            facts[name]["classes_learned"] = sum(map(bool, model.seen))
             seen[name] = model.seen
             scored[name] = score(model, rows, federation.lesions, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
@@ -133,6 +134,7 @@ def _facts_of_trained(site: Site, predictor: Predictor, kept: SelectedRound, tas
         "n_train": len(site.train),
         "n_labelled": len(site.train),
         "held_out": False,
+        "classes_learned": sum(map(bool, predictor.seen)),
         "readout": predictor.module.options.readout,
         "selected_round": kept.round,
         "selected_phase": "train" if kept.round <= task.rounds else "final",
@@ -269,7 +271,12 @@ def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, A
         return None
     reports = probe_readouts(backbone, rows, next(iter(sites.values())).device)
     return {
-        readout: {"mean": found.mean, "pooled": found.pooled, "sites": found.sites}
+        readout: {
+            "mean": found.mean,
+            "pooled": found.pooled,
+            "sites": found.sites,
+            "one_class": list(found.one_class),
+        }
         for readout, found in reports.items()
     }
 

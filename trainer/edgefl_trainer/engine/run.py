@@ -40,7 +40,7 @@ from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device
+from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.backbones import (
     FORMS,
@@ -148,7 +148,7 @@ def run_phases(
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = RunPace(method.phases(settings.rounds), learning, settings.participation)
-    with Display(pace, settings.epochs) as display:
+    with Display(pace, settings.epochs, one_class_sites(sites)) as display:
         if declared(method).freezes and not is_trained(settings.backbone):
             display.warn(
                 f"backbone {settings.backbone} is untrained: this trial shows the steps, not what a model can do"

@@ -56,6 +56,13 @@ def build_held_out_sites(
     return _sites(federation, federation.held_out, task, backbone, settings)
 
 
+def one_class_sites(sites: Mapping[str, Site]) -> list[str]:
+    """Name the sites whose train or tune rows hold one class: their figures on tune rows say nothing."""
+    return [
+        name for name, site in sites.items() if 1 in (len(np.unique(part.targets)) for part in (site.train, site.tune))
+    ]
+
+
 def _sites(
     federation: Federation, names: Sequence[str], task: Task, backbone: Backbone, settings: RunSettings
 ) -> dict[str, Site]:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import MARKERS, PALETTE, png
 from edgefl_trainer.evaluate.table import LOWER_IS_BETTER, TableRow
 
 MAX_ROWS = 40
 MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
+NOTE = f"\n{MARK}, hollow: one class only, says nothing; counts in the mean"
 
 
 def plot_metric(rows: Sequence[TableRow], metric: str) -> bytes:
@@ -24,6 +26,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str) -> bytes:
         raise ValueError(f"there are {len(rows)} rows, and at most {MAX_ROWS} fit into one picture")
     ends = [row.mean.mean + side * (row.mean.std or 0) for row in rows for side in (-1, 1) if row.mean.mean is not None]
     names = sorted({name for row in rows for name in row.sites})
+    marked = {name for row in rows for name in row.one_class}
     told = len(names) <= len(PALETTE)
     figure = Figure(figsize=(9, 1.8 + 0.42 * len(rows)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
@@ -35,8 +38,9 @@ def plot_metric(rows: Sequence[TableRow], metric: str) -> bytes:
             [y for _, y in known],
             MARKERS[place % len(MARKERS)] if told else ".",
             color=PALETTE[place % len(PALETTE)] if told else "0.6",
-            label=name if told else "_",
+            label=f"{name}{MARK if name in marked else ''}" if told else "_",
             alpha=0.9,
+            markerfacecolor="none" if name in marked else None,
         )
     for y, row in enumerate(rows):
         if row.mean.mean is not None:
@@ -55,7 +59,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str) -> bytes:
     axes.set_yticks(range(len(rows)), [row.method for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
-    axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better")
+    axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better" + (NOTE if marked else ""))
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from edgefl_trainer.evaluate.confusion import pooled_matrix
-from edgefl_trainer.evaluate.table import UNDEFINED, markdown
+from edgefl_trainer.evaluate.table import UNDEFINED, markdown, row_names
 
 MAX_COLUMNS = 12  # classes that a page still holds
 CAPTION = (
@@ -21,9 +21,10 @@ def render_recall(summaries: Sequence[Mapping[str, Any]]) -> str:
     classes = {tuple(summary["classes"]) for summary in known}
     if len(classes) != 1 or len(names := next(iter(classes))) > MAX_COLUMNS:
         return ""
+    called = dict(zip(map(id, summaries), row_names(summaries), strict=True))
     head = ["method", "seed", *names, "balanced, all rows"]
     return markdown(
-        head, [[str(run["method"]), str(run["seed"]), *_recalls(run), _balanced(run)] for run in known], CAPTION
+        head, [[called[id(run)], str(run["seed"]), *_recalls(run), _balanced(run)] for run in known], CAPTION
     )
 
 

@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from edgefl_trainer.evaluate.one_class import MARK, SAYS, is_one_class
+
 Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``reported_rows`` (val, test)."""
 
 FORMATS = ("md", "csv", "json", "latex")
 MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
 UNDEFINED = "–"
+WITHOUT = f"mean without {MARK}"  # column
 LOWER_IS_BETTER = ("ece", "brier", "aurc")  # the worst site has the largest
 SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
 LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
@@ -50,6 +53,8 @@ class TableRow:
     mean: Figure  # over sites
     spread_over: str  # "seeds" or "sites": what the spread of ``mean`` runs over
     worst: float | None
+    one_class: tuple[str, ...]  # sites whose figure says nothing, see `evaluate.one_class`
+    several: Figure  # `mean` without those; spread over the same
     pooled: Figure  # over all rows of all trained sites together; spread over seeds
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
@@ -70,6 +75,27 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
         raise ValueError(
             f"the runs belong to {len(tasks)} tasks ({', '.join(tasks)}), and a table compares runs of one task"
         )
+    return _numbered([_row(runs, metric, ddof) for runs in _groups(summaries)])
+
+
+def row_names(summaries: Sequence[Summary]) -> list[str]:
+    """Return the name of the row in which each summary stands, as `render_table` writes it."""
+    groups, rows = _groups(summaries), table_rows(summaries)
+    alike = _alike(rows)
+    names = {
+        id(run): row_name(row.method, row.preset, row.rounds, alike)
+        for runs, row in zip(groups, rows, strict=True)
+        for run in runs
+    }
+    return [names[id(run)] for run in summaries]
+
+
+def _alike(rows: Sequence[TableRow]) -> bool:
+    return len({(row.preset, row.rounds) for row in rows}) == 1
+
+
+def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """The runs of each row."""
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in chain.from_iterable(map(_answers, summaries)):
         key = tuple(
@@ -81,7 +107,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
                 break
         else:
             groups.append((key, [summary]))
-    return _numbered([_row(runs, metric, ddof) for _, runs in groups])
+    return [runs for _, runs in groups]
 
 
 def _answers(summary: Summary) -> list[Summary]:
@@ -106,6 +132,7 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
     names = sorted({name for run in runs for name in run["sites"]})
     per_site = {name: _figure([run["sites"].get(name, {}).get(metric) for run in runs], ddof) for name in names}
     over_sites = [_over_sites(run, metric, ddof) for run in runs]
+    several_of = [_over_sites(run, metric, ddof, every=False)[0] for run in runs]
     return TableRow(
         method=_name(first),
         preset=first.get("preset"),
@@ -115,6 +142,8 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
         mean=_figure([found.mean for found, _ in over_sites], ddof) if several else over_sites[0][0],
         spread_over="seeds" if several else "sites",
         worst=_figure([worst for _, worst in over_sites]).mean,
+        one_class=tuple(name for name in names if any(_says_nothing(run, name, metric) for run in runs)),
+        several=_figure([found.mean for found in several_of], ddof) if several else several_of[0],
         pooled=_figure([run.get("pooled", {}).get(metric) for run in runs], ddof),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
@@ -132,9 +161,15 @@ def _name(run: Summary) -> str:
     return ", ".join([f"{run['method']}{start}", *mode, *([f"{share:.3g} of labels"] if share < 1 else [])])
 
 
-def _over_sites(run: Summary, metric: str, ddof: int) -> tuple[Figure, float | None]:
-    """Mean and spread over the sites that trained, and the worst of them."""
-    found = [site.get(metric) for site in run["sites"].values() if not site.get("held_out")]
+def _says_nothing(run: Summary, name: str, metric: str) -> bool:
+    site = run["sites"].get(name, {})
+    return site.get(metric) is not None and is_one_class(site)
+
+
+def _over_sites(run: Summary, metric: str, ddof: int, *, every: bool = True) -> tuple[Figure, float | None]:
+    """Mean and spread over the sites that trained, and the worst of them; all, or those with more than one class."""
+    sites = [site for site in run["sites"].values() if not site.get("held_out")]
+    found = [site.get(metric) for site in sites if every or not is_one_class(site)]
     worst = max if metric in LOWER_IS_BETTER else min
     return _figure(found, ddof), worst((float(value) for value in found if value is not None), default=None)
 
@@ -166,7 +201,8 @@ def caption(
         *([f"{_named(held_out)} never trained and do not count in mean and worst"] if held_out else []),
         *unlike(summaries),
     ]
-    return "; ".join(parts + ([machine] if machine else [])) + "."
+    marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
+    return "; ".join(parts + ([machine] if machine else [])) + "." + marked
 
 
 def unlike(summaries: Sequence[Summary]) -> list[str]:
@@ -219,27 +255,35 @@ def render_table(
         return _csv(rows, names)
     names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
+    marked = any(row.one_class for row in rows)
     head = [
         "method",
         *names,
         "mean ± std",
+        *([WITHOUT] if marked else []),
         "worst",
         *(["all rows"] if pooled else []),
         "up / round",
         "down / round",
         "time",
     ]
-    alike = len({(row.preset, row.rounds) for row in rows}) == 1
-    body = [_cells(row, names, alike, pooled) for row in rows]
+    alike = _alike(rows)
+    body = [_cells(row, names, alike, pooled, marked) for row in rows]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
-def _cells(row: TableRow, names: Sequence[str], alike: bool, pooled: bool) -> list[str]:
-    name = row.method if alike else f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)"
-    sites = [_shown(row.sites.get(site, Figure(mean=None))) for site in names]
+def row_name(method: str, preset: object, rounds: object, alike: bool) -> str:
+    """Return the name of a row: with preset and rounds where those of the table are not all alike."""
+    return method if alike else f"{method} ({preset or 'no preset'}, {rounds or 0} rounds)"
+
+
+def _cells(row: TableRow, names: Sequence[str], alike: bool, pooled: bool, marked: bool) -> list[str]:
+    name = row_name(row.method, row.preset, row.rounds, alike)
+    sites = [_shown(row.sites.get(site, Figure(mean=None))) + (MARK if site in row.one_class else "") for site in names]
+    without = [_shown(row.several)] if marked else []
     traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]
     together = [_shown(row.pooled)] if pooled else []
-    return [name, *sites, _shown(row.mean), _shown(Figure(mean=row.worst)), *together, *traffic]
+    return [name, *sites, _shown(row.mean), *without, _shown(Figure(mean=row.worst)), *together, *traffic]
 
 
 def _shown(figure: Figure) -> str:
@@ -273,14 +317,15 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
     end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std"]
-    end += ["bytes_up_per_round", "bytes_down_per_round", "seconds"]
+    end += ["bytes_up_per_round", "bytes_down_per_round", "seconds", "one_class", "several", "several_std"]
     writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
     for row in rows:
         figures = [row.sites.get(name, Figure(mean=None)) for name in names]
         sites = [value for figure in figures for value in (figure.mean, figure.std)]
         start = [row.method, row.preset, row.rounds, " ".join(map(str, row.seeds))]
         finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst, row.pooled.mean, row.pooled.std]
-        writer.writerow([*start, *sites, *finish, row.bytes_up_per_round, row.bytes_down_per_round, row.seconds])
+        finish += [row.bytes_up_per_round, row.bytes_down_per_round, row.seconds]
+        writer.writerow([*start, *sites, *finish, " ".join(row.one_class), row.several.mean, row.several.std])
     return out.getvalue()
 
 

@@ -40,6 +40,7 @@ class ProbeReport:
     sites: dict[str, float | None]
     mean: float | None  # over sites that have a figure
     pooled: float | None  # one probe on all sites' rows
+    one_class: tuple[str, ...] = ()  # sites with one class in either rows: their figure says nothing
 
 
 def linear_probe(
@@ -74,7 +75,16 @@ def probe_sites(rows: Mapping[str, ProbeRows]) -> ProbeReport:
             np.concatenate([rows[name].features_tune for name in names]),
             np.concatenate([rows[name].target_tune for name in names]),
         )
-    return ProbeReport(sites=figures, mean=float(np.mean(known)) if known else None, pooled=pooled)
+    return ProbeReport(
+        sites=figures,
+        mean=float(np.mean(known)) if known else None,
+        pooled=pooled,
+        one_class=tuple(name for name in names if figures[name] is not None and _has_one_class(rows[name])),
+    )
+
+
+def _has_one_class(rows: ProbeRows) -> bool:
+    return 1 in (np.unique(rows.target_train).size, np.unique(rows.target_tune).size)
 
 
 def choose_readout(reports: Mapping[str, ProbeReport]) -> str:

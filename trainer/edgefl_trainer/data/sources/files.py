@@ -27,6 +27,19 @@ class FilePixels:
     store: FileStore  # the folder or zip
     identity: str  # digest of the files behind the rows
     has_masks: bool = False
+    missing: tuple[str, ...] = ()  # files of the rows that are not there
+    note: str = ""  # a sentence on why these names were looked for
+
+    def check_present(self, rows: int) -> None:
+        """Refuse, by a `DataError`, rows of which a file is missing."""
+        if not self.missing:
+            return
+        told = f"{self.missing[0]} is not in {self.store.name}"
+        if len(self.missing) > 1:
+            more = ", …" if len(self.missing) > MOST_NAMED else ""
+            rest = ", ".join(self.missing[1:MOST_NAMED]) + more
+            told = f"{len(self.missing)} of {rows} pictures are missing: {told}, nor are {rest}"
+        raise DataError(f"{told}; add what is missing, or remove it from the list." + f" {self.note}" * bool(self.note))
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
         """Decode the pictures of `rows` in order, uint8 (px, px, 3), and no mask (see `PixelSource.load`).
@@ -42,12 +55,17 @@ class FilePixels:
 
 def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
     """Make the pixel source of rows whose `source` is a file name in `store`; a `DataError` where one is missing."""
-    missing = [row.source for row in rows if not store.has(row.source)]
-    if len(missing) > 1:  # one is named by what digests the files
-        rest = ", ".join(missing[1:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
-        head = f"{len(missing)} of {len(rows)} pictures are missing: {missing[0]} is not in {store.name}"
-        raise DataError(f"{head}, nor are {rest}; add them, or remove them from the list.")
-    return FilePixels(store, store.identity([row.source for row in rows]))
+    pixels = pixels_with_gaps(store, rows)
+    pixels.check_present(len(rows))
+    return pixels
+
+
+def pixels_with_gaps(store: FileStore, rows: Sequence[Row], note: str = "") -> FilePixels:
+    """Make the same and name the files that are missing; whoever reads them checks (`FilePixels.check_present`)."""
+    missing = tuple(row.source for row in rows if not store.has(row.source))
+    gone = set(missing)
+    there = [row.source for row in rows if row.source not in gone]
+    return FilePixels(store, store.identity(there), missing=missing, note=note)
 
 
 def _read_picture(store: FileStore, image_px: int, fit: Fit, row: Row) -> Pixels:

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, SourceRows
-from edgefl_trainer.data.sources.files import file_pixels
+from edgefl_trainer.data.sources.files import pixels_with_gaps
 from edgefl_trainer.data.sources.store import FileStore, ZipStore, check_relative, is_image_name, open_store
 from edgefl_trainer.data.sources.tables import TableFile, read_table
 
@@ -48,7 +48,9 @@ def read_manifest(path: Path) -> SourceRows:
     table = read_table(store, index, _REQUIRED)
     rows = tuple(_row(record, line, table) for line, record in table.records)
     _check_listed(store, rows)
-    return SourceRows(f"manifest:{path}", rows, file_pixels(store, rows), absent_columns(table))
+    has_file = bool(table.records) and "file" in table.records[0][1]
+    note = "" if has_file else f"{table.where} has no column file, so IMAGE.jpg was looked for."
+    return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), absent_columns(table))
 
 
 def absent_columns(table: TableFile) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def check_relative(name: str, where: str) -> None:
     pure = PurePosixPath(name)
     bad = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or ":" in name
     if bad:
-        raise DataError(f"{where} names the file {name!r}, which may lie outside it; use a plain relative path.")
+        raise DataError(f"{where} names the file {name!r}, which may lie outside it; use a plain relative path with /.")
 
 
 class FolderStore:

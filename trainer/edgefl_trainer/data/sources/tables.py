@@ -76,7 +76,18 @@ def _read_text(store: FileStore, name: str, where: str, form: str) -> str:
 def _check_header(header: Sequence[str], required: Sequence[str], where: str) -> None:
     missing = [column for column in required if column not in header]
     if missing:
-        found = ", ".join(header) or "nothing"
-        raise DataError(f"{where} has no column {' and no column '.join(missing)}; its columns are {found}.")
+        lacks = f"no column {' and no column '.join(missing)}"
+        if not any(header):
+            raise DataError(f"{where} is empty, or its first line is: it has {lacks}.")
+        raise DataError(f"{where} has {lacks}; its columns are {', '.join(header)}{_remedy(header, missing)}.")
     if len(set(header)) != len(header):
         raise DataError(f"{where} names a column twice; column names must be unique.")
+
+
+def _remedy(header: Sequence[str], missing: Sequence[str]) -> str:
+    """What to change where the header is another program's, or another person's, way to write it."""
+    if len(header) == 1 and any(sign in header[0] for sign in ";\t"):
+        return ": separate them with commas"
+    if set(missing) <= {column.casefold() for column in header}:
+        return f": write {', '.join(missing)} in small letters"
+    return ""

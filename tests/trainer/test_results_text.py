@@ -1,0 +1,45 @@
+"""How a score, and a probe, are told in a line: nothing is named that its own figures contradict."""
+
+import numpy as np
+import pytest
+
+from edgefl_protocol.pictures.referral import ReferralRules
+from edgefl_protocol.pictures.score import ModelInfo, make_score
+from edgefl_trainer.commands.results_text import score_line, summary_text
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "told"),
+    [
+        ((0.82, 0.18), "p.png: no class named: it looks most like mal, which site east has never seen (mal 0.82, "),
+        ((0.18, 0.82), "p.png: rest (mal 0.18, "),
+    ],
+)
+def test_a_class_that_the_site_has_never_seen_is_not_hidden_behind_another(probabilities, told):
+    score = make_score(
+        {"probabilities": np.array(probabilities, dtype=np.float32)},
+        name="p.png",
+        classes=("mal", "rest"),
+        seen=(False, True),
+        rules=ReferralRules(uncertain_above=0.6, dissonance_above=None, suspicious=None, suspicious_from=None),
+        gate=(),
+        exposure=None,
+        expired=None,
+        model=ModelInfo(id="run/east", sha256="a" * 64, version=0, state_kind="bundle", state_sha256="b" * 64),
+        milliseconds=1.0,
+        info=None,
+    )
+    assert score_line(score).startswith(told)
+    assert score.to_json()["predicted"] == "rest"
+
+
+def test_a_probe_of_a_site_of_one_class_is_told():
+    """The constant answer to one class is always right: the mean of 0.6 and 0.4 stands beside that with 1.0."""
+    sites = {"a": 0.6, "b": 0.4, "c": 1.0}
+    probe = {"cls": {"mean": 2 / 3, "pooled": 0.7, "sites": sites, "one_class": ["c"]}}
+    head = {"method": "fedmae", "task": "all", "seed": 0, "seconds": 1.0, "mean_balanced_accuracy": None, "rounds": 2}
+    traffic = {"bytes_up_per_round": 1.0, "bytes_down_per_round": 1.0, "state_sha256": "a" * 64}
+    text = summary_text({**head, **traffic, "probe": probe})
+    assert "c: one class only, says nothing; mean of the 2 sites with more than one class 50.0 %" in text
+    del probe["cls"]["one_class"]  # a run from before
+    assert "one class" not in summary_text({**head, **traffic, "probe": probe})

@@ -1,0 +1,46 @@
+"""Sites whose figures say nothing, since the rows they learned from or are judged on hold one class only.
+
+Such a site has a balanced accuracy of 1 for an answer that never changes. Guarantee: they stay in every figure of
+`summary.json` that was there before; texts mark them, and say the mean without them beside it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from edgefl_protocol.sentences import counted
+
+MARK = "*"
+SAYS = "one class only in the rows it learned from or is judged on: says nothing"
+
+
+def is_one_class(site: Mapping[str, Any]) -> bool:
+    """Tell whether a site's rows, learned from or judged on, hold one class; False where that was not kept."""
+    return 1 in (site.get("classes_tested"), site.get("classes_learned"))
+
+
+def others(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Give the one-class sites by name, and number and mean balanced accuracy of the others; empty where none is one.
+
+    Sites without a figure count nowhere.
+    """
+    found = {name: site for name, site in sites.items() if site.get("balanced_accuracy") is not None}
+    marked = sorted(name for name, site in found.items() if is_one_class(site))
+    if not marked:
+        return {}
+    mean, number = mean_of((site["balanced_accuracy"] for name, site in found.items() if name not in marked))
+    return {"one_class": marked, "sites": number, "mean_balanced_accuracy": mean}
+
+
+def mean_of(figures: Iterable[float | None]) -> tuple[float | None, int]:
+    """Return the mean of the figures that are there, and their number."""
+    known = [float(figure) for figure in figures if figure is not None]
+    return (float(np.mean(known)) if known else None), len(known)
+
+
+def beside(mean: str, sites: int) -> str:
+    """Write, as a clause, the mean over the sites that have more than one class."""
+    if not sites:
+        return "no site has more than one class"
+    return f"mean of the {counted(sites, 'site')} with more than one class {mean}"
