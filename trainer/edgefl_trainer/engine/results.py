@@ -275,7 +275,7 @@ def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, A
             "mean": found.mean,
             "pooled": found.pooled,
             "sites": found.sites,
-            "one_class": list(found.one_class),
+            **({"one_class": list(found.one_class)} if found.one_class else {}),
         }
         for readout, found in reports.items()
     }
