@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.pictures.class_info import undescribed
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, joined_by_and
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
 _NO_THRESHOLD: Final = (
     "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
     f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
 )
+_MOST_NAMES: Final = 8  # of classes in one line; a bundle may know 10,000
 _NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
 
 
@@ -111,13 +113,40 @@ def _suspicion(card: Card, labels: Labels) -> str:
             f"no threshold was chosen{few}; by default they ask for a look from {DEFAULT_SUSPICIOUS_FROM:.0%} together"
         )
     referred, spared = (
-        "none to tell from" if share is None else f"{round(share * count)} of {count} ({share:.1%})"
-        for share, count in ((chosen.sensitivity, chosen.suspicious), (chosen.specificity, chosen.benign))
+        f"none to tell from, for there were no pictures of {classes}"
+        if share is None
+        else f"{round(share * count)} of {counted(count, 'picture')} ({share:.1%}) of {classes}"
+        for share, count, classes in (
+            (chosen.sensitivity, chosen.suspicious, _counted_classes(labels)),
+            (chosen.specificity, chosen.benign, "benign classes"),
+        )
     )
     return (
         f"they ask for a look from {chosen.threshold:.1%} together; sensitivity {referred}, specificity {spared}, on "
         "the pictures that the threshold was chosen on"
     )
+
+
+def _counted_classes(labels: Labels) -> str:
+    """Name the classes that sensitivity counts, and whether they are cancers: `other` may hold benign lesions too."""
+    info = labels.info or {}
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for name in labels.classes:
+        malignancy = info.get(name, undescribed(name)).malignancy
+        if malignancy != "benign":
+            groups[malignancy == "unknown"].append(name)
+    told = []
+    if groups[False]:
+        told.append(f"{_listed(groups[False])} (malignant or premalignant)")
+    if groups[True]:
+        they = "it is" if len(groups[True]) == 1 else "they are"
+        told.append(f"{_listed(groups[True])} (whether {they} benign is not known)")
+    return " and of ".join(told)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return joined_by_and([*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names)
 
 
 def _has_suspicious(labels: Labels) -> bool:
