@@ -14,14 +14,13 @@ from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.pictures.class_info import undescribed
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
-from edgefl_protocol.sentences import counted, joined_by_and
+from edgefl_protocol.sentences import counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
 _NO_THRESHOLD: Final = (
     "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
     f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
 )
-_MOST_NAMES: Final = 8  # of classes in one line; a bundle may know 10,000
 _NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
 
 
@@ -137,16 +136,11 @@ def _counted_classes(labels: Labels) -> str:
             groups[malignancy == "unknown"].append(name)
     told = []
     if groups[False]:
-        told.append(f"{_listed(groups[False])} (malignant or premalignant)")
+        told.append(f"{listed(groups[False])} (malignant or premalignant)")
     if groups[True]:
         they = "it is" if len(groups[True]) == 1 else "they are"
-        told.append(f"{_listed(groups[True])} (whether {they} benign is not known)")
+        told.append(f"{listed(groups[True])} (whether {they} benign is not known)")
     return " and of ".join(told)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return joined_by_and([*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names)
 
 
 def _has_suspicious(labels: Labels) -> bool:

@@ -55,6 +55,18 @@ def test_a_bundle_is_in_use_after_one_command(run, labelled, lab, file):
     assert [key["key_id"] for key in json.loads(run("trust", "list", "--json")[1])["keys"]] == [lab.SIGNER.key_id]
 
 
+@pytest.mark.parametrize(("federation", "name"), [(None, "main/all"), ("skin", "skin/main/all")])
+def test_status_and_doctor_name_the_model_in_use(run, lab, file, federation, name):
+    """Two models of version 1 are told apart; where there is no federation, none is named."""
+    assert run("use", file(version=4, federation=federation), "--trust", lab.SIGNER.public.hex())[0] == 0
+    said = run("status", "--offline")[1]
+    assert f"model: {name} version 4, published " in said and "-/" not in said
+    model = json.loads(run("status", "--offline", "--json")[1])["model"]
+    assert (model["name"], model["id"]) == (name, f"{federation or '-'}/main/all")
+    assert model["classes"] == list(lab.CLASSES) and f"classes: {', '.join(lab.CLASSES[:-1])}" in said
+    assert f"{name} version 4 scores a drawn picture" in run("doctor", "--offline", "--no-measure")[1]
+
+
 def test_there_is_no_trust_on_first_use(run, labelled, lab, file):
     """docs/security.md 2.6.6: a file brings no trust of its own, and a refused one leaves none behind."""
     code, out, err = run("use", file())

@@ -209,7 +209,7 @@ def test_the_model(run, device, live, lab, tmp_path):
     (tmp_path / "soon.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=now_ms + 3 * DAY_MS + 3_600_000))
     (tmp_path / "over.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=lab.NOW_MS + 1))
     _, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
-    assert found["model"]["state"] == "warn" and " old and expires in 3 days" in found["model"]["found"]
+    assert found["model"]["state"] == "warn" and " ago and expires in 3 days" in found["model"]["found"]
     code, found = diagnosed(run, "--offline", "--model", tmp_path / "over.edgefl")
     assert (code, found["model"]["state"]) == (1, "fail") and "expire" in found["model"]["found"]
     run("trust", "remove", lab.SIGNER.public.hex())
