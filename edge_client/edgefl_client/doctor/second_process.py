@@ -5,8 +5,8 @@ sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
     {"step": "model", "id", "name", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities",
-     "vacuity", "asks_always": whether nothing is known of its classes, "quality": what its card says of it in two lines,
-     "weaknesses": what that says against it, in sentences}
+     "vacuity", "asks_always": whether nothing is known of its classes, "quality": what its card says of it in two
+     lines, "weaknesses": what that says against it, in sentences}
     {"step": "speed", …}   what `measure.Measured` holds
 
 or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture

@@ -81,6 +81,36 @@ def test_sensitivity_names_the_classes_it_counts(classes, words):
     assert words in quality_lines(CARD, labels)[1]
 
 
+EIGHT = Labels(tuple("ABCDEFGH"), (True,) * 8, known_among(()))
+SEVEN = GOOD | {"classes_tested": 7, "n_test": 367}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "7 of 8 classes had pictures there"),
+        ({"recall": [0.5] * 3 + [None] + [0.5] * 4}, "7 of 8 classes had pictures there, D had none"),
+        ({"recall": [0.5] * 8}, "7 of 8 classes had pictures there"),  # it contradicts itself: none is named
+        ({"recall": [None]}, "7 of 8 classes had pictures there"),
+        ({"classes_tested": 8}, "on 367 pictures of the site msk"),
+        ({"classes_tested": "7"}, "on 367 pictures of the site msk"),
+    ],
+)
+def test_classes_without_pictures_are_told(more, words):
+    """A figure over seven classes says nothing of the eighth."""
+    right = quality_lines(replace(CARD, metrics={"site": SEVEN | more}), EIGHT)[0]
+    assert right.endswith(words)
+
+
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.414, True), (0.5, False), (0.9, False), (None, False)])
+def test_most_answers_wrong_is_a_weakness_of_a_model_better_than_chance(accuracy, expected):
+    said = weaknesses(replace(CARD, metrics={"site": SEVEN | {"accuracy": accuracy}}), EIGHT)
+    assert any("More than half of its answers were wrong: accuracy 0.414" in one for one in said) is expected
+    assert all("7 of 8 classes had pictures there" in one for one in said)
+    at_chance = weaknesses(replace(CARD, metrics={"site": BAD | {"accuracy": 0.3}}), LABELS)
+    assert len(at_chance) == 1 and "not found better than chance" in at_chance[0]  # the harder word is enough
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
