@@ -67,6 +67,15 @@ def test_status_and_doctor_name_the_model_in_use(run, lab, file, federation, nam
     assert f"{name} version 4 scores a drawn picture" in run("doctor", "--offline", "--no-measure")[1]
 
 
+def test_a_signer_without_a_name_is_listed_once(run, lab, file):
+    """Who names no signer reads its key id, whole and once; a name stands before it."""
+    key_id = lab.SIGNER.key_id
+    assert run("use", file(), "--trust", lab.SIGNER.public.hex())[0] == 0
+    assert run("trust", "list")[1].count(key_id[:16]) == 1
+    assert run("trust", "add", lab.SIGNER.public.hex(), "--name", "lab")[0] == 0
+    assert run("trust", "list")[1].startswith(f"lab  {key_id}  added ")
+
+
 def test_there_is_no_trust_on_first_use(run, labelled, lab, file):
     """docs/security.md 2.6.6: a file brings no trust of its own, and a refused one leaves none behind."""
     code, out, err = run("use", file())
