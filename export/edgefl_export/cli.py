@@ -297,8 +297,7 @@ def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
         "sha256": found.sha256,
         "signers": list(found.signers),
     }
-    named = found.id.removeprefix("-/")  # of no federation
-    text = f"verified {named} version {found.manifest.version}, signed by {', '.join(found.signers)}"
+    text = f"verified {found.manifest.name} version {found.manifest.version}, signed by {', '.join(found.signers)}"
     click.echo(json.dumps(facts) if as_json else text)
 
 

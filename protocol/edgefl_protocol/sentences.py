@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from typing import Final
+
+_MOST_NAMES: Final = 8  # in one sentence
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:
@@ -12,6 +15,12 @@ def counted(number: int, one: str, several: str | None = None) -> str:
 def joined_by_and(names: Sequence[str]) -> str:
     """Say names as a sentence has them: `a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Say names as `joined_by_and`, and of a long list the first and how many more: a bundle may know 10,000."""
+    more = len(names) - _MOST_NAMES
+    return joined_by_and([*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names)
 
 
 def of_file(name: object, found: object) -> str:

@@ -297,14 +297,13 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
             f"the bundle is made for {found}, but this is the federation {federation}: export it with --federation "
             f"{federation}"
         )
-    bundle_id = "/".join((manifest.federation or "-", manifest.line, manifest.task))
     named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
     blob = coordinator.store.put_blob(data)
     try:
         entry = IndexEntry(**named, sha256=blob.sha256, size=blob.size)
         make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
         with coordinator.store.transaction() as connection:
-            publishing.publish(connection, now_ms, **named, bundle_id=bundle_id, blob=blob, signers=claimed)
+            publishing.publish(connection, now_ms, **named, bundle_id=manifest.id, blob=blob, signers=claimed)
     except (RecordError, OperatorError) as error:
         coordinator.store.drop_blobs([blob.name])
         if isinstance(error, RecordError):

@@ -1,8 +1,13 @@
 """`edgefl trust`: whose bundles this device runs, at the command line."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from edgefl_client.commands.options import home_of, home_option, json_option, report
+
+if TYPE_CHECKING:
+    from edgefl_client.trust.trusted_keys import TrustedKey
 
 
 @click.group()
@@ -39,7 +44,7 @@ def trust_list(context: click.Context, as_json: bool, home_dir: str | None) -> N
     entries, found = signers.list_trusted(home), signers_in_force(home)
     by_hand = {entry.key.key_id for entry in entries}
     listed = [] if found.root is None else [key for key in found.root.signers if key.key_id not in by_hand]
-    lines = [f"{entry.name}  {entry.key.key_id}  added {entry.added}" for entry in entries]
+    lines = [f"{_named(entry)}  added {entry.added}" for entry in entries]
     lines += [f"(root set)  {key.key_id}  of {found.root.federation}" for key in listed if found.root is not None]
     lines = [f"{line}, REVOKED" if any(key_id in line for key_id in found.revoked) else line for line in lines]
     value = {
@@ -48,6 +53,12 @@ def trust_list(context: click.Context, as_json: bool, home_dir: str | None) -> N
         "revoked": sorted(found.revoked & (by_hand | {key.key_id for key in listed})),
     }
     report(value, as_json, "\n".join(lines) or "no signer is trusted; add one with edgefl trust add PUB")
+
+
+def _named(entry: "TrustedKey") -> str:
+    """Name a signer and its key; one that was given no name is called by first digits of its key id, said once."""
+    key_id = entry.key.key_id
+    return key_id if key_id.startswith(entry.name) else f"{entry.name}  {key_id}"
 
 
 @trust.command("remove")

@@ -164,8 +164,8 @@ def _speed(measured: dict[str, Any]) -> Finding:
 def _model(told: dict[str, Any], now_ms: int) -> Finding:
     age_days = max(now_ms - told["created_ms"], 0) // DAY_MS
     said = (
-        f"{told['id'].removeprefix('-/')} scores a drawn picture with the {told['weights']} values; it is "
-        f"{counted(age_days, 'day')} old"
+        f"{told['name']} version {told['version']} scores a drawn picture with the {told['weights']} values; it was "
+        f"published {counted(age_days, 'day')} ago"
     )
     left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
     if left_days is not None:

@@ -4,9 +4,9 @@ A runtime built for another processor ends with a signal, and a driver may hang:
 sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
-    {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity",
-     "asks_always": whether nothing is known of its classes, "quality": what its card says of it in two lines,
-     "weaknesses": what that says against it, in sentences}
+    {"step": "model", "id", "name", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities",
+     "vacuity", "asks_always": whether nothing is known of its classes, "quality": what its card says of it in two
+     lines, "weaknesses": what that says against it, in sentences}
     {"step": "speed", …}   what `measure.Measured` holds
 
 or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture
@@ -141,6 +141,7 @@ def _model(
     score = scorer.score(drawn_picture(side, side))
     facts = {
         "id": bundle.id,
+        "name": bundle.manifest.name,
         "version": bundle.manifest.version,
         "sha256": bundle.sha256,
         "created_ms": bundle.manifest.created_ms,

@@ -15,7 +15,7 @@ from edgefl_exchange.membership import load_membership
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, listed
 from edgefl_protocol.strict_json import parse_json
 
 LEARN_AGAIN = "edgefl train or edgefl sync learns a round and judges it anew"
@@ -87,9 +87,13 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
         manifest, members = unverified_manifest(data)[0], read_archive(data)
         card, labels = Card.from_bytes(members["card.json"]), Labels.from_bytes(members["labels.json"])
     except (StorageError, BundleError, KeyError, ValueError):  # `edgefl doctor` says what is wrong with it
-        return told | {"version": None, "age_days": None, "expires_in_days": None, "quality": [], "card": None}
+        unknown = dict.fromkeys(("id", "name", "version", "classes", "age_days", "expires_in_days"))
+        return told | unknown | {"quality": [], "card": None}
     return told | {
+        "id": manifest.id,
+        "name": manifest.name,
         "version": manifest.version,
+        "classes": list(labels.classes),
         "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
         "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
         "quality": card_lines(card, labels),
@@ -140,6 +144,7 @@ def status_text(report: dict[str, Any]) -> str:
     lines = [
         f"home: {report['home']}",
         _model_text(model),
+        *([] if model is None or not model["classes"] else [f"  classes: {listed(model['classes'])}"]),
         *([] if model is None else [f"  {line}" for line in model["quality"]]),
         f"weights: {weights_text(report['personal'])}",
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
@@ -186,7 +191,8 @@ def _model_text(model: dict[str, Any] | None) -> str:
         if left < 0
         else (f", expires in {counted(left, 'day')}")
     )
-    return f"model: version {model['version']}, {counted(model['age_days'], 'day')} old{ends}, {model['file']}"
+    published = f"published {counted(model['age_days'], 'day')} ago{ends}"
+    return f"model: {model['name']} version {model['version']}, {published}, {model['file']}"
 
 
 def weights_text(personal: dict[str, Any] | None) -> str:

@@ -62,8 +62,8 @@ def fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] 
     named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
     if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
         raise BundleError(
-            f"the bundle that was received is {bundle.id} version {bundle.manifest.version}, not the one in the "
-            "signed index; try again later, and tell the operator",
+            f"the bundle that was received is {bundle.manifest.name} version {bundle.manifest.version}, not the one in "
+            "the signed index; try again later, and tell the operator",
             code="other_bundle",
         )
     models.check_replaces(home, bundle, signers)
@@ -99,7 +99,7 @@ def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> 
     if federation is not None:
         if manifest.federation != federation:
             raise BundleError(
-                f"the bundle is {bundle.id}, but this device belongs to the federation {federation} and uses only "
+                f"the bundle is {manifest.name}, but this device belongs to the federation {federation} and uses only "
                 "its bundles: score with this one by --model FILE, or use it in another home folder (--home)",
                 "other_federation",
             )

@@ -103,8 +103,8 @@ def _encoder(bundle: Bundle, membership: Membership, task: TaskReply, threads: i
     wanted = (membership.federation, task.line, task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
-            f"the model is {bundle.id}, but the round is for {'/'.join(wanted)}: fetch the federation's model with "
-            "edgefl sync",
+            f"the model is {bundle.manifest.name}, but the round is for {'/'.join(wanted)}: fetch the federation's "
+            "model with edgefl sync",
             "other_line",
         )
     own = bundle.training

@@ -244,8 +244,8 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
     wanted = (before.federation, before.task.line, before.task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
-            f"the model in use is {bundle.id}, but the round is for {'/'.join(wanted)}: the operator has to publish "
-            "a bundle for it",
+            f"the model in use is {bundle.manifest.name}, but the round is for {'/'.join(wanted)}: the operator has to "
+            "publish a bundle for it",
             "other_line",
         )
     return bundle

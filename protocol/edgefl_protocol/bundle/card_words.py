@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.pictures.class_info import undescribed
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
 _NO_THRESHOLD: Final = (
     "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
     f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
 )
+_HALF: Final = 0.5  # of the answers
 _NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
 
 
@@ -53,28 +55,33 @@ def better_than_chance(figures: Mapping[str, object]) -> bool | None:
     return True if len(found) == len(_NAMES) and all(found) else None
 
 
-def at_chance_sentence(figures: Mapping[str, object], site: str | None) -> str | None:
+def at_chance_sentence(figures: Mapping[str, object], site: str | None, labels: Labels | None = None) -> str | None:
     """Say that a model was not found better than chance; None where it was, or nobody can tell."""
     if better_than_chance(figures) is not False:
         return None
-    return f"This model was not found better than chance: {_judged(figures, site)}."
+    return f"This model was not found better than chance: {_judged(figures, site, labels)}."
 
 
 def quality_lines(card: Card, labels: Labels) -> tuple[str, str]:
     """Say in two lines how right the model was, and what its rule for suspicious classes reached."""
     figures = site_figures(card)
-    right = _judged(figures, card.site) if _figures(figures) else "its card states neither balanced accuracy nor AUROC"
+    right = (
+        _judged(figures, card.site, labels)
+        if _figures(figures)
+        else "its card states neither balanced accuracy nor AUROC"
+    )
     return f"how right it was: {right}", f"suspicious classes: {_suspicion(card, labels)}"
 
 
 def card_lines(card: Card, labels: Labels) -> list[str]:
-    """Give the two lines and what speaks against the model; a missing threshold is said in the second line already."""
+    """Give the two lines, and what speaks against the model but for a missing threshold: the second line says it."""
     return [*quality_lines(card, labels), *(one for one in weaknesses(card, labels) if one != _NO_THRESHOLD)]
 
 
 def weaknesses(card: Card, labels: Labels) -> tuple[str, ...]:
     """Say in sentences what its own card says against a model."""
-    said = [at_chance_sentence(site_figures(card), card.site)]
+    figures = site_figures(card)
+    said = [at_chance_sentence(figures, card.site, labels), _mostly_wrong(figures, card.site, labels)]
     if _has_suspicious(labels) and (card.suspicion is None or card.suspicion.threshold is None):
         said.append(_NO_THRESHOLD)
     low, high = TEMPERATURE_BOUNDS
@@ -92,11 +99,34 @@ def site_figures(card: Card) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _judged(figures: Mapping[str, object], site: str | None) -> str:
+def _mostly_wrong(figures: Mapping[str, object], site: str | None, labels: Labels) -> str | None:
+    """Say that most answers were wrong where the model is not at chance: the best of eight classes may be wrong."""
+    accuracy = _number(figures.get("accuracy"))
+    if accuracy is None or accuracy >= _HALF or better_than_chance(figures) is False:
+        return None
+    return f"More than half of its answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site, labels)}."
+
+
+def _judged(figures: Mapping[str, object], site: str | None, labels: Labels | None) -> str:
+    return ", ".join([*map(str, _figures(figures)), _counted_on(figures, site, labels)])
+
+
+def _counted_on(figures: Mapping[str, object], site: str | None, labels: Labels | None) -> str:
     count = figures.get("n_test")
     pictures = counted(count, "picture") if type(count) is int else "an unknown number of pictures"
     where = "" if site is None else f" of the site {site}"
-    return f"{', '.join(map(str, _figures(figures)))}, on {pictures}{where}"
+    return f"on {pictures}{where}{'' if labels is None else _untested(figures, labels)}"
+
+
+def _untested(figures: Mapping[str, object], labels: Labels) -> str:
+    """Say of how many classes there were pictures, and of which there were none where the card's recalls tell."""
+    tested, known = figures.get("classes_tested"), len(labels.classes)
+    if type(tested) is not int or not 0 <= tested < known:
+        return ""
+    said, recall = f"; {tested} of {known} classes had pictures there", figures.get("recall")
+    if not isinstance(recall, list) or len(recall) != known or recall.count(None) != known - tested:
+        return said
+    return f"{said}, {listed([name for name, one in zip(labels.classes, recall, strict=True) if one is None])} had none"
 
 
 def _suspicion(card: Card, labels: Labels) -> str:
@@ -111,13 +141,35 @@ def _suspicion(card: Card, labels: Labels) -> str:
             f"no threshold was chosen{few}; by default they ask for a look from {DEFAULT_SUSPICIOUS_FROM:.0%} together"
         )
     referred, spared = (
-        "none to tell from" if share is None else f"{round(share * count)} of {count} ({share:.1%})"
-        for share, count in ((chosen.sensitivity, chosen.suspicious), (chosen.specificity, chosen.benign))
+        f"none to tell from, for there were no pictures of {classes}"
+        if share is None
+        else f"{round(share * count)} of {counted(count, 'picture')} ({share:.1%}) of {classes}"
+        for share, count, classes in (
+            (chosen.sensitivity, chosen.suspicious, _counted_classes(labels)),
+            (chosen.specificity, chosen.benign, "benign classes"),
+        )
     )
     return (
         f"they ask for a look from {chosen.threshold:.1%} together; sensitivity {referred}, specificity {spared}, on "
         "the pictures that the threshold was chosen on"
     )
+
+
+def _counted_classes(labels: Labels) -> str:
+    """Name the classes that sensitivity counts, and whether they are cancers: `other` may hold benign lesions too."""
+    info = labels.info or {}
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for name in labels.classes:
+        malignancy = info.get(name, undescribed(name)).malignancy
+        if malignancy != "benign":
+            groups[malignancy == "unknown"].append(name)
+    told = []
+    if groups[False]:
+        told.append(f"{listed(groups[False])} (malignant or premalignant)")
+    if groups[True]:
+        they = "it is" if len(groups[True]) == 1 else "they are"
+        told.append(f"{listed(groups[True])} (whether {they} benign is not known)")
+    return " and of ".join(told)
 
 
 def _has_suspicious(labels: Labels) -> bool:

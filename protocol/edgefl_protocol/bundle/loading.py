@@ -90,7 +90,7 @@ class Bundle:
     @property
     def id(self) -> str:
         """federation/line/task, `-` for no federation; the same for every version."""
-        return "/".join((self.manifest.federation or "-", self.manifest.line, self.manifest.task))
+        return self.manifest.id
 
 
 def load_bundle(

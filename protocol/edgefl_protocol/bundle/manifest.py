@@ -107,6 +107,16 @@ class Manifest:
         """(federation, line, task): versions are counted and compared within this."""
         return self.federation, self.line, self.task
 
+    @property
+    def id(self) -> str:
+        """federation/line/task, `-` for no federation; the same for every version. For programs."""
+        return "/".join((self.federation or "-", self.line, self.task))
+
+    @property
+    def name(self) -> str:
+        """The id as a person reads it: line/task where there is no federation."""
+        return self.id.removeprefix("-/")
+
     def to_bytes(self) -> bytes:
         """Write `manifest.json`; equal manifests give equal bytes."""
         members = [{"name": m.name, "size": m.size, "sha256": m.sha256} for m in self.members]
@@ -232,7 +242,7 @@ def check_update(current: Manifest, new: Manifest) -> None:
     """
     if new.line_key != current.line_key:
         raise BundleError(
-            f"the bundle is for {_spoken(new)}, but this device runs {_spoken(current)}; ask for a bundle of that line",
+            f"the bundle is for {new.name}, but this device runs {current.name}; ask for a bundle of that line",
             "other_line",
         )
     if new.version <= current.version:
@@ -247,10 +257,6 @@ def release(version: str) -> tuple[int, ...]:
     """Turn `1.23` into (1, 23, 0), which compares as versions do."""
     numbers = tuple(int(part) for part in version.split("."))
     return numbers + (0,) * (3 - len(numbers))
-
-
-def _spoken(manifest: Manifest) -> str:
-    return "/".join((manifest.federation or "no federation", manifest.line, manifest.task))
 
 
 def _parse(data: bytes, name: str, code: str) -> object:

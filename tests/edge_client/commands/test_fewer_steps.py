@@ -55,6 +55,27 @@ def test_a_bundle_is_in_use_after_one_command(run, labelled, lab, file):
     assert [key["key_id"] for key in json.loads(run("trust", "list", "--json")[1])["keys"]] == [lab.SIGNER.key_id]
 
 
+@pytest.mark.parametrize(("federation", "name"), [(None, "main/all"), ("skin", "skin/main/all")])
+def test_status_and_doctor_name_the_model_in_use(run, lab, file, federation, name):
+    """Two models of version 1 are told apart; where there is no federation, none is named."""
+    assert run("use", file(version=4, federation=federation), "--trust", lab.SIGNER.public.hex())[0] == 0
+    said = run("status", "--offline")[1]
+    assert f"model: {name} version 4, published " in said and "-/" not in said
+    model = json.loads(run("status", "--offline", "--json")[1])["model"]
+    assert (model["name"], model["id"]) == (name, f"{federation or '-'}/main/all")
+    assert model["classes"] == list(lab.CLASSES) and f"classes: {', '.join(lab.CLASSES[:-1])}" in said
+    assert f"{name} version 4 scores a drawn picture" in run("doctor", "--offline", "--no-measure")[1]
+
+
+def test_a_signer_without_a_name_is_listed_once(run, lab, file):
+    """Who names no signer reads its key id, whole and once; a name stands before it."""
+    key_id = lab.SIGNER.key_id
+    assert run("use", file(), "--trust", lab.SIGNER.public.hex())[0] == 0
+    assert run("trust", "list")[1].count(key_id[:16]) == 1
+    assert run("trust", "add", lab.SIGNER.public.hex(), "--name", "lab")[0] == 0
+    assert run("trust", "list")[1].startswith(f"lab  {key_id}  added ")
+
+
 def test_there_is_no_trust_on_first_use(run, labelled, lab, file):
     """docs/security.md 2.6.6: a file brings no trust of its own, and a refused one leaves none behind."""
     code, out, err = run("use", file())

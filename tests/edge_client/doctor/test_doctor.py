@@ -162,6 +162,21 @@ def test_a_model_that_is_not_better_than_chance_is_told_everywhere(run, lab, tmp
     assert json.loads(run("status", "--offline", "--json")[1])["model"]["card"] == json.loads(out)
 
 
+def test_a_model_that_is_mostly_wrong_is_no_ok(run, lab, tmp_path):
+    """Two of three classes had pictures, and most of the answers were wrong, though better than guessing."""
+    site = AT_CHANCE["site"] | {
+        "balanced_accuracy_interval": [0.51, 0.75], "auroc_interval": [0.51, 0.9], "accuracy": 0.41,
+    }  # fmt: skip
+    (tmp_path / "wrong.edgefl").write_bytes(lab.bundle_bytes(version=2, metrics={"site": site}))
+    _, out, _ = run("use", tmp_path / "wrong.edgefl", "--trust", lab.SIGNER.public.hex())
+    told = run("status", "--offline")[1]
+    _, found = diagnosed(run, "--offline", "--no-measure")
+    assert found["quality"]["state"] == "warn"
+    for text in (out, told, found["quality"]["found"]):
+        assert "More than half of its answers were wrong: accuracy 0.410" in text
+        assert "2 of 3 classes had pictures there" in text
+
+
 def test_without_a_model_there_is_no_card_to_show(run):
     code, _, err = run("status", "--card")
     assert code == 1 and "no card to show" in err
@@ -209,7 +224,7 @@ def test_the_model(run, device, live, lab, tmp_path):
     (tmp_path / "soon.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=now_ms + 3 * DAY_MS + 3_600_000))
     (tmp_path / "over.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=lab.NOW_MS + 1))
     _, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
-    assert found["model"]["state"] == "warn" and " old and expires in 3 days" in found["model"]["found"]
+    assert found["model"]["state"] == "warn" and " ago and expires in 3 days" in found["model"]["found"]
     code, found = diagnosed(run, "--offline", "--model", tmp_path / "over.edgefl")
     assert (code, found["model"]["state"]) == (1, "fail") and "expire" in found["model"]["found"]
     run("trust", "remove", lab.SIGNER.public.hex())

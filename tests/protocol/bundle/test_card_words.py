@@ -58,10 +58,57 @@ def test_the_two_lines_name_figures_interval_chance_pictures_and_site():
     for words in ("balanced accuracy 0.496 (95% interval 0.210 to 0.750, chance 0.500)", "AUROC 0.489", "17 pictures"):
         assert words in right
     assert "site msk" in right
-    assert "sensitivity 24 of 25 (96.0%), specificity 20 of 40 (50.0%)" in suspicious and "20.0% together" in suspicious
+    assert "sensitivity 24 of 25 pictures (96.0%)" in suspicious and "20.0% together" in suspicious
+    assert "specificity 20 of 40 pictures (50.0%) of benign classes" in suspicious
     assert "states neither" in quality_lines(replace(CARD, metrics={}), LABELS)[0]
     without = quality_lines(replace(CARD, suspicion=replace(CHOSEN, threshold=None, suspicious=3)), LABELS)[1]
     assert "no threshold was chosen, for there were 3 pictures" in without and "10% together" in without
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (("MEL", "NV", "AK"), "of MEL and AK (malignant or premalignant), specificity"),
+        (("nevus", "other"), "of other (whether it is benign is not known), specificity"),  # holds benign lesions too
+        (("NV", "wart", "other"), "of wart and other (whether they are benign is not known), specificity"),
+        (("MEL", "wart"), "of MEL (malignant or premalignant) and of wart (whether it is benign is not known)"),
+        (tuple(map(str, range(30))), "of 0, 1, 2, 3, 4, 5, 6, 7 and 22 more (whether they are"),
+    ],
+)
+def test_sensitivity_names_the_classes_it_counts(classes, words):
+    """A class that is not known to be benign is no cancer: what was found of it is not called so."""
+    labels = Labels(classes, (True,) * len(classes), known_among(classes))
+    assert words in quality_lines(CARD, labels)[1]
+
+
+EIGHT = Labels(tuple("ABCDEFGH"), (True,) * 8, known_among(()))
+SEVEN = GOOD | {"classes_tested": 7, "n_test": 367}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "7 of 8 classes had pictures there"),
+        ({"recall": [0.5] * 3 + [None] + [0.5] * 4}, "7 of 8 classes had pictures there, D had none"),
+        ({"recall": [0.5] * 8}, "7 of 8 classes had pictures there"),  # it contradicts itself: none is named
+        ({"recall": [None]}, "7 of 8 classes had pictures there"),
+        ({"classes_tested": 8}, "on 367 pictures of the site msk"),
+        ({"classes_tested": "7"}, "on 367 pictures of the site msk"),
+    ],
+)
+def test_classes_without_pictures_are_told(more, words):
+    """A figure over seven classes says nothing of the eighth."""
+    right = quality_lines(replace(CARD, metrics={"site": SEVEN | more}), EIGHT)[0]
+    assert right.endswith(words)
+
+
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.414, True), (0.5, False), (0.9, False), (None, False)])
+def test_most_answers_wrong_is_a_weakness_of_a_model_better_than_chance(accuracy, expected):
+    said = weaknesses(replace(CARD, metrics={"site": SEVEN | {"accuracy": accuracy}}), EIGHT)
+    assert any("More than half of its answers were wrong: accuracy 0.414" in one for one in said) is expected
+    assert all("7 of 8 classes had pictures there" in one for one in said)
+    at_chance = weaknesses(replace(CARD, metrics={"site": BAD | {"accuracy": 0.3}}), LABELS)
+    assert len(at_chance) == 1 and "not found better than chance" in at_chance[0]  # the harder word is enough
 
 
 @pytest.mark.parametrize(
