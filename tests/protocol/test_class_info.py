@@ -337,6 +337,20 @@ def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
     assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
 
 
+@pytest.mark.parametrize(("above", "reasons"), [(0.5, ("vacuity",)), (0.9, ())])
+def test_without_vacuity_no_reason_speaks_of_evidence(above, reasons) -> None:
+    """Entropy tells how uncertain an answer is; a model that cannot count evidence must not be said to have little."""
+    score = a_score((0.2, 0.05, 0.75), rules_for((True, False, False), above=above), vacuity=None, info=DESCRIBED)
+    assert score.refer_reasons == reasons and "evidence" not in outcome(score)
+    if reasons:
+        assert "its answer is too uncertain (entropy 0.69 nats; the rule asks above 0.50)" in in_brief(score)
+    else:
+        assert ", uncertain answer, blur" in outcome(score)
+    told = score.to_json()
+    assert (told["vacuity_from"], told["entropy_from"]) == (None, above)
+    assert a_score(CALM, rules_for((True, False, True))).to_json()["entropy_from"] is None
+
+
 def test_the_score_tells_programs_the_same() -> None:
     told = a_score((0.8, 0.1, 0.1), rules_for((True, False, True)), info=known_among(ISIC)).to_json()
     assert (told["predicted"], told["predicted_name"], told["malignancy"]) == ("MEL", "Melanoma", "malignant")

@@ -98,9 +98,8 @@ def evidence_words(score: Score) -> str:
 
     Vacuity does not tell whether a picture is like those that the model learned: noise may get much evidence.
     """
-    measure = score.entropy_nats if score.vacuity is None else score.vacuity
-    number, limit = apart(measure, measure if score.vacuity_from is None else score.vacuity_from, "f")
-    asks = "" if score.vacuity_from is None else f"; the rule asks for a look above {limit}"
+    number, limit = _uncertainty(score)
+    asks = "" if limit is None else f"; the rule asks for a look above {limit}"
     if score.vacuity is None:
         return f"This model cannot say how much evidence it has. Entropy {number} nats{asks}"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
@@ -172,6 +171,10 @@ def _fault(score: Score, reason: str) -> str:
 
 
 def _reason(score: Score, reason: str) -> str:
+    if reason == "vacuity" and score.vacuity is None:  # entropy tells how uncertain an answer is, not how much evidence
+        number, limit = _uncertainty(score)
+        asks = "" if limit is None else f"; the rule asks above {limit}"
+        return f"its answer is too uncertain (entropy {number} nats{asks})"
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
 
 
@@ -179,7 +182,7 @@ def _rule(score: Score, rule: str) -> str:
     if rule == "suspicious_class" and score.suspicious_from is not None and score.predicted is not None:
         together, limit = _against_limit(score)
         return f"suspicious class ({together} together, asks from {limit})"
-    return RULE_NAMES[rule]
+    return "uncertain answer" if rule == "vacuity" and score.vacuity is None else RULE_NAMES[rule]
 
 
 def _suspicious(score: Score) -> str:
@@ -194,6 +197,15 @@ def _suspicious(score: Score) -> str:
     return (
         f"classes that are not known to be benign have {together} together, and the rule asks from {limit}{by_default}"
     )
+
+
+def _uncertainty(score: Score) -> tuple[str, str | None]:
+    """Write how uncertain the answer is, and above what that asks for a look: of vacuity, without it of entropy."""
+    measure, limit = (
+        (score.entropy_nats, score.entropy_from) if score.vacuity is None else (score.vacuity, score.vacuity_from)
+    )
+    number, above = apart(measure, measure if limit is None else limit, "f")
+    return number, None if limit is None else above
 
 
 def _against_limit(score: Score) -> tuple[str, str]:
