@@ -31,7 +31,15 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.pictures.wording import apart, evidence_words, in_brief, outcome, suspicious_words
+from edgefl_protocol.pictures.wording import (
+    apart,
+    evidence_words,
+    in_brief,
+    likely,
+    outcome,
+    percent_beside,
+    suspicious_words,
+)
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
@@ -335,6 +343,22 @@ def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
 def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
     text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
     assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
+
+
+def test_first_and_second_class_never_read_alike() -> None:
+    """Both read 21%, so nobody could tell by how much the first one leads."""
+    shares = (0.2110, 0.2136, 0.2105, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5)
+    score = a_score(shares, rules_for(suspicious_classes(ISIC, DESCRIBED)), info=DESCRIBED)
+    assert [likely(score, name) for name in ("NV", "MEL")] == ["21.4%", "21.1%"]
+    assert (suspicious_words(score) or "").endswith("Melanoma (MEL) 21.1%")
+    assert likely(a_score(CALM, THREE, info=DESCRIBED), "NV") == "92%"
+
+
+@given(st.floats(1e-6, 1 - 1e-6), st.floats(1e-6, 1 - 1e-6))
+def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certainty(first, second) -> None:
+    said = percent_beside(first, second)
+    assert abs(first - second) < 1e-9 or said != percent_beside(second, first)
+    assert float(said.strip("<>%")) not in (0, 100) or abs(first - second) < 1e-9
 
 
 @pytest.mark.parametrize(("above", "reasons"), [(0.5, ("vacuity",)), (0.9, ())])

@@ -35,9 +35,9 @@ from edgefl_protocol.pictures.wording import (
     class_title,
     evidence_words,
     faults_in_words,
+    likely,
     meaning,
     outcome,
-    percent,
     second_class,
     suspicious_words,
 )
@@ -277,8 +277,7 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
     if score.predicted is not None:
         lines.append((meaning(score, score.predicted), *((small, _QUIET) if fault else (body, _INK))))
     if (second := second_class(score)) is not None:
-        likely = percent(score.probabilities[second])
-        lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
+        lines.append((f"Second: {class_title(score, second)}, probability {likely(score, second)}", body, _INK))
     if (suspicious := suspicious_words(score)) is not None:
         lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
     lines.append((f"{evidence_words(score)}.", body, _INK))
@@ -315,8 +314,7 @@ def _origin(score: Score) -> str:
 def _headline(score: Score) -> str:
     if score.predicted is None:
         return "No prediction"
-    likely = percent(score.probabilities[score.predicted])
-    return f"Prediction: {class_title(score, score.predicted)}, probability {likely}"
+    return f"Prediction: {class_title(score, score.predicted)}, probability {likely(score, score.predicted)}"
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:

@@ -64,6 +64,22 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if round(share * 100) < 100 else ">99%"
 
 
+def likely(score: Score, label: str) -> str:
+    """Write the probability of a class in as many digits as tell it from the predicted one's and the second one's."""
+    named = (score.predicted, second_class(score))
+    return percent_beside(score.probabilities[label], *(score.probabilities[one] for one in named if one is not None))
+
+
+def percent_beside(share: float, *others: float) -> str:
+    """Write a probability as `percent` does, in more digits where another one would else read the same."""
+    values = {share, *others}
+    if len({percent(value) for value in values}) == len(values):
+        return percent(share)
+    values |= {0.0, 1.0}  # also with more digits nothing is rounded to none or to certainty
+    enough = (digits for digits in range(1, 16) if len({f"{one:.{digits}%}" for one in values}) == len(values))
+    return f"{share:.{next(enough, 15)}%}"
+
+
 def apart(value: float, limit: float, form: str) -> tuple[str, str]:
     """Write a number and the limit it is compared with, in as many digits as keep two different ones apart.
 
@@ -87,10 +103,7 @@ def suspicious_words(score: Score) -> str | None:
     together = _against_limit(score)[0]
     if len(asking) == 1:
         return f"suspicious class {class_title(score, most)} {together}"
-    return (
-        f"suspicious classes {together} together, most probable {class_title(score, most)} "
-        f"{percent(score.probabilities[most])}"
-    )
+    return f"suspicious classes {together} together, most probable {class_title(score, most)} {likely(score, most)}"
 
 
 def evidence_words(score: Score) -> str:
