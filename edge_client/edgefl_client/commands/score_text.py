@@ -48,7 +48,7 @@ class CsvLines:
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
-        "entropy_from",
+        "entropy_from", "heatmap_fall",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -81,7 +81,7 @@ class CsvLines:
         last = [
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
             " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
-            result.dissonance_from, result.entropy_from,
+            result.dissonance_from, result.entropy_from, result.heatmap_fall,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

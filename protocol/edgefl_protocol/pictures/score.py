@@ -72,6 +72,9 @@ class Score:
     vacuity_from: float | None = None  # above which the rule `vacuity` refers; None for softmax methods
     entropy_from: float | None = None  # the same in nats of entropy; None for methods with vacuity
     dissonance_from: float | None = None  # above which `dissonance` refers; None, as above, where no rule says
+    heatmap_fall: float | None = (
+        None  # of the answer's probability, by hiding the map's strongest part; None: not hidden
+    )
     suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
@@ -116,6 +119,7 @@ class Score:
             "vacuity_from": self.vacuity_from,
             "dissonance_from": self.dissonance_from,
             "entropy_from": self.entropy_from,
+            "heatmap_fall": self.heatmap_fall,
         }
 
 
