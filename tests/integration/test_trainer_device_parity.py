@@ -6,18 +6,22 @@ docs/security.md check 32: probabilities, vacuity and dissonance agree to 1e-4, 
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image, ImageFilter
+from tests.edge_client.scoring.drawn_pictures import score_with
 from tests.shared import Shared
 
 from edgefl_client.cli import cli as device_cli
+from edgefl_client.commands.score_text import human_line
 from edgefl_export.cli import main as export_cli
 from edgefl_protocol.pictures.referral import GATE_REASONS
 from edgefl_trainer.cli import cli as trainer_cli
+from edgefl_trainer.commands.results_text import score_line
 from edgefl_trainer.data.lesions import draw_lesion
 
 DATA = "lesions:sites=2,images=40,px=36"
@@ -85,7 +89,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     )
     assert found.keys() == expected.keys()
     said = ("predicted", "refer", "refer_reasons", "image", "predicted_name", "malignancy", "rules_tried", "exposure")
-    for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from"):
+    for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
         assert found[name] == expected[name], name
     assert found["model"]["better_than_chance"] is expected["model"]["better_than_chance"]
     for name in ("vacuity", "dissonance", "entropy_nats", "suspicious_probability"):
@@ -112,3 +116,12 @@ def test_turning_the_picture_by_exif_is_turning_the_pixels(signed, tmp_path):
     )
     first, second = (json.loads(line) for line in told.splitlines())
     assert first["probabilities"] == second["probabilities"]
+
+
+@pytest.mark.parametrize("line", [human_line, score_line])
+def test_without_vacuity_the_line_names_the_entropy(line):
+    with_vacuity = score_with(None)
+    assert ", vacuity 0.40" in line(with_vacuity) and "entropy" not in line(with_vacuity)
+    softmax = replace(with_vacuity, vacuity=None, refer=True, refer_reasons=("vacuity",), entropy_from=0.4)
+    assert ", entropy 0.50" in line(softmax) and "vacuity" not in line(softmax)
+    assert "refer: its answer is too uncertain (entropy 0.50 nats; the rule asks above 0.40)" in line(softmax)

@@ -31,7 +31,15 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.pictures.wording import apart, evidence_words, in_brief, outcome, suspicious_words
+from edgefl_protocol.pictures.wording import (
+    apart,
+    evidence_words,
+    in_brief,
+    likely,
+    outcome,
+    percent_beside,
+    suspicious_words,
+)
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
@@ -335,6 +343,36 @@ def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
 def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
     text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
     assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
+
+
+def test_first_and_second_class_never_read_alike() -> None:
+    """Both read 21%, so nobody could tell by how much the first one leads."""
+    shares = (0.2110, 0.2136, 0.2105, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5)
+    score = a_score(shares, rules_for(suspicious_classes(ISIC, DESCRIBED)), info=DESCRIBED)
+    assert [likely(score, name) for name in ("NV", "MEL")] == ["21.4%", "21.1%"]
+    assert (suspicious_words(score) or "").endswith("Melanoma (MEL) 21.1%")
+    assert likely(a_score(CALM, THREE, info=DESCRIBED), "NV") == "92%"
+
+
+@given(st.floats(1e-6, 1 - 1e-6), st.floats(1e-6, 1 - 1e-6))
+def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certainty(first, second) -> None:
+    said = percent_beside(first, second)
+    assert abs(first - second) < 1e-9 or said != percent_beside(second, first)
+    assert float(said.strip("<>%")) not in (0, 100) or abs(first - second) < 1e-9
+
+
+@pytest.mark.parametrize(("above", "reasons"), [(0.5, ("vacuity",)), (0.9, ())])
+def test_without_vacuity_no_reason_speaks_of_evidence(above, reasons) -> None:
+    """Entropy tells how uncertain an answer is; a model that cannot count evidence must not be said to have little."""
+    score = a_score((0.2, 0.05, 0.75), rules_for((True, False, False), above=above), vacuity=None, info=DESCRIBED)
+    assert score.refer_reasons == reasons and "evidence" not in outcome(score)
+    if reasons:
+        assert "its answer is too uncertain (entropy 0.69 nats; the rule asks above 0.50)" in in_brief(score)
+    else:
+        assert ", uncertain answer, blur" in outcome(score)
+    told = score.to_json()
+    assert (told["vacuity_from"], told["entropy_from"]) == (None, above)
+    assert a_score(CALM, rules_for((True, False, True))).to_json()["entropy_from"] is None
 
 
 def test_the_score_tells_programs_the_same() -> None:

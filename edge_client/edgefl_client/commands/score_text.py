@@ -23,12 +23,12 @@ def human_line(result: Result) -> str:
         said = "no prediction"
     else:
         said = f"{class_title(result, result.predicted)}, probability {result.probabilities[result.predicted]:.3f}"
-    vacuity = "" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
+    sure = f", entropy {result.entropy_nats:.3f} nats" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
     values = ", with the values learned here" if result.model.state_kind == "personal" else ""
     beside = suspicious_words(result)
     suspicious = "" if beside is None else f"; {beside}"
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return printable(f"{result.image}: {said}{vacuity}{values}{suspicious}; {in_brief(result)}{drawn}")
+    return printable(f"{result.image}: {said}{sure}{values}{suspicious}; {in_brief(result)}{drawn}")
 
 
 def printable(line: str) -> str:
@@ -48,6 +48,7 @@ class CsvLines:
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
+        "entropy_from", "heatmap_fall",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -80,7 +81,7 @@ class CsvLines:
         last = [
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
             " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
-            result.dissonance_from,
+            result.dissonance_from, result.entropy_from, result.heatmap_fall,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

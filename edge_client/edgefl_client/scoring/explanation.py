@@ -1,4 +1,4 @@
-"""Where the model looked, for whoever reads a picture: a map that was found true, or a sentence why there is none."""
+"""What an answer rests on, for whoever reads a picture: a map that was found true, or a sentence why there is none."""
 
 from dataclasses import dataclass
 
@@ -12,3 +12,5 @@ class Explanation:
 
     values: NDArray[np.float32] | None  # (N,), row by row, at most 1; never level; None where none is shown
     sentence: str  # how true it is, or why none is shown
+    # the answer's probability where the strongest part is hidden; None where the map is not made by hiding parts
+    without: float | None = None

@@ -1,4 +1,4 @@
-"""The heat map: the photo untouched, and beside it where the model looked, drawn so that a dermatologist can read it.
+"""The heat map: the photo untouched, and beside it what its answer rests on, drawn so that a dermatologist can read it.
 
 What the drawing keeps to:
 
@@ -12,11 +12,14 @@ What the drawing keeps to:
 * The picture can be printed in grey: over any one colour of skin, more is brighter, never only of another hue. Outlined
   in white on black are the strongest cells: at most the quarter whose hiding was measured when the bundle was made, and
   of it those that are half as strong as the strongest (`rules.hidden_regions`). The caption counts them.
+* The colours of each map end at its own strongest part. The caption says how much hiding that part lowers the answer's
+  probability, or that the colours do not tell.
 * The caption says the full name of the class and its probability, the second class, what the class means, what the
   suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons
   to refer in words or the rules that were tried, how true the map was found, and that this is for
   research only. No sentence says that nothing needs a look.
-* The last line names the photo's file, the model, its version and the kind of values, so that a print can be told.
+* The last line names the photo's file and its digest, the model, its version and the kind of values, so that a print
+  can be told.
 * Where a photo is at fault, taking it again comes first, and what its class means stands small.
 * Where no map is shown, or it is level, the photo stands alone, and the caption says why.
 """
@@ -35,9 +38,10 @@ from edgefl_protocol.pictures.wording import (
     class_title,
     evidence_words,
     faults_in_words,
+    likely,
     meaning,
     outcome,
-    percent,
+    percent_beside,
     second_class,
     suspicious_words,
 )
@@ -53,7 +57,7 @@ BAND_ROWS = 64  # coloured at a time
 CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
 ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
 LONGEST_NAME = 40  # characters of a photo's name; of a longer one the middle is left out
-PHOTO_WORDS, MAP_WORDS = "The photo as it is", "Where the model looked"
+PHOTO_WORDS, MAP_WORDS, HIDING_WORDS = "The photo as it is", "Where the model looked", "What the answer hangs on"
 
 # Nine stops of viridis (CC0): dark blue to yellow, brightness rising throughout, readable without colour vision.
 _STOPS = (
@@ -151,9 +155,9 @@ def _with_lines(drawn: Image.Image, placed: Placed, line_px: int) -> Image.Image
 
 def _outline(drawn: Image.Image, region: NDArray[np.bool_], line_px: int) -> None:
     """Draw the border of a region, white with a black rim, so that it shows on any skin."""
-    mask = Image.fromarray(region.astype(np.uint8) * 255)
-    inner = mask.filter(ImageFilter.MinFilter(3))
-    edge = np.asarray(mask) > np.asarray(inner)
+    mask = np.pad(region, 1).astype(np.uint8) * 255  # nothing beyond the photo: a region at its edge ends there
+    inner = np.asarray(Image.fromarray(mask).filter(ImageFilter.MinFilter(3)))
+    edge = (mask > inner)[1:-1, 1:-1]
     line = Image.fromarray(edge.astype(np.uint8) * 255)
     drawn.paste((0, 0, 0), (0, 0), _thicken(line, 3 * line_px))
     drawn.paste(_PAPER, (0, 0), _thicken(line, line_px))
@@ -186,12 +190,15 @@ def gap_px(width_px: int, height_px: int) -> int:
     return max(8, round(max(width_px, height_px) / 40))
 
 
-def draw_heatmap(photo: Photo, score: Score, fit: str, explanation: Explanation) -> Image.Image:
+def draw_heatmap(
+    photo: Photo, score: Score, fit: str, explanation: Explanation, digits: str | None = None
+) -> Image.Image:
     """Draw the finished picture: the photo, the photo with map where one is shown, legend and caption.
 
     Args:
         photo: (H, W, 3), upright.
         explanation: the map and how true it is, or why there is none.
+        digits: first ones of the SHA-256 of the photo's file, which tell photos of one name apart; None without a file.
     """
     shown, size_words = shown_photo(photo)
     height_px, width_px = shown.shape[:2]
@@ -201,7 +208,9 @@ def draw_heatmap(photo: Photo, score: Score, fit: str, explanation: Explanation)
         placed = place_map(explanation.values, height_px, width_px, fit)
     whole_px = max(beside + width_px if placed else width_px, CAPTION_WIDTH_PX)
     unit = max(14, min(whole_px // (52 if placed else 34), 60))  # px, body text
-    panel = _panel(whole_px, beside, unit, placed, _caption(score, placed, unit, explanation.sentence, size_words))
+    lines = _caption(score, placed, unit, explanation, size_words)
+    lines.append((_origin(score, digits), text_font(round(unit * 0.85)), _QUIET))
+    panel = _panel(whole_px, beside, unit, placed, lines, _map_words(explanation))
     picture = Image.new("RGB", (whole_px, height_px + panel.height), _PAPER)
     picture.paste(Image.fromarray(shown), (0, 0))
     if placed is not None:
@@ -218,12 +227,19 @@ def png_bytes(picture: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def _panel(width_px: int, beside: int, unit: int, placed: Placed | None, lines: list[_Line]) -> Image.Image:
+def _map_words(explanation: Explanation) -> str:
+    return MAP_WORDS if explanation.without is None else HIDING_WORDS
+
+
+def _panel(
+    width_px: int, beside: int, unit: int, placed: Placed | None, lines: list[_Line], map_words: str
+) -> Image.Image:
     """Draw what stands under the photos: what each is, legend and caption.
 
     Args:
         beside: where the photo with the map begins.
         unit: size of body text, in px.
+        map_words: what the map shows.
     """
     margin = unit
     inner = width_px - 2 * margin
@@ -232,7 +248,7 @@ def _panel(width_px: int, beside: int, unit: int, placed: Placed | None, lines: 
     top, legend_px = round(unit * 2.4), round(unit * 3.4) if placed else 0
     panel = Image.new("RGB", (width_px, top + legend_px + sum(heights) + margin), _PAPER)
     draw = ImageDraw.Draw(panel)
-    for left, words in ((margin, PHOTO_WORDS), (max(beside, margin), MAP_WORDS))[: 2 if placed else 1]:
+    for left, words in ((margin, PHOTO_WORDS), (max(beside, margin), map_words))[: 2 if placed else 1]:
         draw.text((left, unit // 2), words, font=text_font(round(unit * 0.85)), fill=_QUIET)
     if placed is not None:
         _legend(panel, (margin, top), inner, unit, placed)
@@ -246,7 +262,7 @@ def _panel(width_px: int, beside: int, unit: int, placed: Placed | None, lines: 
 
 
 def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, placed: Placed) -> None:
-    """Draw the colour scale on light and on dark skin, its end values, and a sample of the outline."""
+    """Draw the colour scale on light and on dark skin, what its ends mean, and a sample of the outline."""
     draw = ImageDraw.Draw(panel)
     font = text_font(round(unit * 0.85))
     bar_px = round(width_px * 0.56)
@@ -257,8 +273,8 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     panel.paste(Image.fromarray(tint(skin, levels)), (left, top))
     draw.rectangle((left, top, left + bar_px - 1, top + unit - 1), outline=_INK)
     below = top + round(unit * 1.25)
-    draw.text((left, below), f"less ({placed.low:.2f})", font=font, fill=_QUIET)
-    draw.text((left + bar_px, below), f"most ({placed.high:.2f})", font=font, fill=_QUIET, anchor="ra")
+    draw.text((left, below), "least", font=font, fill=_QUIET)
+    draw.text((left + bar_px, below), "most in this picture", font=font, fill=_QUIET, anchor="ra")
     sample = left + bar_px + 2 * unit
     middle = top + unit // 2
     rim = max(3, unit // 4)
@@ -268,7 +284,7 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
 
 
-def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_words: str) -> list[_Line]:
+def _caption(score: Score, placed: Placed | None, unit: int, explanation: Explanation, size_words: str) -> list[_Line]:
     body, small = text_font(unit), text_font(round(unit * 0.85))
     lines = [(_headline(score), text_font(round(unit * 1.35)), _INK)]
     fault = bool(faults_in_words(score))  # a new picture comes first, and what this one is called reassures nobody
@@ -277,8 +293,7 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
     if score.predicted is not None:
         lines.append((meaning(score, score.predicted), *((small, _QUIET) if fault else (body, _INK))))
     if (second := second_class(score)) is not None:
-        likely = percent(score.probabilities[second])
-        lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
+        lines.append((f"Second: {class_title(score, second)}, probability {likely(score, second)}", body, _INK))
     if (suspicious := suspicious_words(score)) is not None:
         lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
     lines.append((f"{evidence_words(score)}.", body, _INK))
@@ -286,37 +301,49 @@ def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_wor
         lines.append((outcome(score), body, _WARN if score.refer else _INK))
     if score.model.at_chance is not None:
         lines.append((score.model.at_chance, body, _WARN))
-    lines.append((true, small, _INK))
+    if placed is not None:
+        lines.append((_compared(score, explanation), small, _INK))
+    lines.append((explanation.sentence, small, _INK))
     note = "Research use only, not a diagnosis."
     if placed is not None:
         some, parts = placed.outlined
         lines.append(
             (f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest.", small, _INK)
         )
-        note += " The map shows where the model looked, not where disease is."
+        note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
         left, top, right, bottom = placed.box
         if (right - left, bottom - top) != placed.values.shape[::-1]:
             size_words += " Nothing outside the white frame was looked at."
     note += size_words
-    lines += [(note, small, _QUIET), (_origin(score), small, _QUIET)]
+    lines.append((note, small, _QUIET))
     return lines
 
 
-def _origin(score: Score) -> str:
+def _compared(score: Score, explanation: Explanation) -> str:
+    """Say how much the strongest part matters: the scale of colours ends there, however little it is."""
+    compare = "The colours compare parts of this picture"
+    if explanation.without is None or score.predicted is None:
+        return f"{compare}; they do not say how much the answer changes."
+    whole, without = score.probabilities[score.predicted], explanation.without
+    fall = f"from {percent_beside(whole, without)} to {percent_beside(without, whole)}"
+    return f"{compare}: hiding the strongest part lowers the probability {fall}."
+
+
+def _origin(score: Score, digits: str | None) -> str:
     """Say which photo, model and values a printed picture shows. No date: the same score gives the same bytes."""
     name = "-" if score.image is None else PurePath(score.image).name
     shown = "a photo without a name" if name == "-" else "".join(one if one.isprintable() else "?" for one in name)
     if len(shown) > LONGEST_NAME:
         shown = f"{shown[: LONGEST_NAME // 2]}...{shown[-LONGEST_NAME // 2 :]}"
     values = "the bundle's values" if score.model.state_kind == "bundle" else "personal values, learned on this device"
-    return f"{shown}, scored by {score.model.id} version {score.model.version} with {values}."
+    file = "" if digits is None else f" ({digits})"
+    return f"{shown}{file}, scored by {score.model.id} version {score.model.version} with {values}."
 
 
 def _headline(score: Score) -> str:
     if score.predicted is None:
         return "No prediction"
-    likely = percent(score.probabilities[score.predicted])
-    return f"Prediction: {class_title(score, score.predicted)}, probability {likely}"
+    return f"Prediction: {class_title(score, score.predicted)}, probability {likely(score, score.predicted)}"
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
-_DIGITS = 16  # of the SHA-256 of a picture, in the name of its heat map
+_DIGITS = 16  # of the SHA-256 of a picture, in the name and the last line of its heat map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +204,13 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Scor
     ):
         return score
     stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
-    path = folder / f"{stem}-{photo.sha256[:_DIGITS]}{_DRAWN}"
+    digits = photo.sha256[:_DIGITS]
+    path = folder / f"{stem}-{digits}{_DRAWN}"
     from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
-    picture = draw_heatmap(photo.pixels, score, task.scorer.fit, task.scorer.explain(photo.found, score))
-    write_atomic(path, png_bytes(picture))
-    return dataclasses.replace(score, heatmap=str(path))
+    explanation = task.scorer.explain(photo.found, score)
+    write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, task.scorer.fit, explanation, digits)))
+    fall = None
+    if score.predicted is not None and explanation.without is not None:
+        fall = score.probabilities[score.predicted] - explanation.without
+    return dataclasses.replace(score, heatmap=str(path), heatmap_fall=fall)

@@ -194,8 +194,9 @@ class Scorer:
         label = self._classes.index(score.predicted)
         likely = np.array([score.probabilities[name] for name in self._classes])
         values: Floats | None
+        without: float | None = None
         if said.kind == "occlusion":
-            values = self._occlusion(prepared.pixels, label, float(likely[label]), said.passes - 1)
+            values, without = self._occlusion(prepared.pixels, label, float(likely[label]), said.passes - 1)
         elif said.kind == "share" and label != int(likely.argmax()):
             return Explanation(
                 None, "No map is drawn: this model's map belongs to another class than the predicted one."
@@ -205,12 +206,13 @@ class Scorer:
         if values is not None and is_level(values):
             return Explanation(None, level_words(said))
         own = "" if self.model.state_kind == "bundle" else " That was measured before this device learned."
-        return Explanation(values, how_true(said) + own)
+        return Explanation(values, how_true(said) + own, without)
 
-    def _occlusion(self, pixels: NDArray[np.uint8], label: int, probability: float, cells: int) -> Floats:
+    def _occlusion(self, pixels: NDArray[np.uint8], label: int, probability: float, cells: int) -> tuple[Floats, float]:
         hidden = each_cell_hidden(pixels, cells)
         runs = [self._run(hidden[start : start + OCCLUSION_BATCH]) for start in range(0, cells, OCCLUSION_BATCH)]
-        return occlusion_map(probability, np.concatenate([found["probabilities"][:, label] for found in runs]))
+        without = np.concatenate([found["probabilities"][:, label] for found in runs])
+        return occlusion_map(probability, without), float(without.min())
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         found = run_graph(self._graph, self._bundle.outputs, {"image": pixels, **self._weights}, "the model")

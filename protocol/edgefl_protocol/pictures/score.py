@@ -69,8 +69,12 @@ class Score:
     rules_tried: tuple[str, ...] = ()  # the rules that were asked, in the same order; some have no threshold
     suspicious_probability: float | None = None  # of the classes not known to be benign together; None: nobody says
     suspicious_from: float | None = None  # from where it refers; None where nobody says which classes are benign
-    vacuity_from: float | None = None  # above which the rule `vacuity` refers (entropy where there is no vacuity)
+    vacuity_from: float | None = None  # above which the rule `vacuity` refers; None for softmax methods
+    entropy_from: float | None = None  # the same in nats of entropy; None for methods with vacuity
     dissonance_from: float | None = None  # above which `dissonance` refers; None, as above, where no rule says
+    heatmap_fall: float | None = (
+        None  # of the answer's probability, by hiding the map's strongest part; None: not hidden
+    )
     suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
@@ -114,6 +118,8 @@ class Score:
             "suspicious_rule": self.suspicious_rule,
             "vacuity_from": self.vacuity_from,
             "dissonance_from": self.dissonance_from,
+            "entropy_from": self.entropy_from,
+            "heatmap_fall": self.heatmap_fall,
         }
 
 
@@ -169,7 +175,8 @@ def make_score(
         suspicious_probability=suspicious_probability(measures, rules),
         suspicious_from=rules.suspicious_in_force,
         suspicious_rule=_suspicious_rule(rules),
-        vacuity_from=rules.uncertain_above,
+        vacuity_from=None if measures.vacuity is None else rules.uncertain_above,
+        entropy_from=rules.uncertain_above if measures.vacuity is None else None,
         dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
         exposure=exposure,
         info=info,

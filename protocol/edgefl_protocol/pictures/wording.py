@@ -64,6 +64,22 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if round(share * 100) < 100 else ">99%"
 
 
+def likely(score: Score, label: str) -> str:
+    """Write the probability of a class in as many digits as tell it from the predicted one's and the second one's."""
+    named = (score.predicted, second_class(score))
+    return percent_beside(score.probabilities[label], *(score.probabilities[one] for one in named if one is not None))
+
+
+def percent_beside(share: float, *others: float) -> str:
+    """Write a probability as `percent` does, in more digits where another one would else read the same."""
+    values = {share, *others}
+    if len({percent(value) for value in values}) == len(values):
+        return percent(share)
+    values |= {0.0, 1.0}  # also with more digits nothing is rounded to none or to certainty
+    enough = (digits for digits in range(1, 16) if len({f"{one:.{digits}%}" for one in values}) == len(values))
+    return f"{share:.{next(enough, 15)}%}"
+
+
 def apart(value: float, limit: float, form: str) -> tuple[str, str]:
     """Write a number and the limit it is compared with, in as many digits as keep two different ones apart.
 
@@ -87,10 +103,7 @@ def suspicious_words(score: Score) -> str | None:
     together = _against_limit(score)[0]
     if len(asking) == 1:
         return f"suspicious class {class_title(score, most)} {together}"
-    return (
-        f"suspicious classes {together} together, most probable {class_title(score, most)} "
-        f"{percent(score.probabilities[most])}"
-    )
+    return f"suspicious classes {together} together, most probable {class_title(score, most)} {likely(score, most)}"
 
 
 def evidence_words(score: Score) -> str:
@@ -98,9 +111,8 @@ def evidence_words(score: Score) -> str:
 
     Vacuity does not tell whether a picture is like those that the model learned: noise may get much evidence.
     """
-    measure = score.entropy_nats if score.vacuity is None else score.vacuity
-    number, limit = apart(measure, measure if score.vacuity_from is None else score.vacuity_from, "f")
-    asks = "" if score.vacuity_from is None else f"; the rule asks for a look above {limit}"
+    number, limit = _uncertainty(score)
+    asks = "" if limit is None else f"; the rule asks for a look above {limit}"
     if score.vacuity is None:
         return f"This model cannot say how much evidence it has. Entropy {number} nats{asks}"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
@@ -172,6 +184,10 @@ def _fault(score: Score, reason: str) -> str:
 
 
 def _reason(score: Score, reason: str) -> str:
+    if reason == "vacuity" and score.vacuity is None:  # entropy tells how uncertain an answer is, not how much evidence
+        number, limit = _uncertainty(score)
+        asks = "" if limit is None else f"; the rule asks above {limit}"
+        return f"its answer is too uncertain (entropy {number} nats{asks})"
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
 
 
@@ -179,7 +195,7 @@ def _rule(score: Score, rule: str) -> str:
     if rule == "suspicious_class" and score.suspicious_from is not None and score.predicted is not None:
         together, limit = _against_limit(score)
         return f"suspicious class ({together} together, asks from {limit})"
-    return RULE_NAMES[rule]
+    return "uncertain answer" if rule == "vacuity" and score.vacuity is None else RULE_NAMES[rule]
 
 
 def _suspicious(score: Score) -> str:
@@ -194,6 +210,15 @@ def _suspicious(score: Score) -> str:
     return (
         f"classes that are not known to be benign have {together} together, and the rule asks from {limit}{by_default}"
     )
+
+
+def _uncertainty(score: Score) -> tuple[str, str | None]:
+    """Write how uncertain the answer is, and above what that asks for a look: of vacuity, without it of entropy."""
+    measure, limit = (
+        (score.entropy_nats, score.entropy_from) if score.vacuity is None else (score.vacuity, score.vacuity_from)
+    )
+    number, above = apart(measure, measure if limit is None else limit, "f")
+    return number, None if limit is None else above
 
 
 def _against_limit(score: Score) -> tuple[str, str]:

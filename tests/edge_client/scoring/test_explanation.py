@@ -61,6 +61,7 @@ def test_occlusion_equals_brute_force(explained, lab, with_map):
         without = scorer.score_batch([replace(prepared, pixels=hidden)])[0]
         falls.append(score.probabilities[score.predicted] - without.probabilities[score.predicted])
     assert found.values == pytest.approx(np.array(falls) / max(*falls, 0.01), abs=1e-4)
+    assert score.probabilities[score.predicted] - found.without == pytest.approx(max(falls), abs=1e-5)
 
 
 def test_a_device_runs_the_network_as_often_as_the_card_says(explained, lab, monkeypatch):
@@ -159,7 +160,24 @@ def test_of_a_level_map_nothing_is_drawn_and_one_sentence_says_so(explained, lab
     assert found.values is None and words in found.sentence and "Measured" not in found.sentence
     picture = np.asarray(draw_heatmap(pixels, score, scorer.fit, found))
     assert picture.shape[1] == 600
-    assert words in " ".join(said) and "less (" not in " ".join(said) and "looked" not in " ".join(said)
+    assert words in " ".join(said) and "least" not in " ".join(said) and "looked" not in " ".join(said)
+
+
+@pytest.mark.usefixtures("also_level")
+@pytest.mark.parametrize("kind", ["rollout", "occlusion"])
+def test_the_fall_is_told_to_programs_where_parts_were_hidden(lab, make_bundle, tmp_path, kind):
+    """docs/reference/scores.md: `heatmap_fall`."""
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(60, 40)))
+    scorer = Scorer(make_bundle(shown=lab.true_map(kind, **({"cells": 36} if kind == "occlusion" else {}))), threads=1)
+    from edgefl_client.scoring.pictures import FORMATS, PictureReader
+
+    with PictureReader(FORMATS) as reader:
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)
+        (result,) = score_files(task, [str(tmp_path / "a.png")])
+    assert result.heatmap is not None and (result.to_json()["heatmap_fall"] is None) is (kind == "rollout")
+    if kind == "occlusion":
+        found = scorer.explain(scorer.prepare(lab.photo(60, 40)), result)
+        assert result.heatmap_fall == result.probabilities[result.predicted] - found.without
 
 
 def test_without_an_answer_there_is_no_map(explained, lab):

@@ -206,6 +206,14 @@ def test_the_caption_counts_what_is_outlined(said):
     assert "Outlined here: 1 of 49 parts" in " ".join(said)
 
 
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (0, 3), (6, 6), (3, 0)])
+def test_an_outline_at_the_edge_of_the_photo_is_closed(row, column):
+    """White runs along every side of the part, also where the photo ends."""
+    drawn = overlay(np.full((490, 490, 3), 150, np.uint8), place_map(one_hot(7, row, column), 490, 490, "squash"), 2)
+    white = (drawn == 255).all(-1)[70 * row : 70 * row + 70, 70 * column : 70 * column + 70]
+    assert white[0].all() and white[-1].all() and white[:, 0].all() and white[:, -1].all()
+
+
 @pytest.mark.parametrize("skin", [(235, 200, 185), (60, 38, 30)])
 def test_outline_stands_out_on_light_and_dark_skin(skin):
     """White on black: on any skin one of the two differs from it by more than half the range."""

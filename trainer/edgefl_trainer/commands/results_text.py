@@ -127,8 +127,8 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
     if not isinstance(found, Score):
         return of_file(found["image"], found["error"]["message"])
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
-    vacuity = "" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
-    said = [f"{_named(found)} ({shown}{vacuity})", *filter(None, [suspicious_words(found)]), in_brief(found)]
+    sure = f", entropy {found.entropy_nats:.2f} nats" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
+    said = [f"{_named(found)} ({shown}{sure})", *filter(None, [suspicious_words(found)]), in_brief(found)]
     return f"{found.image}: {' · '.join(said)}"
 
 
