@@ -337,7 +337,7 @@ def _origin(score: Score, digits: str | None) -> str:
         shown = f"{shown[: LONGEST_NAME // 2]}...{shown[-LONGEST_NAME // 2 :]}"
     values = "the bundle's values" if score.model.state_kind == "bundle" else "personal values, learned on this device"
     file = "" if digits is None else f" ({digits})"
-    return f"{shown}{file}, scored by {score.model.id} version {score.model.version} with {values}."
+    return f"{shown}{file}, scored by {score.model.id.removeprefix('-/')} version {score.model.version} with {values}."
 
 
 def _headline(score: Score) -> str:
