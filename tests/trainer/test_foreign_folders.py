@@ -53,7 +53,7 @@ def test_a_picture_replaces_a_picture_and_nothing_else(command, finished, ward, 
         "evaluate": ("evaluate", finished["local"], "--data", ward, "--plot"),
         "data": ("data", ward, "--sheet"),
     }[command]
-    mine, drawn = tmp_path / "results.csv", tmp_path / "drawn.png"
+    mine, drawn = tmp_path / "results.png", tmp_path / "drawn.png"
     mine.write_text("site,accuracy\n")
     outcome = edgefl_train(*words, mine)
     assert outcome.code == 2 and f"{mine} exists and is no PNG: name another file." in outcome.err
