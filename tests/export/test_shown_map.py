@@ -142,6 +142,9 @@ def test_a_bundle_carries_the_map_that_was_found_true(measured_run, tmp_path, la
     arguments = ["bundle", str(measured_run), "--site", "north", "--sign", str(tmp_path / "keys"), "-o", str(output)]
     made = call.invoke(cli.main, arguments)
     assert made.exit_code == 0, made.stderr
-    assert "map shown: occlusion. Measured on 96 pictures: hiding the strongest quarter" in made.stdout and "  occlusion " in made.stdout
+    assert (
+        "map shown: occlusion. Measured on 96 pictures: hiding the strongest quarter" in made.stdout
+        and "  occlusion " in made.stdout
+    )
     trust = [bytes.fromhex((tmp_path / "keys" / "signing.pub").read_text())]
     assert load_bundle(output.read_bytes(), trust, now_ms=2**41).card.map == true
