@@ -23,6 +23,7 @@ compare. Anything else that escapes from a public function is a defect.
     ├── RecordError             a signed record (time, index, key record) is damaged, unsigned, expired or rolled back
     ├── BundleError             a model bundle was refused; `code` names the check
     ├── ImageError              a picture cannot be used; `code` says why
+    ├── QuestionError           a question about a picture cannot be used; `code` says why
     └── StorageError            a file cannot be read or written (disk full, permissions, size)
 
 `Raises:` of a function lists what its first sentence does not tell. It does not list what holds everywhere. Whoever
@@ -162,6 +163,12 @@ class ImageError(EdgeflError):
     """A picture cannot be used; `code` says why."""
 
     code = "unreadable"
+
+
+class QuestionError(EdgeflError):
+    """A question about a picture cannot be used; `code` says why."""
+
+    code = "bad_question"
 
 
 class StorageError(EdgeflError):

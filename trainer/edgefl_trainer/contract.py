@@ -18,6 +18,7 @@ from edgefl_protocol import Payload, digest
 from edgefl_protocol.payload import Scalar as Scalar
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.draws import Balance, epoch_order, generator
+from edgefl_protocol.rules.questions import Questions as Questions
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import BackboneSpec
@@ -62,15 +63,21 @@ class Task:
     epochs: int  # local epochs E of one round
     seed: int
     initial: Arrays = field(default_factory=dict)  # weights to learn on, by the backbone's own names; empty: fresh
+    questions: Questions | None = None  # what is known of questions; None: the pictures are asked nothing
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Some rows of the federation's image store, in a fixed order. Reading a batch copies only that batch."""
+    """Some rows of the federation, in a fixed order: a picture, perhaps a question, and a target.
 
-    images: NDArray[np.uint8]  # (n, px, px, 3), memory-mapped: all rows of the federation
-    labels: NDArray[np.int64]  # (n,) class indices, -1 where there is no label
-    rows: NDArray[np.int64]  # (len,) which of them are ours
+    Reading a batch copies only that batch.
+    """
+
+    images: NDArray[np.uint8]  # (m, px, px, 3), memory-mapped: all pictures of the federation
+    labels: NDArray[np.int64]  # (n,) class indices, -1 without a label, -2 an answer that no training row has
+    rows: NDArray[np.int64]  # (len,) which rows are ours
+    pictures: NDArray[np.int64] | None = None  # (n,) which picture a row shows; None: row i shows picture i
+    tokens: NDArray[np.int64] | None = None  # (n, length) the words of a row's question; None: no row has one
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,7 +94,14 @@ class Examples:
     def read(self, positions: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Read images uint8 (B, px, px, 3) and targets int64 (B,) at `positions` (0 … len − 1)."""
         rows = self.rows[positions]
-        return torch.from_numpy(self.images[rows]), torch.from_numpy(self.labels[rows])
+        shown = rows if self.pictures is None else self.pictures[rows]
+        return torch.from_numpy(self.images[shown]), torch.from_numpy(self.labels[rows])
+
+    def asked(self, positions: NDArray[np.int64]) -> torch.Tensor:
+        """Read the questions at `positions`, int64 (B, length); see `rules.questions.token_ids`."""
+        if self.tokens is None:
+            raise ValueError("these rows have no questions")
+        return torch.from_numpy(self.tokens[self.rows[positions]])
 
     def in_order(self, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Return every row once, in row order: for evaluation, features and map selection."""

@@ -31,7 +31,7 @@ def measured_map(run: FinishedRun, site: str, predictor: Predictor, report: Call
         return not_measured("few_pictures", len(tune))
     rows = np.random.default_rng(run.settings.seed).permutation(tune)
     lesions = [federation.lesions[row] for row in rows]
-    return measure_maps(predictor, federation.images[rows], lesions, report=report).shown
+    return measure_maps(predictor, federation.images[federation.places(rows)], lesions, report=report).shown
 
 
 def with_map(module: ScoreModule, shown: ShownMap | None) -> ScoreModule:

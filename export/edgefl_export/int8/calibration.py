@@ -88,8 +88,11 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     choice = min(CHOICE, len(tune) - ranges)
     reported = _drawn((one.rows(federation.report_split) for one in known), draw)
     gate = np.concatenate([reported, tune[ranges + choice :]])[:GATE]
-    images = federation.images
-    return Calibration(images[tune[:ranges]], images[tune[ranges : ranges + choice]], images[gate])
+
+    def shown(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return federation.images[federation.places(rows)]
+
+    return Calibration(shown(tune[:ranges]), shown(tune[ranges : ranges + choice]), shown(gate))
 
 
 def _drawn(groups: Iterable[NDArray[np.integer]], draw: np.random.Generator) -> NDArray[np.int64]:

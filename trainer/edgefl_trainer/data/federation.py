@@ -20,6 +20,7 @@ from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_limit, choose_tune, spread
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
+from edgefl_trainer.data.questions import QuestionRows
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 from edgefl_trainer.data.tasks import check_alike, gather, listed
@@ -54,8 +55,8 @@ class Federation:
     """Pictures and rows of all sites."""
 
     classes: tuple[str, ...]  # class names; a label is an index into them
-    images: NDArray[np.uint8]  # uint8 (n, px, px, 3), memory-mapped
-    labels: NDArray[np.int64]  # int64 (n,), −1 where there is none
+    images: NDArray[np.uint8]  # uint8 (m, px, px, 3), memory-mapped
+    labels: NDArray[np.int64]  # int64 (n,), −1 where there is none, −2 (`OTHER_ANSWER`) where no training row has it
     lesions: tuple[str, ...]  # lesion of each row
     names: tuple[str, ...]  # image name of each row
     sites: dict[str, SiteRows]  # site name → its rows, in name order
@@ -63,6 +64,13 @@ class Federation:
     masks: NDArray[np.uint8] | None = None  # uint8 (n, px, px), 0 = skin, 255 = lesion, for drawn lesions; else None
     held_out: tuple[str, ...] = ()  # sites that never train, in name order
     warnings: tuple[str, ...] = ()  # what a person should look at before anything is learned
+    pictures: NDArray[np.int64] | None = None  # int64 (n,), which of `images` a row shows; None: row i shows image i
+    questions: QuestionRows | None = None  # None: the pictures are asked nothing
+
+    def places(self, rows: Sequence[int] | Indices) -> Indices:
+        """Return which of `images` these rows show, (len,): several rows may ask about one picture."""
+        wanted = np.asarray(rows, dtype=np.int64)
+        return wanted if self.pictures is None else self.pictures[wanted]
 
     def counts(self, rows: Indices) -> NDArray[np.int64]:
         """Count the images of each class among `rows`, (K,)."""

@@ -68,7 +68,7 @@ def evaluate(
     if without:
         warn(f"the run has no model of {', '.join(without)}: not judged")
     judged = [row for name in known for row in federation.sites[name].rows(federation.report_split)]
-    learned = _learned_from(run, federation.images[judged])
+    learned = _learned_from(run, federation.images[np.unique(federation.places(judged))])
     scored, facts, seen = _score_sites(run, federation, labels, known, where)
     for line in thin_sites(scored, seen, run.classes, federation.report_split):
         warn(line)
@@ -129,7 +129,7 @@ def map_tables(
         )
         table = measure_maps(
             run.predictor(name),
-            federation.images[rows],
+            federation.images[federation.places(rows)],
             [federation.lesions[row] for row in rows],
             masks=None if federation.masks is None else federation.masks[rows],
             device=device,

@@ -95,4 +95,10 @@ def _all_images(rows: SiteRows) -> np.ndarray:
 
 
 def _examples(federation: Federation, rows: np.ndarray) -> Examples:
-    return Examples(federation.images, federation.labels, rows.astype(np.int64))
+    return Examples(
+        federation.images,
+        federation.labels,
+        rows.astype(np.int64),
+        pictures=federation.pictures,
+        tokens=None if federation.questions is None else federation.questions.tokens,
+    )

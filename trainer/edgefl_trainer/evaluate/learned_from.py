@@ -17,7 +17,8 @@ LEARNED = ("train", "tune", "unlabelled")  # tune rows choose rounds and calibra
 def learned_among(own: Federation, images: NDArray[np.uint8]) -> int:
     """Count the pictures (B, px, px, 3) that a run over `own` learned from or was tuned on."""
     sites = [site for name, site in own.sites.items() if name not in own.held_out]
-    known = {_digest(own.images[row]) for site in sites for kind in LEARNED for row in site.rows(kind)}
+    rows = [int(row) for site in sites for kind in LEARNED for row in site.rows(kind)]
+    known = {_digest(own.images[place]) for place in np.unique(own.places(rows))}
     return sum(_digest(image) in known for image in images)
 
 

@@ -1,0 +1,110 @@
+"""Questions about pictures: their words, the numbers that a network reads, and how an answer is written.
+
+Server and device both call this, so that a question asked on a device is the one that was learned.
+
+Guarantees: the same text and table give the same numbers; no text is read beyond `MAX_CHARACTERS`; number 0 is
+padding, 1 a word that is not in the table, and 2 the table's first word. An answer that is normalised again stays.
+Source: docs/methods.md 6.3; `tools/compute_softscore.py` of MEVF (Nguyen et al., MICCAI 2019) for answers.
+"""
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.errors import QuestionError
+
+MAX_CHARACTERS: Final = 1000  # of a question or an answer; the longest of VQA-RAD and SLAKE has fewer than 200
+LENGTH: Final = 20  # words of a question that a network reads: 99.9 % of VQA-RAD's have no more
+PADDING: Final = 0
+UNKNOWN: Final = 1
+FIRST: Final = 2  # number of the table's first word
+
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_WORD = re.compile(r"\d*\.\d+[^\W_]*%?|[^\W_]+(?:'[^\W_]+)*%?")  # 2.5cm, .5, patient's, 50%
+_IDEOGRAPH = re.compile("[\u3400-\u9fff]|[^\u3400-\u9fff]+")  # Chinese is written without spaces
+_ARTICLES = frozenset({"a", "an", "the"})
+_NUMBERS: Mapping[str, str] = {
+    "none": "0", "zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
+    "eight": "8", "nine": "9", "ten": "10",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a network was told about questions: the words it knows, and how many of a question it reads."""
+
+    words: tuple[str, ...]  # the first has the number 2
+    length: int = LENGTH  # words of a question
+
+    @property
+    def table(self) -> dict[str, int]:
+        """The number of each word."""
+        return {word: number for number, word in enumerate(self.words, FIRST)}
+
+
+def check_question(text: str) -> None:
+    """Refuse, by a `QuestionError`, a text without a word or of more than `MAX_CHARACTERS`."""
+    if len(text) > MAX_CHARACTERS:
+        raise QuestionError(
+            f"The question has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed: ask in fewer words."
+        )
+    if not words_of(text):
+        raise QuestionError("The question holds no word: write one.")
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Split a text into its words, in lower case and without punctuation; each Chinese character is a word."""
+    return _joined([part for word in _words(text) for part in _IDEOGRAPH.findall(word)])
+
+
+def normalised_answer(text: str) -> str:
+    """Write an answer as the answer lists of the field do: `Two of the X-rays.` becomes `2 of xrays`.
+
+    Lower case, no punctuation, no article, digits for number words, `xray` for `x ray`. A text that is nothing else
+    stays, in lower case.
+    """
+    words = _joined([_NUMBERS.get(word, word) for word in _words(text) if word not in _ARTICLES])
+    return " ".join(words or _plain(text).split())
+
+
+def token_ids(text: str, words: Mapping[str, int], length: int) -> NDArray[np.int64]:
+    """Number the first words of a question, (length,); 0 fills up to the right.
+
+    Args:
+        words: a word's number, see `Questions.table`.
+    """
+    numbers = np.full(length, PADDING, dtype=np.int64)
+    for place, word in enumerate(islice(words_of(text), length)):
+        numbers[place] = words.get(word, UNKNOWN)
+    return numbers
+
+
+def known_words(text: str, words: Mapping[str, int]) -> int:
+    """Count the words of a question that are in the table."""
+    return sum(word in words for word in words_of(text))
+
+
+def _plain(text: str) -> str:
+    lower = unicodedata.normalize("NFKC", text[:MAX_CHARACTERS]).lower().replace("’", "'")
+    return unicodedata.normalize("NFKC", _THOUSANDS.sub("", lower))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_plain(text))
+
+
+def _joined(words: Sequence[str]) -> tuple[str, ...]:
+    """The words with `x ray` as one."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "x" and word in ("ray", "rays"):
+            joined[-1] = f"x{word}"
+        else:
+            joined.append(word)
+    return tuple(joined)
