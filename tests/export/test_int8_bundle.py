@@ -16,7 +16,7 @@ from edgefl_export import cli
 from edgefl_export.errors import ExportError
 from edgefl_export.int8 import precision
 from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
-from edgefl_trainer.data.federation import Federation, SiteRows
+from edgefl_trainer.data import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
 from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.settings import RunSettings

@@ -4,7 +4,7 @@ Server and device both call this, so that a question asked on a device is the on
 
 Guarantees: the same text and table give the same numbers; no text is read beyond `MAX_CHARACTERS`; number 0 is
 padding, 1 a word that is not in the table, and 2 the table's first word. An answer that is normalised again stays.
-Source: docs/methods.md 6.3; `tools/compute_softscore.py` of MEVF (Nguyen et al., MICCAI 2019) for answers.
+Source: docs/reference/data.md (questions); for answers `tools/compute_softscore.py` of MEVF (Nguyen et al., 2019).
 """
 
 import re

@@ -11,7 +11,7 @@ import pytest
 
 from edgefl_trainer import data
 from edgefl_trainer.data import DataError, Federation, load_federation
-from edgefl_trainer.data.federation import ROW_KINDS
+from edgefl_trainer.data.site_rows import ROW_KINDS
 
 from .conftest import png, ward_records
 

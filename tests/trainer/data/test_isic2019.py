@@ -9,7 +9,7 @@ import pytest
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.dealing import deal_test
-from edgefl_trainer.data.federation import ROW_KINDS
+from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.data.sources.isic2019 import CENTRES, CLASSES, isic_rows
 from edgefl_trainer.data.sources.store import open_store
 

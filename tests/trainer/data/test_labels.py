@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_trainer.data.federation import Federation, SiteRows
+from edgefl_trainer.data import Federation, SiteRows
 from edgefl_trainer.data.labels import keep_labels, labelled
 
 SHARES = (0.1, 0.2, 0.4, 0.8)

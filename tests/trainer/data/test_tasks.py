@@ -9,7 +9,7 @@ import pytest
 from edgefl_protocol.pictures.class_info import KNOWN, known_among
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.errors import TaskError
-from edgefl_trainer.data.federation import ROW_KINDS
+from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.data.tasks import parse_groups, task_word
 
 from .conftest import ward_records

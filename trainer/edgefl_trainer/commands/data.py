@@ -25,8 +25,8 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     """Show what data holds and what is wrong with it.
 
-    Sites by classes, lesions, splits, sizes, and every picture that cannot be read. SPEC is as for `run --data`:
-    docs/reference/data.md. Ends with status 1 if a picture cannot be read.
+    Sites by classes, or by open and closed questions, lesions, splits, sizes, and every picture that cannot be read.
+    SPEC is as for `run --data`: docs/reference/data.md. Ends with status 1 if a picture cannot be read.
     """
     from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey
 
@@ -40,7 +40,7 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     if sheet is not None:
         contact_sheet(tables).save(sheet)
         click.echo(f"drew {sheet}", err=True)
-    if found.broken:
+    if found.broken or found.without:
         sys.exit(1)
 
 
@@ -49,17 +49,21 @@ def survey_text(found: "Survey") -> str:
     splits = [
         name for name in ("train", "val", "test", "unlabelled", "") if any(key[1] == name for key in found.splits)
     ]
-    head = ["site", *found.classes, "lesions", *splits]
+    head = ["site", *found.classes, "lesions" if found.vocabulary is None else "pictures", *splits]
     lines = [head]
     for site in found.sites:
         counts = [found.counts[site, label] for label in found.classes]
         dealt = [found.splits[site, split] for split in splits]
         lines.append([site, *(str(count) if count else "–" for count in [*counts, len(found.lesions[site]), *dealt])])
     text = [_table(lines)]
+    if found.vocabulary is not None:
+        words, answers = len(found.vocabulary.questions.words), len(found.vocabulary.answers)
+        text.append(f"training questions: {counted(words, 'word')}, {counted(answers, 'answer')}")
     if found.sizes:
         shown = ", ".join(f"{w} × {h} ({n:,})" for (w, h), n in found.sizes.most_common(MAX_SHOWN))
         more = f" and {len(found.sizes) - MAX_SHOWN} more sizes" if len(found.sizes) > MAX_SHOWN else ""
         text.append(f"sizes in pixels (pictures): {shown}{more}")
+    text += found.without
     if found.broken:
         text.append(f"{counted(len(found.broken), 'picture')} cannot be read:")
         text += [f"  {line}" for line in found.broken]

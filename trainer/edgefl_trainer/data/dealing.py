@@ -57,7 +57,7 @@ def choose_share(classes_by_lesion: Mapping[str, str], share: float, purpose: st
 
 def choose_tune(site: str, learning: Sequence[Row], seed: int, share: float = TUNE_SHARE) -> set[str]:
     """Choose a site's tune lesions: a share of those it learns from, stratified by class, each site by itself."""
-    class_of = {row.lesion: str(row.label) for row in sorted(learning, key=lambda row: row.image, reverse=True)}
+    class_of = {row.lesion: row.stratum for row in sorted(learning, key=lambda row: row.image, reverse=True)}
     return choose_share(class_of, share, f"tune:{site}", seed)
 
 
@@ -90,7 +90,7 @@ def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
     class_of: dict[str, str] = {}
     for row in sorted((r for r in rows if r.split == UNDEALT and r.label is not None), key=_row_key):
         site_of.setdefault(row.lesion, row.site or "")
-        class_of.setdefault(row.lesion, row.label or "")
+        class_of.setdefault(row.lesion, row.stratum)
     by_site: dict[str, dict[str, str]] = defaultdict(dict)
     for lesion, site in site_of.items():
         by_site[site][lesion] = class_of[lesion]
@@ -111,7 +111,7 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
 
     A `DataError` where there are fewer lesions than sites.
     """
-    strata = {row.lesion: f"{row.split}\0{row.label}" for row in sorted(rows, key=_row_key, reverse=True)}
+    strata = {row.lesion: f"{row.split}\0{row.stratum}" for row in sorted(rows, key=_row_key, reverse=True)}
     if len(strata) < sites:
         raise DataError(
             f"@split=iid:{sites} asks for {sites} sites, but the data holds only {counted(len(strata), 'lesion')}: "

@@ -6,8 +6,8 @@ on which other sites are selected.
 Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.md 7.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,37 +17,24 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
-from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_limit, choose_tune, spread
+from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
-from edgefl_trainer.data.questions import QuestionRows
+from edgefl_trainer.data.partition import Partition, own_rows, place_rows, sited_rows
+from edgefl_trainer.data.questions import (
+    QuestionRows,
+    Vocabulary,
+    answered,
+    asks,
+    check_whole,
+    picture_tables,
+    told_of_questions,
+)
 from edgefl_trainer.data.rows import Row, SourceRows
-from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
+from edgefl_trainer.data.site_rows import REPORTED, ChooseTune, Indices, SiteRows, deal_sites, partition_digest
+from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_specs
 from edgefl_trainer.data.tasks import check_alike, gather, listed
 
 Unlabelled = Literal["none", "site", "spread"]
-Indices = NDArray[np.int64]  # row numbers of a Federation, ascending
-ChooseTune = Callable[[str, Sequence[Row]], set[str]]  # a site's name and training rows → its tune lesions
-
-ROW_KINDS = ("train", "tune", "val", "test", "unlabelled")
-REPORTED = ("val", "test")
-
-
-@dataclass(frozen=True, slots=True)
-class SiteRows:
-    """Row numbers of one site."""
-
-    name: str  # the site
-    train: Indices  # rows that learn
-    tune: Indices  # 15 % of the training lesions: select, stop, calibrate
-    val: Indices  # rows that only report
-    test: Indices  # rows that only report; used instead of `val` where there are any
-    unlabelled: Indices  # rows for self-supervised learning only
-
-    def rows(self, kind: str) -> Indices:
-        """Return the rows of one of `ROW_KINDS`."""
-        found: Indices = getattr(self, kind)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +83,7 @@ def load_federation(
     fit: Fit = "squash",
     cache_dir: Path | None = None,
     partition: Partition | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
@@ -112,16 +100,25 @@ def load_federation(
         fit: How a picture becomes square, `squash` or `crop`.
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
+        vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
 
     Raises:
         DataError: One sentence about what in the data cannot be used.
     """
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
-    tables = [read_spec(spec, seed) for spec in parsed]
+    tables = read_specs(parsed, seed)
+    asking = asks(tables)
+    if asking:
+        check_whole(task, classes, partition)
     rows = _read_rows(parsed, tables, partition, seed)
-    classes = classes if partition is None else _classes_of(partition, classes)
-    names, labels = label_rows(rows, task, classes, whole=whole_task)
+    questions = None
+    if asking:
+        names, labels, questions = answered(rows, vocabulary)
+    else:
+        classes = classes if partition is None else _classes_of(partition, classes)
+        names, labels = label_rows(rows, task, classes, whole=whole_task)
+    warnings = [*(line for table in tables for line in table.warnings), *told_of_questions(rows, labels)]
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     if partition is None:
         spans = [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)]
@@ -129,7 +126,8 @@ def load_federation(
         tune = _tune_chooser(rows, spans, seed)
     else:
         tune = partition.tune_lesions
-    sites = _deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
+    sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
+    tables, places = picture_tables(tables) if asking else (tables, None)
     pictures = cached_pictures(tables, image_px, fit, cache_dir or default_cache_dir())
     return Federation(
         classes=names,
@@ -138,10 +136,12 @@ def load_federation(
         lesions=tuple(row.lesion for row in rows),
         names=tuple(row.image for row in rows),
         sites=sites,
-        partition_sha256=_partition_digest(sites, rows, names, labels, held_out),
+        partition_sha256=partition_digest(sites, rows, names, labels, held_out),
         masks=pictures.masks,
         held_out=held_out,
-        warnings=(*(line for table in tables for line in table.warnings), *alike_sites(sites)),
+        warnings=(*warnings, *alike_sites(sites)),
+        pictures=places,
+        questions=questions,
     )
 
 
@@ -263,86 +263,3 @@ def _tune_chooser(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]], seed: 
         return choose_tune(site, learning, seed, shares.get(site, TUNE_SHARE))
 
     return choose
-
-
-def _check_names(rows: Sequence[Row]) -> None:
-    seen: set[tuple[str, str]] = set()
-    for row in rows:
-        if row.site is not None:
-            if (row.site, row.image) in seen:
-                raise DataError(f"Site {row.site} has the image {row.image!r} twice; name each data source once.")
-            seen.add((row.site, row.image))
-
-
-def _deal_sites(
-    rows: Sequence[Row],
-    labels: NDArray[np.int64],
-    *,
-    seed: int,
-    keep_unlabelled: bool,
-    limit: int | None,
-    tune: ChooseTune,
-) -> dict[str, SiteRows]:
-    _check_names(rows)
-    groups: dict[str, dict[str, list[int]]] = {}
-    for i, row in enumerate(rows):
-        if row.site is None:
-            continue
-        group = groups.setdefault(row.site, defaultdict(list))
-        if row.split == "unlabelled":
-            if keep_unlabelled:
-                group["unlabelled"].append(i)
-        elif labels[i] >= 0:
-            group[row.split].append(i)
-    for name in sorted(groups):
-        if not any(groups[name].values()):
-            raise DataError(f"Site {name} has no image of the chosen classes; leave the site out or choose others.")
-    return {name: _deal_site(name, groups[name], rows, seed, limit, tune) for name in sorted(groups)}
-
-
-def _deal_site(
-    name: str,
-    group: Mapping[str, list[int]],
-    rows: Sequence[Row],
-    seed: int,
-    limit: int | None,
-    choose_tune_lesions: ChooseTune,
-) -> SiteRows:
-    learning = sorted(group.get("train", []), key=lambda i: rows[i].image)
-    tune = choose_tune_lesions(name, [rows[i] for i in learning])
-    train = [i for i in learning if rows[i].lesion not in tune]
-    if limit is not None:
-        class_of = {rows[i].lesion: str(rows[i].label) for i in reversed(learning)}
-        lesions = [rows[i].lesion for i in train]
-        kept = choose_limit(lesions, [class_of[lesion] for lesion in lesions], limit, f"limit:{name}", seed)
-        train = [i for i in train if rows[i].lesion in kept]
-    held_back = tune | {rows[i].lesion for kind in REPORTED for i in group.get(kind, [])}
-    return SiteRows(
-        name=name,
-        train=_indices(train),
-        tune=_indices([i for i in learning if rows[i].lesion in tune]),
-        val=_indices(group.get("val", [])),
-        test=_indices(group.get("test", [])),
-        unlabelled=_indices([i for i in group.get("unlabelled", []) if rows[i].lesion not in held_back]),
-    )
-
-
-def _indices(rows: Sequence[int]) -> Indices:
-    return np.array(sorted(rows), dtype=np.int64)
-
-
-def _partition_digest(
-    sites: Mapping[str, SiteRows],
-    rows: Sequence[Row],
-    classes: Sequence[str],
-    labels: NDArray[np.int64],
-    held_out: Sequence[str],
-) -> str:
-    def entry(i: int) -> tuple[str, str | None]:
-        label = int(labels[i])
-        return rows[i].image, classes[label] if label >= 0 else None
-
-    content = {
-        name: {kind: [entry(int(i)) for i in site.rows(kind)] for kind in ROW_KINDS} for name, site in sites.items()
-    }
-    return content_digest(content, held_out)

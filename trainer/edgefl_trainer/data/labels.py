@@ -16,7 +16,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_trainer.data.federation import Federation, Indices, SiteRows
+from edgefl_trainer.data.federation import Federation
+from edgefl_trainer.data.site_rows import Indices, SiteRows
 
 
 def keep_labels(federation: Federation, share: float, seed: int, *, keep_images: bool = False) -> Federation:

@@ -105,7 +105,10 @@ def make_partition(
     shares = {(spec.shares or USUAL).tune for spec in parsed}
     if len(shares) > 1:
         raise PartitionError("the data sources have different @rows: a partition needs the same @rows for all of them.")
-    rows = [row for spec in parsed for row in own_rows(spec, read_spec(spec, seed), seed)]
+    tables = [read_spec(spec, seed) for spec in parsed]
+    if asking := [table.name for table in tables if table.asks]:
+        raise PartitionError(f"{asking[0]} holds questions, and a partition deals pictures alone: use its own sites.")
+    rows = [row for spec, table in zip(parsed, tables, strict=True) for row in own_rows(spec, table, seed)]
     return deal(rows, plan, seed, classes, tune_share=shares.pop())
 
 

@@ -23,16 +23,31 @@ SPLITS = ("train", "val", "test", "unlabelled", UNDEALT)
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """What a row asks about its picture."""
+
+    text: str  # as asked
+    closed: bool  # whether the data calls it closed: the answers to choose from are in the question
+    kind: str  # what it asks for, as annotated
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One image of a data source."""
+    """One image of a data source, or one question about an image: then its lesion is the image."""
 
     image: str  # name, unique inside its table
     source: str  # where its pixels lie inside the table's pixel source (a path relative to the folder or zip)
-    label: str | None  # class name, or None
+    label: str | None  # class name or answer, or None
     site: str | None  # federation site, or None for an image of no site
     lesion: str  # images of one lesion share this and never stand in two splits
     split: str  # `train`, `val`, `test`, `unlabelled`, or empty where the source names none
     extra: tuple[tuple[str, str], ...] = ()  # further columns, as read
+    question: Question | None = None
+
+    @property
+    def stratum(self) -> str:
+        """What a choice of rows is even in: the class. The questions of an image have many answers, so nothing."""
+        return str(self.label) if self.question is None else ""
 
 
 class PixelSource(Protocol):
@@ -70,3 +85,15 @@ class SourceRows:
             if row.image in seen:
                 raise DataError(f"{self.name} names image {row.image!r} twice; image names must be unique.")
             seen.add(row.image)
+
+    @property
+    def asks(self) -> bool:
+        """Whether its rows are questions."""
+        return self.rows[0].question is not None
+
+    def each_picture(self) -> list[Row]:
+        """Return the first row that shows each picture."""
+        first: dict[str, Row] = {}
+        for row in self.rows:
+            first.setdefault(row.source, row)
+        return list(first.values())

@@ -1,18 +1,18 @@
-"""Data SPECs: `KIND:BODY[,option=value…][@site=NAME|@split=iid:N][@rows=TRAIN/TUNE/TEST]` → a table of rows.
+"""Data SPECs: `KIND:BODY[,option=value…][@site=NAME|@split=iid:N|@split=test][@rows=TRAIN/TUNE/TEST]` → rows.
 
 Kinds stand in `READERS`; the suffixes are kept with the table because they act after all SPECs were read.
 Source: docs/design.md 5 (Data SPECs).
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgefl_trainer.data.dealing import Shares
 from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
-from edgefl_trainer.data.rows import SourceRows
+from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.cifar100 import read_cifar100
 from edgefl_trainer.data.sources.domainnet import read_domainnet
 from edgefl_trainer.data.sources.files import FilePixels
@@ -21,7 +21,9 @@ from edgefl_trainer.data.sources.inat import OPTIONS as INAT_OPTIONS
 from edgefl_trainer.data.sources.inat import read_inat
 from edgefl_trainer.data.sources.isic2019 import read_isic2019
 from edgefl_trainer.data.sources.manifest import read_manifest
+from edgefl_trainer.data.sources.slake import read_slake
 from edgefl_trainer.data.sources.tiny_imagenet import read_tiny_imagenet
+from edgefl_trainer.data.sources.vqa_rad import read_vqa_rad
 
 _SUFFIX = re.compile(r"@(site|split|rows)=([^@]*)$")
 _ROWS = re.compile(r"([1-9][0-9]?)/([1-9][0-9]?)/([1-9][0-9]?)")  # per cent of train, tune and test
@@ -40,6 +42,8 @@ class Spec:
     site: str | None = None  # NAME of `@site=NAME`, or None
     iid_sites: int | None = None  # N of `@split=iid:N`, or None
     shares: Shares | None = None  # of `@rows=TRAIN/TUNE/TEST`, or None
+    test_only: bool = False  # `@split=test`: test questions alone
+    pictures: Path | None = None  # where the pictures of such a SPEC lie; None: in it
 
 
 def parse_spec(text: str) -> Spec:
@@ -69,9 +73,32 @@ def read_spec(spec: Spec, seed: int, *, gaps: bool = False) -> SourceRows:
     With `gaps`, rows may name files that are missing.
     """
     table = READERS[spec.kind](spec, seed)
-    if isinstance(table.pixels, FilePixels) and not gaps:
+    if isinstance(table.pixels, FilePixels) and not gaps and not table.asks:  # `questions.picture_tables` checks those
         table.pixels.check_present(len(table.rows))
     return table
+
+
+def read_specs(specs: Sequence[Spec], seed: int, *, gaps: bool = False) -> list[SourceRows]:
+    """Read the rows of several SPECs, see `read_spec`.
+
+    The test questions of `@split=test` are about the pictures of the first SPEC of their kind, if there is one. What
+    that one would hold out of questions that are not dealt, its site then learns from.
+    """
+    tables: list[SourceRows] = []
+    for place, spec in enumerate(specs):
+        first = next((one for one in specs[:place] if one.kind == spec.kind), None) if spec.test_only else None
+        if first is not None and first.iid_sites is not None:
+            raise SpecError(f"{spec.text!r} has sites of its own, and {first.text!r} others: leave @split=iid out.")
+        tables.append(read_spec(spec if first is None else replace(spec, pictures=_path(first)), seed, gaps=gaps))
+    judged = {spec.kind for spec in specs if spec.test_only}
+    return [
+        replace(table, rows=tuple(_learned(row) for row in table.rows)) if spec.kind in judged else table
+        for spec, table in zip(specs, tables, strict=True)
+    ]
+
+
+def _learned(row: Row) -> Row:
+    return replace(row, split="train") if row.split == UNDEALT else row
 
 
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +117,7 @@ def check_site_name(name: str, where: str) -> None:
 
 
 def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
-    if {"site", "split"} <= suffixes.keys():
+    if {"site", "split"} <= suffixes.keys() and suffixes["split"] != "test":
         raise SpecError(f"{spec.text!r} has both @site and @split; write only one of them.")
     if "site" in suffixes:
         try:
@@ -98,7 +125,11 @@ def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
         except DataError as error:
             raise SpecError(str(error)) from error
         spec = replace(spec, site=suffixes["site"])
-    if "split" in suffixes:
+    if suffixes.get("split") == "test":
+        if spec.kind not in ASKING:
+            raise SpecError(f"{spec.text!r} has @split=test, which is for questions alone ({', '.join(ASKING)}).")
+        spec = replace(spec, test_only=True)
+    elif "split" in suffixes:
         spec = replace(spec, iid_sites=_iid_sites(spec.text, suffixes["split"]))
     return replace(spec, shares=_shares(spec.text, suffixes["rows"])) if "rows" in suffixes else spec
 
@@ -152,6 +183,17 @@ def _lesions(spec: Spec, seed: int) -> SourceRows:
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
+def _vqa_rad(spec: Spec, seed: int) -> SourceRows:
+    take_options(spec, {})
+    return read_vqa_rad(_path(spec), test_only=spec.test_only, pictures=spec.pictures)
+
+
+def _slake(spec: Spec, seed: int) -> SourceRows:
+    lang = take_options(spec, {"lang": "en"})["lang"]
+    return read_slake(_path(spec), lang, test_only=spec.test_only, pictures=spec.pictures)
+
+
+ASKING = ("vqa-rad", "slake")  # kinds whose rows are questions
 READERS: dict[str, Callable[[Spec, int], SourceRows]] = {
     "manifest": _without_options(read_manifest),
     "isic2019": lambda spec, _: read_isic2019(_path(spec), **take_options(spec, {"split": "lesion"})),
@@ -161,4 +203,6 @@ READERS: dict[str, Callable[[Spec, int], SourceRows]] = {
     "tiny-imagenet": _without_options(read_tiny_imagenet),
     "domainnet": lambda spec, _: read_domainnet(_path(spec), **take_options(spec, {"classes": "ten"})),
     "inat": lambda spec, _: read_inat(_path(spec), take_options(spec, INAT_OPTIONS)),
+    "vqa-rad": _vqa_rad,
+    "slake": _slake,
 }

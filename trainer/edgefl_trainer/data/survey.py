@@ -14,9 +14,18 @@ from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.federation import alike_sites, dealt_rows, label_rows
+from edgefl_trainer.data.questions import (
+    Vocabulary,
+    answer_labels,
+    asks,
+    check_whole,
+    no_picture,
+    told_of_questions,
+    vocabulary_of,
+)
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import FilePixels
-from edgefl_trainer.data.specs import parse_spec, read_spec
+from edgefl_trainer.data.specs import parse_spec, read_specs
 
 UNLABELLED = "no label"
 NO_SITE = "no site"
@@ -29,12 +38,14 @@ LEAST = 2  # pictures of a class: one to learn from, one to judge on
 class Survey:
     """What was found."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, class) → images
-    splits: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, split) → images
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, column) → rows, see `column_of`
+    splits: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, split) → rows
     lesions: dict[str, set[str]] = field(default_factory=dict)  # of each site
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height) → images, where read from files
     broken: list[str] = field(default_factory=list)  # a sentence for each picture that cannot be read
     warnings: list[str] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)  # a sentence for each source of questions without any picture
+    vocabulary: Vocabulary | None = None  # of the training questions; None where nothing is asked
 
     @property
     def sites(self) -> list[str]:
@@ -43,21 +54,32 @@ class Survey:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in order; rows without a label last."""
+        """Names of the columns, in order; rows without a label last."""
         return sorted({name for _, name in self.counts}, key=lambda name: (name == UNLABELLED, name))
 
 
 def read_tables(specs: Sequence[str], seed: int = 0) -> list[tuple[SourceRows, list[Row]]]:
     """Read each SPEC: its table, and its rows as a run deals them; a `DataError` where one cannot be used."""
     parsed = [parse_spec(text) for text in specs]
-    tables = [read_spec(spec, seed, gaps=True) for spec in parsed]
+    tables = read_specs(parsed, seed, gaps=True)
     dealt = [(table, dealt_rows(spec, table, seed)) for spec, table in zip(parsed, tables, strict=True)]
-    label_rows([row for _, rows in dealt for row in rows], "all", None)  # refuses what a run refuses
+    if not asks(tables):
+        label_rows([row for _, rows in dealt for row in rows], "all", None)  # refuses what a run refuses
     return dealt
+
+
+def column_of(row: Row) -> str:
+    """Return what the survey counts a row under: its class, or of a question whether it is open or closed."""
+    if row.question is not None:
+        return "closed" if row.question.closed else "open"
+    return row.label or UNLABELLED
 
 
 def gathered(tables: Sequence[tuple[SourceRows, list[Row]]], task: str) -> list[tuple[SourceRows, list[Row]]]:
     """Call the rows' classes as a task does; a `DataError` where the data does not have its classes."""
+    if asks([table for table, _ in tables]):
+        check_whole(task, None, None)
+        return list(tables)
     names, labels = label_rows([row for _, rows in tables for row in rows], task, None)
     called = iter(names[label] if label >= 0 else None for label in labels)
     return [(table, [replace(row, label=next(called)) for row in rows]) for table, rows in tables]
@@ -70,17 +92,34 @@ def survey(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Survey:
         found.warnings.extend(table.warnings)
         for row in rows:
             site = row.site or NO_SITE
-            found.counts[site, row.label or UNLABELLED] += 1
+            found.counts[site, column_of(row)] += 1
             found.splits[site, row.split] += 1
             found.lesions.setdefault(site, set()).add(row.lesion)
         if isinstance(table.pixels, FilePixels):
             if table.pixels.missing and table.pixels.note:
                 found.warnings.append(table.pixels.note)
-            for row in rows:
+            if table.asks and len(table.pixels.missing) == len(table.each_picture()):
+                found.without.append(no_picture(table.pixels))
+                continue
+            for row in table.each_picture() if table.asks else rows:
                 _examine(found, table.pixels, row)
     found.warnings.extend(alike_sites(found.lesions))
+    if asks([table for table, _ in tables]):
+        return _asked(found, [row for _, rows in tables for row in rows])
     found.warnings.extend(_thin(found))
     return found
+
+
+def _asked(found: Survey, rows: Sequence[Row]) -> Survey:
+    """Add what training questions hold, and what bears on the figures of the others."""
+    vocabulary = vocabulary_of(rows)
+    for site in found.sites:
+        if (number := sum(row.site == site for row in rows)) < LEAST:
+            found.warnings.append(
+                f"site {site} has {counted(number, 'question')}: too few to learn from and to judge on"
+            )
+    found.warnings.extend(told_of_questions(rows, answer_labels(rows, vocabulary.answers)))
+    return replace(found, vocabulary=vocabulary)
 
 
 def _thin(found: Survey) -> Iterator[str]:
@@ -129,9 +168,11 @@ def contact_sheet(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Image.Image
 
 def _chosen(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Iterator[tuple[str, str, int, SourceRows, Row]]:
     taken: Counter[tuple[str, str]] = Counter()
+    drawn: set[tuple[str, str, str]] = set()  # many questions show one picture
     for table, rows in tables:
         for row in rows:
-            key = (row.site or NO_SITE, row.label or UNLABELLED)
-            if taken[key] < PICTURES:
+            key = (row.site or NO_SITE, column_of(row))
+            if taken[key] < PICTURES and (*key, row.source) not in drawn:
                 yield *key, taken[key], table, row
                 taken[key] += 1
+                drawn.add((*key, row.source))

@@ -1,6 +1,7 @@
 """Score a finished run's models on other rows than those of the run itself."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.sources.foreign import read_foreign
@@ -17,7 +17,7 @@ from edgefl_trainer.engine.held_out import federation_report
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.run import load_data
-from edgefl_trainer.engine.sites import choose_device
+from edgefl_trainer.engine.sites import choose_device, examples_of
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.learned_from import learned_among
@@ -110,7 +110,8 @@ def _score_sites(
         predictor = run.predictor(name, further)
         seen[name] = predictor.seen
         facts[name]["classes_learned"] = sum(map(bool, predictor.seen))
-        scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, device)
+        examples = replace(examples_of(federation, rows), labels=labels)
+        scored[name] = score(predictor, examples, federation.lesions, device)
     return scored, facts, seen
 
 
@@ -188,7 +189,7 @@ def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.
             "choose other data, or train with this class."
         )
     index: NDArray[np.int64] = np.array([run.classes.index(name) for name in classes] + [-1], dtype=np.int64)
-    return index[labels]
+    return np.where(labels < -1, labels, index[labels])
 
 
 def foreign_figures(

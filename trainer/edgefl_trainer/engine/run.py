@@ -28,9 +28,9 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.data.federation import ROW_KINDS
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.display import Display, RunPace, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest

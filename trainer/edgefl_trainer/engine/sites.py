@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from edgefl_trainer.contract import Examples, Method, Site, Task, declared
-from edgefl_trainer.data import Federation
-from edgefl_trainer.data.federation import SiteRows
+from edgefl_trainer.data import Federation, SiteRows
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.models.cnn import Backbone
@@ -73,9 +72,9 @@ def _sites(
             name=name,
             task=task,
             backbone=network,
-            train=_examples(federation, federation.sites[name].train),
-            tune=_examples(federation, federation.sites[name].tune),
-            unlabelled=_examples(federation, _all_images(federation.sites[name])),
+            train=examples_of(federation, federation.sites[name].train),
+            tune=examples_of(federation, federation.sites[name].tune),
+            unlabelled=examples_of(federation, _all_images(federation.sites[name])),
             balance=settings.balance,
             device=device,
             autocast=autocast_dtype(settings.autocast, device),
@@ -86,7 +85,7 @@ def _sites(
 
 def report_rows(federation: Federation, name: str) -> Examples:
     """Return the rows that results are reported on: `test` where the data has any, else `val`."""
-    return _examples(federation, federation.sites[name].rows(federation.report_split))
+    return examples_of(federation, federation.sites[name].rows(federation.report_split))
 
 
 def _all_images(rows: SiteRows) -> np.ndarray:
@@ -94,7 +93,8 @@ def _all_images(rows: SiteRows) -> np.ndarray:
     return np.sort(np.concatenate([rows.train, rows.unlabelled]))
 
 
-def _examples(federation: Federation, rows: np.ndarray) -> Examples:
+def examples_of(federation: Federation, rows: np.ndarray) -> Examples:
+    """Return some rows of a federation as a method reads them."""
     return Examples(
         federation.images,
         federation.labels,

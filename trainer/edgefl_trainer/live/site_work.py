@@ -80,6 +80,10 @@ def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
     backbone = local_backbone(told, method, options)
     settings = replace(settings, image_px=backbone.spec.image_px, backbone=named(told, options))
     federation = only_site(load_data(settings, backbone.spec.image_px, whole_task=False), options.site)
+    if federation.questions is not None:
+        raise SettingError(
+            "a live federation learns from pictures alone, and the data holds questions: name other data."
+        )
     if method.needs_labels:
         federation = in_classes(federation, told.classes)
     task = Task(

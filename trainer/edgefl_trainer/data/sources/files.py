@@ -62,7 +62,7 @@ def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
 
 def pixels_with_gaps(store: FileStore, rows: Sequence[Row], note: str = "") -> FilePixels:
     """Make the same and name the files that are missing; whoever reads them checks (`FilePixels.check_present`)."""
-    missing = tuple(row.source for row in rows if not store.has(row.source))
+    missing = tuple(dict.fromkeys(row.source for row in rows if not store.has(row.source)))
     gone = set(missing)
     there = [row.source for row in rows if row.source not in gone]
     return FilePixels(store, store.identity(there), missing=missing, note=note)
