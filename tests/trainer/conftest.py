@@ -4,11 +4,14 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -97,6 +100,46 @@ def write_index(root: Path, records: Sequence[Mapping[str, str]]) -> Path:
     for i, record in enumerate(records):
         write_picture(root / record["file"], 60 + 100 * (i % 2), i)
     return root
+
+
+def rad_entries(pictures: int = 6, each: int = 4, first: int = 0) -> list[dict[str, Any]]:
+    """Questions as VQA-RAD's files hold them: of each organ some pictures, of each picture `each` questions.
+
+    Every second question is closed; its answer follows from the picture's shade, that of an open one from the organ.
+    """
+    return [
+        {
+            "qid": first + 1000 * o + each * p + q,
+            "image_name": f"{organ.lower()}{first + p}.png",
+            "image_organ": organ,
+            "question": f"Is the picture number {q} bright?" if q % 2 == 0 else f"Which organ is on view {q}?",
+            "answer": ("no", "yes")[p % 2] if q % 2 == 0 else organ.title(),
+            "answer_type": "OPEN" if q % 2 else "CLOSED",
+            "question_type": "ORGAN" if q % 2 else "PRES",
+            "phrase_type": "freeform",
+        }
+        for o, organ in enumerate(("HEAD", "CHEST", "ABD"))
+        for p in range(pictures)
+        for q in range(each)
+    ]
+
+
+def write_rad(path: Path, pictures: Collection[str] = (), **lists: Sequence[Mapping[str, Any]]) -> Path:
+    """A zip as VQA-RAD's: `trainset=…` and `testset=…` are lists of questions, `pictures` the names of PNG files."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, entries in lists.items():
+            archive.writestr(f"{name}.json", json.dumps(entries))
+        for i, name in enumerate(sorted(pictures)):
+            stream = io.BytesIO()
+            shade = 60 + 130 * (int(re.findall(r"\d+", name)[0]) % 2)
+            pixels = np.random.default_rng(i).normal(shade, 20, (36, 36, 3)).clip(0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(stream, "PNG")
+            archive.writestr(f"images/{name}", stream.getvalue())
+    return path
+
+
+def pictures_of(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {entry["image_name"] for entry in entries}
 
 
 @pytest.fixture

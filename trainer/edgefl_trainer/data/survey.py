@@ -95,19 +95,30 @@ def survey(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Survey:
             found.counts[site, column_of(row)] += 1
             found.splits[site, row.split] += 1
             found.lesions.setdefault(site, set()).add(row.lesion)
-        if isinstance(table.pixels, FilePixels):
-            if table.pixels.missing and table.pixels.note:
-                found.warnings.append(table.pixels.note)
-            if table.asks and len(table.pixels.missing) == len(table.each_picture()):
-                found.without.append(no_picture(table.pixels))
-                continue
-            for row in table.each_picture() if table.asks else rows:
-                _examine(found, table.pixels, row)
+    _examine_all(found, tables)
     found.warnings.extend(alike_sites(found.lesions))
     if asks([table for table, _ in tables]):
         return _asked(found, [row for _, rows in tables for row in rows])
     found.warnings.extend(_thin(found))
     return found
+
+
+def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) -> None:
+    """Decode the picture of every row; one that several questions show, once."""
+    seen: set[tuple[str, str]] = set()
+    for table, rows in tables:
+        if not isinstance(table.pixels, FilePixels):
+            continue
+        if table.pixels.missing and table.pixels.note:
+            found.warnings.append(table.pixels.note)
+        if table.asks and len(table.pixels.missing) == len(table.each_picture()):
+            found.without.append(no_picture(table.pixels))
+            continue
+        for row in rows:
+            picture = (table.pixels.store.name, row.source)
+            if not table.asks or picture not in seen:
+                _examine(found, table.pixels, row)
+            seen.add(picture)
 
 
 def _asked(found: Survey, rows: Sequence[Row]) -> Survey:

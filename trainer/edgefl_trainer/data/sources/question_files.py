@@ -146,6 +146,6 @@ def _entries(store: FileStore, name: str) -> list[Entry]:
     stem = PurePosixPath(name).stem
     numbers = [one.get("qid", place) for place, one in enumerate(found)]
     return [
-        Entry(one, f"{stem}/{number}", f"{where}, question {number},")
+        Entry(one, f"{stem}/{number}", f"Question {number} of {where}")
         for number, one in zip(numbers, found, strict=True)
     ]
