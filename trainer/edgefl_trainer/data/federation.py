@@ -25,7 +25,6 @@ from edgefl_trainer.data.questions import (
     Vocabulary,
     answered,
     asks,
-    check_whole,
     picture_tables,
     told_of_questions,
 )
@@ -108,27 +107,14 @@ def load_federation(
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
     tables = read_specs(parsed, seed)
-    asking = asks(tables)
-    if asking:
-        check_whole(task, classes, partition)
+    asking = asks(tables, task, classes, partition)
     rows = _read_rows(parsed, tables, partition, seed)
-    questions = None
-    if asking:
-        names, labels, questions = answered(rows, vocabulary)
-    else:
-        classes = classes if partition is None else _classes_of(partition, classes)
-        names, labels = label_rows(rows, task, classes, whole=whole_task)
-    warnings = [*(line for table in tables for line in table.warnings), *told_of_questions(rows, labels)]
+    names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
-    if partition is None:
-        spans = [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)]
-        rows = _select(rows, spans)
-        tune = _tune_chooser(rows, spans, seed)
-    else:
-        tune = partition.tune_lesions
+    rows, tune = _select(parsed, tables, rows, partition, seed)
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
-    tables, places = picture_tables(tables) if asking else (tables, None)
-    pictures = cached_pictures(tables, image_px, fit, cache_dir or default_cache_dir())
+    shown, places = picture_tables(tables) if asking else (tables, None)
+    pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir())
     return Federation(
         classes=names,
         images=pictures.images,
@@ -139,10 +125,34 @@ def load_federation(
         partition_sha256=partition_digest(sites, rows, names, labels, held_out),
         masks=pictures.masks,
         held_out=held_out,
-        warnings=(*warnings, *alike_sites(sites)),
+        warnings=tuple(_warnings(tables, rows, labels, sites)),
         pictures=places,
         questions=questions,
     )
+
+
+def _targets(
+    rows: Sequence[Row],
+    vocabulary: Vocabulary | None,
+    task: str,
+    classes: Sequence[str] | None,
+    partition: Partition | None,
+    *,
+    whole: bool,
+) -> tuple[tuple[str, ...], NDArray[np.int64], QuestionRows | None]:
+    """Return what is told apart, the label of each row, and what the rows ask, if they do."""
+    if rows[0].question is not None:
+        return answered(rows, vocabulary)
+    if partition is not None:
+        classes = _classes_of(partition, classes)
+    return (*label_rows(rows, task, classes, whole=whole), None)
+
+
+def _warnings(
+    tables: Sequence[SourceRows], rows: Sequence[Row], labels: NDArray[np.int64], sites: Iterable[str]
+) -> list[str]:
+    found = [line for table in tables for line in table.warnings]
+    return [*found, *told_of_questions(rows, labels), *alike_sites(sites)]
 
 
 def _read_rows(
@@ -237,13 +247,18 @@ def _place(
     return placed, labels
 
 
-def _select(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]]) -> list[Row]:
-    """Leave out (site None) the rows of the sites that `@site=NAME` did not ask for."""
+def _select(
+    specs: Sequence[Spec], tables: Sequence[SourceRows], rows: list[Row], partition: Partition | None, seed: int
+) -> tuple[list[Row], ChooseTune]:
+    """Leave out (site None) the rows of sites that `@site=NAME` did not ask for, and say how tune rows are chosen."""
+    if partition is not None:
+        return rows, partition.tune_lesions
+    spans = [(spec, len(table.rows)) for spec, table in zip(specs, tables, strict=True)]
     chosen: list[Row] = []
     for spec, length in spans:
         part = rows[len(chosen) : len(chosen) + length]
         chosen.extend(row if spec.site in (None, row.site) else replace(row, site=None) for row in part)
-    return chosen
+    return chosen, _tune_chooser(chosen, spans, seed)
 
 
 def _tune_chooser(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]], seed: int) -> ChooseTune:

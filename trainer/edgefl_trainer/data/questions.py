@@ -40,21 +40,24 @@ class QuestionRows:
     vocabulary: Questions  # of the training rows
 
 
-def asks(tables: Sequence[SourceRows]) -> bool:
-    """Tell whether the rows of a federation are questions; a `DataError` where some are and some are not."""
+def asks(
+    tables: Sequence[SourceRows], task: str = "all", classes: object | None = None, partition: object | None = None
+) -> bool:
+    """Tell whether the rows of a federation are questions, which are learned whole, with all their answers.
+
+    Raises:
+        DataError: Some rows are questions and some are not.
+        TaskError: A task, classes or a partition is given, which are for pictures alone.
+    """
     asking = [table.asks for table in tables]
     if any(asking) and not all(asking):
         one, other = tables[asking.index(True)].name, tables[asking.index(False)].name
         raise DataError(f"{one} holds questions and {other} pictures alone: learn from one kind at a time.")
-    return any(asking)
-
-
-def check_whole(task: str, classes: Sequence[str] | None, partition: object | None) -> None:
-    """Refuse, by a `TaskError`, what is for pictures alone: questions are learned with all their answers."""
     given = {"--task": None if task == "all" else task, "--classes": classes, "--partition": partition}
     for name, value in given.items():
-        if value is not None:
+        if any(asking) and value is not None:
             raise TaskError(f"{name} is for pictures alone, and the data holds questions: leave {name} out.")
+    return any(asking)
 
 
 def vocabulary_of(rows: Sequence[Row]) -> Vocabulary:
@@ -142,7 +145,7 @@ def no_picture(pixels: FilePixels) -> str:
 def told_of_questions(rows: Sequence[Row], labels: NDArray[np.int64]) -> list[str]:
     """Write what bears on the figures of test questions: pictures that were learned from, and unknown answers."""
     found = []
-    asking = [(row, label) for row, label in zip(rows, labels, strict=True) if row.question is not None]
+    asking = [(row, label) for row, label in zip(rows, labels, strict=True) if row.question and row.site]
     learned = {row.lesion for row, _ in asking if row.split == "train"}
     for split in ("val", "test"):
         judged = {row.lesion for row, _ in asking if row.split == split}

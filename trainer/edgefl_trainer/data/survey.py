@@ -18,7 +18,6 @@ from edgefl_trainer.data.questions import (
     Vocabulary,
     answer_labels,
     asks,
-    check_whole,
     no_picture,
     told_of_questions,
     vocabulary_of,
@@ -77,8 +76,7 @@ def column_of(row: Row) -> str:
 
 def gathered(tables: Sequence[tuple[SourceRows, list[Row]]], task: str) -> list[tuple[SourceRows, list[Row]]]:
     """Call the rows' classes as a task does; a `DataError` where the data does not have its classes."""
-    if asks([table for table, _ in tables]):
-        check_whole(task, None, None)
+    if asks([table for table, _ in tables], task):
         return list(tables)
     names, labels = label_rows([row for _, rows in tables for row in rows], task, None)
     called = iter(names[label] if label >= 0 else None for label in labels)

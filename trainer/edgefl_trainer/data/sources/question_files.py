@@ -24,7 +24,7 @@ _CLOSED = {"OPEN": False, "CLOSED": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedQuestion:
     """One question of a list."""
 
     values: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Layout:
     folder: str  # where the pictures lie if they are not found
 
 
-def read_layout(layout: Layout, store: FileStore, *, test_only: bool) -> list[tuple[str, list[Entry]]]:
+def read_layout(layout: Layout, store: FileStore, *, test_only: bool) -> list[tuple[str, list[ListedQuestion]]]:
     """Read the lists that are there, as (split, questions); training rows of a set without another list are undealt.
 
     A `DataError` where the list of the training questions (with `test_only`, of the test questions) is missing.
@@ -77,7 +77,7 @@ def read_layout(layout: Layout, store: FileStore, *, test_only: bool) -> list[tu
     return [(UNDEALT, entries) for _, entries in lists] if [split for split, _ in lists] == ["train"] else lists
 
 
-def make_row(entry: Entry, split: str, *, site: str, picture: tuple[str, str], kind: str) -> Row:
+def make_row(entry: ListedQuestion, split: str, *, site: str, picture: tuple[str, str], kind: str) -> Row:
     """Make the row of one question.
 
     Args:
@@ -109,14 +109,14 @@ def question_rows(name: str, store: FileStore, rows: Sequence[Row]) -> SourceRow
     return SourceRows(name, tuple(rows), pixels_with_gaps(store, rows), warnings)
 
 
-class Pictures:
+class PictureFiles:
     """Where the pictures of a set lie, by the name that a list gives them."""
 
     def __init__(self, store: FileStore, layout: Layout) -> None:
         self._layout = layout
         self._found = {_tail(name, layout.depth): name for name in store.names() if is_image_name(name)}
 
-    def locate(self, entry: Entry, key: str) -> tuple[str, str]:
+    def locate(self, entry: ListedQuestion, key: str) -> tuple[str, str]:
         """Return the name of a question's picture, and its file: where it should lie if it is not there."""
         given = entry.text(key)
         parts = PurePosixPath(given).parts
@@ -135,7 +135,7 @@ def _find(names: Sequence[str], file: str) -> str | None:
     return min(found, key=lambda name: (name.count("/"), name), default=None)
 
 
-def _entries(store: FileStore, name: str) -> list[Entry]:
+def _entries(store: FileStore, name: str) -> list[ListedQuestion]:
     where = f"{name} in {store.name}"
     try:
         found = json.loads(store.read(name, MAX_TABLE_BYTES))
@@ -146,6 +146,6 @@ def _entries(store: FileStore, name: str) -> list[Entry]:
     stem = PurePosixPath(name).stem
     numbers = [one.get("qid", place) for place, one in enumerate(found)]
     return [
-        Entry(one, f"{stem}/{number}", f"Question {number} of {where}")
+        ListedQuestion(one, f"{stem}/{number}", f"Question {number} of {where}")
         for number, one in zip(numbers, found, strict=True)
     ]

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.data.rows import Row, SourceRows
-from edgefl_trainer.data.sources.question_files import Entry, Layout, Pictures, make_row, question_rows, read_layout
+from edgefl_trainer.data.sources.question_files import (
+    Layout,
+    ListedQuestion,
+    PictureFiles,
+    make_row,
+    question_rows,
+    read_layout,
+)
 from edgefl_trainer.data.sources.store import open_store
 
 LANGUAGES = ("en", "zh")
@@ -40,7 +47,7 @@ def read_slake(path: Path, lang: str, *, test_only: bool = False, pictures: Path
         raise SpecError(f"lang={lang} is not known for slake:; allowed: {', '.join(LANGUAGES)}.")
     lists = read_layout(LAYOUT, open_store(path), test_only=test_only)
     store = open_store(pictures or path)
-    places = Pictures(store, LAYOUT)
+    places = PictureFiles(store, LAYOUT)
     rows = [
         _row(entry, split, places)
         for split, entries in lists
@@ -50,7 +57,7 @@ def read_slake(path: Path, lang: str, *, test_only: bool = False, pictures: Path
     return question_rows(f"slake:{path}", store, rows)
 
 
-def _row(entry: Entry, split: str, places: Pictures) -> Row:
+def _row(entry: ListedQuestion, split: str, places: PictureFiles) -> Row:
     return make_row(
         entry,
         split,

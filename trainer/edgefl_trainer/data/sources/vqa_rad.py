@@ -13,7 +13,14 @@ Data 2018; docs/reference/data.md.
 from pathlib import Path
 
 from edgefl_trainer.data.rows import Row, SourceRows
-from edgefl_trainer.data.sources.question_files import Entry, Layout, Pictures, make_row, question_rows, read_layout
+from edgefl_trainer.data.sources.question_files import (
+    Layout,
+    ListedQuestion,
+    PictureFiles,
+    make_row,
+    question_rows,
+    read_layout,
+)
 from edgefl_trainer.data.sources.store import open_store
 
 SITES = {"HEAD": "rad-head", "CHEST": "rad-chest", "ABD": "rad-abdomen"}  # organ → site
@@ -33,12 +40,12 @@ def read_vqa_rad(path: Path, *, test_only: bool = False, pictures: Path | None =
     """
     lists = read_layout(LAYOUT, open_store(path), test_only=test_only)
     store = open_store(pictures or path)
-    places = Pictures(store, LAYOUT)
+    places = PictureFiles(store, LAYOUT)
     rows = [_row(entry, split, places) for split, entries in lists for entry in entries]
     return question_rows(f"vqa-rad:{path}", store, rows)
 
 
-def _row(entry: Entry, split: str, places: Pictures) -> Row:
+def _row(entry: ListedQuestion, split: str, places: PictureFiles) -> Row:
     types = {_MISSPELT.get(one.strip(), one.strip()) for one in entry.text("question_type").upper().split(",")}
     return make_row(
         entry,
