@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import edgefl_train, pictures_of, rad_entries, write_rad
 
 from edgefl_protocol.rules.questions import Questions, words_of
+from edgefl_trainer.contract import Task
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.questions import OTHER_ANSWER, Vocabulary
 from edgefl_trainer.data.sources import files
-from edgefl_trainer.engine.sites import examples_of
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.sites import build_sites, examples_of
 from edgefl_trainer.evaluate.learned_from import learned_among
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.backbones import load_backbone
 
 ENTRIES = rad_entries()
 
@@ -165,6 +169,15 @@ def test_examples_read_pictures_questions_and_targets(rad: Path) -> None:
     np.testing.assert_array_equal(images.numpy(), found.images[found.places(rows)])
     np.testing.assert_array_equal(targets.numpy(), found.labels[rows])
     np.testing.assert_array_equal(tune.asked(np.array([2, 0])).numpy(), found.questions.tokens[rows])
+
+
+def test_without_labels_a_picture_is_learned_from_once(rad: Path) -> None:
+    """As long as it has questions; those of tune pictures are not learned from."""
+    backbone = load_backbone("tiny", image_px=24)
+    found = load(rad)
+    task = Task(name="pixels", classes=found.classes, backbone=backbone.spec, rounds=1, epochs=1, seed=0)
+    sites = build_sites(found, task, backbone, RunSettings(method="local", data=("x",)), METHODS["local"]())
+    assert {(len(site.unlabelled), len(site.train)) for site in sites.values()} == {(3, 12)}
 
 
 def test_what_was_learned_from_is_counted_by_picture(rad: Path, fixed: Path) -> None:

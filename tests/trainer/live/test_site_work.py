@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.trainer.conftest import pictures_of, rad_entries, write_rad
 
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.data.lesions import draw_lesion
@@ -118,6 +119,15 @@ ASKED = [
 def test_what_the_site_has_to_say_is_asked_for(task: Any, options: Any, sentence: str) -> None:
     with pytest.raises(SettingError, match=sentence):
         prepare(told(**task), replace(OPTIONS, **options))
+
+
+def test_questions_are_not_learned_in_a_live_federation(tmp_path: Path, cached: None) -> None:
+    """docs/decisions/0044: a live federation is for pictures alone."""
+    entries = rad_entries()
+    data = (f"vqa-rad:{write_rad(tmp_path / 'rad.zip', pictures_of(entries), trainset=entries)}",)
+    task = told(task="all", classes=("head", "no", "yes"))
+    with pytest.raises(SettingError, match="learns no answers, and the data holds questions"):
+        prepare(task, replace(OPTIONS, data=data, site="rad-head"))
 
 
 HUB = [

@@ -74,7 +74,7 @@ def _sites(
             backbone=network,
             train=examples_of(federation, federation.sites[name].train),
             tune=examples_of(federation, federation.sites[name].tune),
-            unlabelled=examples_of(federation, _all_images(federation.sites[name])),
+            unlabelled=examples_of(federation, _all_images(federation, federation.sites[name])),
             balance=settings.balance,
             device=device,
             autocast=autocast_dtype(settings.autocast, device),
@@ -88,9 +88,10 @@ def report_rows(federation: Federation, name: str) -> Examples:
     return examples_of(federation, federation.sites[name].rows(federation.report_split))
 
 
-def _all_images(rows: SiteRows) -> np.ndarray:
-    """Return the images to learn from without labels: training and unlabelled rows, never tune rows."""
-    return np.sort(np.concatenate([rows.train, rows.unlabelled]))
+def _all_images(federation: Federation, rows: SiteRows) -> np.ndarray:
+    """Return the images to learn from without labels, each once: training and unlabelled rows, never tune rows."""
+    found = np.sort(np.concatenate([rows.train, rows.unlabelled]))
+    return np.sort(found[np.unique(federation.places(found), return_index=True)[1]])
 
 
 def examples_of(federation: Federation, rows: np.ndarray) -> Examples:

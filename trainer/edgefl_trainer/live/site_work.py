@@ -80,10 +80,6 @@ def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
     backbone = local_backbone(told, method, options)
     settings = replace(settings, image_px=backbone.spec.image_px, backbone=named(told, options))
     federation = only_site(load_data(settings, backbone.spec.image_px, whole_task=False), options.site)
-    if federation.questions is not None:
-        raise SettingError(
-            "a live federation learns from pictures alone, and the data holds questions: name other data."
-        )
     if method.needs_labels:
         federation = in_classes(federation, told.classes)
     task = Task(
@@ -234,8 +230,10 @@ def only_site(federation: Federation, site: str) -> Federation:
 def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
     """Number the labels of the rows by the federation's classes; a site may lack some of them.
 
-    A `SettingError` where the data has a class that the federation does not know.
+    A `SettingError` where the data has a class that the federation does not know, or holds questions.
     """
+    if federation.questions is not None:
+        raise SettingError("a live federation learns no answers, and the data holds questions: name other data.")
     unknown = [name for name in federation.classes if name not in classes]
     if unknown:
         raise SettingError(
