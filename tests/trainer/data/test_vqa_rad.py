@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import pictures_of, rad_entries, write_rad
 
-from edgefl_trainer.data import DataError
+from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.questions import vocabulary_of
 from edgefl_trainer.data.sources.vqa_rad import read_vqa_rad
 
@@ -46,6 +46,22 @@ def test_the_official_training_questions_tally(real_data: Path) -> None:
     with zipfile.ZipFile(real_data / "vqa_rad.zip") as archive:
         raw = json.loads(archive.read("trainset.json"))
     assert len({" ".join(str(entry["answer"]).lower().split()) for entry in raw}) == 476  # in lower case alone
+
+
+@pytest.mark.data
+def test_the_official_pictures_are_read_once_and_dealt_whole(real_data: Path, cache: Path) -> None:
+    """All 314 pictures that are asked about; the zip's 315th is not."""
+    found = load_federation([f"vqa-rad:{real_data}/vqa_rad.zip"], image_px=32)
+    assert found.images.shape == (314, 32, 32, 3)
+    kinds = ("train", "tune", "test")
+    held = {name: [{found.lesions[row] for row in site.rows(kind)} for kind in kinds] for name, site in
+            found.sites.items()}  # fmt: skip
+    assert {name: sum(len(site.rows(kind)) for kind in kinds) for name, site in found.sites.items()} == {
+        "rad-abdomen": 999, "rad-chest": 1088, "rad-head": 977
+    }  # fmt: skip
+    for train, tune, test in held.values():
+        assert not (train & tune or train & test or tune & test)
+        assert len(test) == round((len(train) + len(tune) + len(test)) / 4)
 
 
 @pytest.mark.data
