@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -148,6 +149,10 @@ def test_a_status_for_alarms(served, tools) -> None:
     served.serving = False
     assert run("status", "--check").exit_code == 1 and run("status").exit_code == 0
     served.serving = True
+    served.settings = msgspec.structs.replace(served.settings, public_url="https://fl.example.org")
+    refused = run("status", "--check")
+    assert refused.exit_code == 1 and "warning: members that call https://fl.example.org refuse" in refused.stdout
+    served.settings = msgspec.structs.replace(served.settings, public_url="https://127.0.0.1:8443")
     stalled(served, tools)
     stuck = run("status", "--check")
     assert stuck.exit_code == 1 and "is stuck since" in stuck.stdout

@@ -19,7 +19,8 @@ _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 @click.option("--interval", "interval_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=2.0,
               show_default=True, help="With --watch: time between two checks.")  # fmt: skip
 @click.option("--check", is_flag=True,
-              help="Exit with status 1 if the federation is stuck or `serve` does not run; for alarms.")  # fmt: skip
+              help="Exit with status 1 if the federation is stuck, `serve` does not run, or members refuse its "
+                   "certificate; for alarms.")  # fmt: skip
 @for_operator
 def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> None:
     """Show the federation, its round, members and bundles.
@@ -35,7 +36,8 @@ def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> N
         return
     facts = look(operator)
     operator.show(facts, *status_lines(facts))
-    if check and (facts["standing"]["kind"] == "stuck" or facts["standing"]["cause"] == "not_served"):
+    unreachable = facts["standing"]["cause"] == "not_served" or facts["certificate_problem"]
+    if check and (unreachable or facts["standing"]["kind"] == "stuck"):
         sys.exit(1)
 
 
@@ -138,9 +140,10 @@ def _key_lines(keys: dict[str, Any]) -> list[str]:
 def _troubles(facts: dict[str, Any]) -> list[str]:
     """Return what an operator has to look at, a line each."""
     lines = [f"refused: reply of {one['name']} in round {one['round']}: {one['reason']}" for one in facts["refused"]]
+    if facts["certificate_problem"]:
+        lines.append(f"warning: {facts['certificate_problem']}")
     if facts["problem"]:
         lines.append(f"opened again: {facts['problem']}; the round closes once another reply has come")
-    if facts["failing"]:
-        failing = facts["failing"]
-        lines.append(f"failing since {moment(failing['at_ms'])} and tried again and again: {failing['error']}")
+    if (failing := facts["failing"]) and facts["standing"]["cause"] != "job_failed":
+        lines.append(f"the last job failed at {moment(failing['at_ms'])}: {failing['error']}")
     return lines

@@ -16,6 +16,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "blob_begun": "{who} began to send {bytes} bytes in pieces",
     "blob_pushed_out": "{who}: an unfinished upload of {bytes} bytes was deleted to make room",
     "broadcast_released": "{who} fetched the broadcast of round {round}",
+    "broadcasts_made": "broadcasts of round {who} were made for newcomers: {members}",
     "bundle_fetched": "{member} fetched the bundle {who} version {version}",
     "enrol_refused": "{who} was refused at enrolment: {code}",
     "enrolled": "{who} enrolled as {role}",

@@ -22,12 +22,12 @@ from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.setting_changes import change_settings
-from edgefl_coordinator.web.tls import first_certificate
+from edgefl_coordinator.web.tls import first_certificate, refused_by_members
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.key_files import read_public_key
-from edgefl_protocol.errors import BundleError, InviteError, RecordError
+from edgefl_protocol.errors import BundleError, EdgeflError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.records.root import check_current, unverified_root
@@ -229,6 +229,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             for one in everybody
         ],
         "bundles": [_named(entry) for entry in bundles],
+        "certificate_problem": _certificate_problem(coordinator),
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
     }
@@ -248,8 +249,18 @@ def _standing(coordinator: Coordinator, connection: Connection, number: int) -> 
     """Tell whether the federation goes on, and what mends it where it does not."""
     rules = coordinator.settings.rounds
     found = task_status.how_it_stands(connection, rules, served=coordinator.serving)
+    failing = task_status.failing_job(connection)
+    if failing and found.cause == "job_failed":  # members are not told the error
+        found = dataclasses.replace(found, mend=f"resolve this: {failing['error']}")
     sentence = stuck_sentence(found, number) or "; ".join(filter(None, (found.why, found.mend)))
     return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": sentence}
+
+
+def _certificate_problem(coordinator: Coordinator) -> str | None:
+    try:
+        return refused_by_members(coordinator.store.home, coordinator.settings) or None
+    except EdgeflError as error:  # a file that `serve` could not use when it starts again
+        return str(error)
 
 
 def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
