@@ -220,7 +220,8 @@ def test_the_usual_quorum_fits(members, least, target, cohort) -> None:
 @pytest.mark.parametrize(
     ("changes", "members", "words"),
     [
-        ({"quorum_min": 2, "min_cohort": 3}, 3, "quorum_min of at least 4, or a min_cohort of at most 1"),
+        ({"quorum_min": 2, "min_cohort": 3}, 3,
+         "give rounds.quorum_min 4 or more, or rounds.min_cohort 1 or less with rounds.allow_small_cohort true"),
         ({"quorum_min": 4, "quorum_target": 4}, 3, "needs 4 replies, and 3 members cannot"),
         ({"quorum_target": 4}, 3, "wait for 4 approved members"),
         ({"quorum_min": 1751, "quorum_target": 1751}, 1751, "3502 arrays, and at most 3500 travel together"),
@@ -311,7 +312,7 @@ def test_a_job_that_fails_is_told_to_members_without_its_cause(make_coordinator,
     def broken(*_: object) -> None:
         raise OperatorError("no space in /srv/secret for clinic-a")
 
-    first_ms = clock.now_ms
+    coordinator.serving, first_ms = True, clock.now_ms
     for _ in range(2):
         with pytest.raises(OperatorError):
             step(coordinator, broken)
@@ -341,7 +342,9 @@ def test_a_job_that_ended_with_the_server_did_not_fail(make_coordinator, tools) 
     stops.join()
     status = OPERATIONS["status"](coordinator, {})
     assert (status["failing"], status["standing"]["cause"]) == (None, "not_served")
-    assert "job_failed" not in {row["event"] for row in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]}
+    assert "job_failed" not in {
+        row["event"] for row in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]
+    }
     assert step(coordinator, tools.toy_worker)
 
 

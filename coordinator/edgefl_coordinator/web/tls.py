@@ -22,6 +22,7 @@ from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
 from edgefl_protocol.durable import read_bounded
 
 _MAX_CA_BYTES = 256 * 2**10
+_UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # X509_V_ERR_… of OpenSSL: self-signed, no issuer, one link alone
 VALID_DAYS = 397  # browsers and urllib3 accept no longer server certificates
 
 
@@ -117,7 +118,7 @@ def server_context(chain: Path, key: Path) -> ssl.SSLContext:
 
 
 def refused_by_members(home: CoordinatorHome, settings: CoordinatorSettings) -> str:
-    """Say in one sentence why members would refuse the server's certificate at its public address; "" where they take it.
+    """Say in one sentence why members that call the public address would refuse the certificate; "" where they take it.
 
     They are not asked where a proxy has the certificate that they meet. An `OperatorError` or `StorageError` where a
     file cannot be used.
@@ -131,14 +132,14 @@ def refused_by_members(home: CoordinatorHome, settings: CoordinatorSettings) -> 
     member.load_verify_locations(cadata=trusted)
     why = _refusal(member, server_context(chain, key), urlsplit(settings.public_url).hostname or "")
     return why and (
-        f"members that call {settings.public_url} refuse the certificate {chain} ({why}): set one that is valid for this "
-        "address, with the authority that signed it (edgefl-coordinator set certificate FILE certificate_key FILE ca "
-        "FILE), or, where a reverse proxy has the certificate that members meet, proxy_ends_tls true"
+        f"members that call {settings.public_url} refuse the certificate {chain} ({why}): set one that is valid for "
+        "this address, with the authority that signed it (edgefl-coordinator set certificate FILE certificate_key FILE "
+        "ca FILE), or, where a reverse proxy has the certificate that members meet, proxy_ends_tls true"
     )
 
 
 def _refusal(member: ssl.SSLContext, server: ssl.SSLContext, host: str) -> str:
-    """Let the two shake hands in memory; return why the member refuses, in OpenSSL's words, or ""."""
+    """Let the two shake hands in memory; return why the member refuses, or ""."""
     to_server, to_member = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = member.wrap_bio(to_member, to_server, server_hostname=host)
     answering = server.wrap_bio(to_server, to_member, server_side=True)
@@ -148,7 +149,8 @@ def _refusal(member: ssl.SSLContext, server: ssl.SSLContext, host: str) -> str:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLCertVerificationError as error:
-            return error.verify_message.rstrip(".")
+            unknown = error.verify_code in _UNKNOWN_AUTHORITY
+            return "the authority that ca names did not sign it" if unknown else error.verify_message.rstrip(".")
     return ""
 
 
