@@ -116,6 +116,8 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     if facts["state_sha256"]:
         lines.append(f"  server and sites after the last round: {facts['state_sha256']}")
     lines += [f"  {_member_line(member)}" for member in facts["members"]]
+    lines += [f"  {_named(one)}  invited, until {moment(one['expires_ms'])}" for one in facts["invites"]]
+    lines += [f"  {_named(one)}  shut out {moment(one['revoked_ms'])}" for one in facts["shut_out"]]
     lines[2:2] = [f"  {line}" for line in _standing_lines(facts)]
     lines += [f"  {line}" for line in (*_key_lines(facts["keys"]), *_troubles(facts))]
     return lines + [f"  bundle {one['line']}/{one['task']} version {one['version']}" for one in facts["bundles"]]
@@ -126,7 +128,11 @@ def _member_line(member: dict[str, Any]) -> str:
     state = f"{member['state']}{', replied' if member['replied'] else ''}"
     if member["heard_ms"] is not None:
         state += f", last heard {moment(member['heard_ms'])}"
-    return f"{member['role']:6} {member['name']}  {state}  {member['fingerprint'] or ''}".rstrip()
+    return f"{_named(member)}  {state}  {member['fingerprint'] or ''}".rstrip()
+
+
+def _named(one: dict[str, Any]) -> str:
+    return f"{one['role']:6} {one['name']}"
 
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:
