@@ -107,7 +107,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         err=True,
     )
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
-    click.echo(f"members will call {settings.public_url}; --url names another address", err=True)
+    click.echo(f"members will call {settings.public_url}, which every invite names (--url)", err=True)
     click.echo(
         f"move {home.keys / 'root.key'} to an offline medium: with it you can recover after a break-in", err=True
     )
