@@ -40,7 +40,7 @@ _OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Pat
               help="Revoke the signer even where devices then have no bundle to score with.")  # fmt: skip
 @for_operator
 def revoke(operator: Operator, name: str | None, signer: Path | None, force: bool) -> None:
-    """Shut the member NAME out, withdraw its invite, or revoke a signer.
+    """Shut NAME out, withdraw its unused invite, or revoke a signer.
 
     The member is refused from its next request on, its keys count never again, and its reply of the open round is
     dropped. A new invite for NAME makes a new member, with new keys. Devices fetch the signed
