@@ -57,10 +57,7 @@ def parse_spec(text: str) -> Spec:
         rest = rest[: suffix.start()]
     kind, colon, after = rest.partition(":")
     if not colon or kind not in READERS:
-        raise SpecError(
-            f"{text!r} is not a data SPEC{_meant(text)}; it must start with one of "
-            f"{', '.join(k + ':' for k in READERS)}."
-        )
+        raise SpecError(f"{text!r} is not a data SPEC; {_meant(text)}")
     body, options = _split_options(after)
     return _with_suffixes(Spec(text, kind, body, options), suffixes)
 
@@ -92,12 +89,13 @@ def check_site_name(name: str, where: str) -> None:
 
 
 def _meant(text: str) -> str:
-    """Guess the SPEC that a person meant: a misspelt kind, or a table without one."""
+    """Guess the SPEC that a person meant, with a misspelt kind or a table without one; else say what it starts with."""
     kind, colon, after = text.partition(":")
     if near := difflib.get_close_matches(kind, READERS, 1) if colon else []:
-        return f"; did you mean {near[0]}:{after}?"
-    is_table = Path(text.partition("@")[0]).suffix.lower() in (".csv", ".zip")
-    return f"; did you mean manifest:{text}?" if is_table else ""
+        return f"did you mean {near[0]}:{after}?"
+    if Path(text.partition("@")[0]).suffix.lower() in (".csv", ".zip"):
+        return f"did you mean manifest:{text}?"
+    return f"it must start with one of {', '.join(kind + ':' for kind in READERS)}."
 
 
 def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
