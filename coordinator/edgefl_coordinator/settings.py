@@ -151,6 +151,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     certificate: str = "tls/server.pem"  # PEM chain for TLS, relative to the home
     certificate_key: str = "tls/server.key"  # its private key
     ca: str = "tls/ca.pem"  # PEM file whose first certificate invites pin; "" for a public authority
+    proxy_ends_tls: bool = False  # a reverse proxy, not this server, has the certificate that members meet
     root_key_id: str = ""  # of the federation's offline root key; "" for none
     task: TaskSettings
     rounds: RoundSettings

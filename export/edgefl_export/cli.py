@@ -76,8 +76,8 @@ _PASSPHRASE = click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="File with the passphrase of the key, readable by you alone.  [env var: EDGEFL_KEY_PASSPHRASE; "
-    "default: the key is not encrypted]",
+    help="File with the passphrase of the key, readable by you alone; or give the passphrase itself in "
+    "EDGEFL_KEY_PASSPHRASE.  [default: the key is not encrypted]",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 

@@ -166,6 +166,7 @@ class Caller:
                 f"nothing was changed, try again later{shut_out}",
                 code="not_signed",
                 retry_after_s=answer.retry_after_s,
+                status=answer.status,
             ) from error
         if refusal is None:
             return reply

@@ -26,9 +26,12 @@ class Unavailable(ExchangeError):
 
     code = "unavailable"
 
-    def __init__(self, message: str, code: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, code: str | None = None, retry_after_s: float | None = None, *, status: int | None = None
+    ) -> None:
         super().__init__(message, code)
         self.retry_after_s = retry_after_s  # the wait the server asked for, if any
+        self.status = status  # HTTP status of an answer that nobody signed: 401 may mean that this member was shut out
 
 
 class TlsRefused(ExchangeError):

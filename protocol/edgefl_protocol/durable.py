@@ -9,6 +9,7 @@ Readers are bounded. Every `OSError` becomes a `StorageError` of one sentence.
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import stat
@@ -21,6 +22,7 @@ from edgefl_protocol.errors import KeyMaterialError, StorageError
 
 FilePath = str | os.PathLike[str]
 MAX_PASSPHRASE_BYTES: Final = 4096
+_LOG = logging.getLogger("edgefl")
 PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable, not a secret
 
 
@@ -224,18 +226,29 @@ def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}; check the disk", "storage")
 
 
-def read_given(words: str, most: int) -> str:
-    """Return the text that a person gave a command: the words, a file that holds it, or "-" for standard input.
+def read_given(words: str, most: int, start: str) -> str:
+    """Return the invite that a person gave a command: the words, a file that holds it, or "-" for standard input.
 
-    A `StorageError` where the file cannot be read, or has more than `most` bytes.
+    `start` is what every invite starts with. A `StorageError` where there is no such file, or it is empty, cannot be
+    read, or has more than `most` bytes.
     """
     if words == "-":
         return sys.stdin.read(most)
+    if not _is_file(words):
+        if words.strip().startswith(start):
+            return words
+        raise StorageError(f"there is no file {words[:200]}, and an invite starts with {start}", "not_found")
+    text = read_bounded(Path(words), most).decode("utf-8", "replace")
+    if not text.strip():
+        raise StorageError(f"{words} is empty; ask the operator for the invite again", "empty")
+    return text
+
+
+def _is_file(words: str) -> bool:
     try:
-        is_file = Path(words).is_file()
+        return Path(words).is_file()
     except (OSError, ValueError):  # a long text is no file name
-        is_file = False
-    return read_bounded(Path(words), most).decode("utf-8", "replace") if is_file else words
+        return False
 
 
 def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:
@@ -243,7 +256,7 @@ def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.envir
 
     Args:
         file: holds it and nothing else but at most one line end; read in place of the environment.
-        environment: may hold `EDGEFL_KEY_PASSPHRASE`.
+        environment: may hold `EDGEFL_KEY_PASSPHRASE`, the passphrase itself; one that names a file is warned of.
 
     Returns:
         The passphrase, or None where neither names one.
@@ -253,7 +266,12 @@ def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.envir
         StorageError: the file cannot be read, or others can read it (`permissions`).
     """
     if file is None:
-        return environment.get(PASSPHRASE_VARIABLE, "").encode() or None
+        given = environment.get(PASSPHRASE_VARIABLE, "")
+        if _is_file(given):
+            _LOG.warning(
+                "%s holds the passphrase itself, but names a file; was --passphrase-file meant?", PASSPHRASE_VARIABLE
+            )
+        return given.encode() or None
     content = read_private(file, MAX_PASSPHRASE_BYTES)
     passphrase = content.removesuffix(b"\n")
     if passphrase != content:

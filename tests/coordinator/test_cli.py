@@ -260,7 +260,12 @@ EARLY = [
     (["--members", "2"],                              "with 2 members the contribution of each could be told apart: "
                                                       "you need at least 3, or --allow-small-cohort"),
     (["--members", "5", "--quorum-min", "2"],         "with a quorum of 2 the contribution of each"),
-    (["--members", "3", "--quorum-min", "4", "--quorum-target", "4"], "3 members cannot give them"),
+    (["--members", "3", "--quorum-min", "4", "--quorum-target", "4"], "3 members cannot give them; lower --quorum-min"),
+    (["--quorum-min", "2", "--min-cohort", "3"],      "give --quorum-min 4 or more, or --min-cohort 1 or less with "
+                                                      "--allow-small-cohort\n"),
+    (["--members", "2", "--quorum-min", "2", "--min-cohort", "1"], "told apart"),
+    (["--host", "0.0.0.0"],                           "but members need one to call: give --url https://NAME:8443"),
+    (["--host", "::", "--port", "443"],               "give --url https://NAME:443"),
     (["--task", "Big Task"],                          "task name and line must be"),
     (["--classes", "MEL"],                            "classes must hold at least two names"),
     (["taken"],                                       "holds letter.txt; choose a new or empty folder"),

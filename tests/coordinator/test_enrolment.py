@@ -58,8 +58,24 @@ def test_an_expired_invite(coordinator, clock, tools) -> None:
     token = tools.token_of(coordinator, "clinic-a", hours=1)
     clock.now_ms += HOUR_MS
     answer = member.call("enrol", member.enrolment(token).to_payload())
-    assert isinstance(answer, Refusal) and answer.code == "expired_invite"
+    assert isinstance(answer, Refusal) and answer.code == "expired_invite" and "has expired" in answer.message
     assert enrolled(coordinator) == []
+
+
+def test_a_withdrawn_invite(coordinator, clock, tools) -> None:
+    """Check 21: an invite that fell into wrong hands lets nobody in. Of one that was used the member is shut out; an
+    expired one is nothing to withdraw."""
+    member = tools.Member(coordinator, "clinic-a")
+    token = tools.token_of(coordinator, "clinic-a")
+    assert OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})["state"] == "withdrawn"
+    answer = member.call("enrol", member.enrolment(token).to_payload())
+    assert isinstance(answer, Refusal) and answer.code == "unknown_invite" and enrolled(coordinator) == []
+    member.enrol(tools.token_of(coordinator, "clinic-a"))
+    assert OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})["state"] == "revoked"
+    tools.token_of(coordinator, "clinic-a", hours=1)
+    clock.now_ms += HOUR_MS
+    with pytest.raises(OperatorError, match="no member is named clinic-a"):
+        OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
 
 
 def test_an_invite_of_another_federation(make_coordinator, tools) -> None:
@@ -265,7 +281,7 @@ def test_a_new_invite_ends_the_older_ones(coordinator, clock, tools) -> None:
     older, newer = tools.token_of(coordinator, "clinic-a"), tools.token_of(coordinator, "clinic-a")
     late = tools.Member(coordinator, "clinic-a")
     answer = late.call("enrol", late.enrolment(older).to_payload())
-    assert isinstance(answer, Refusal) and answer.code == "expired_invite"
+    assert isinstance(answer, Refusal) and answer.code == "expired_invite" and "a newer invite" in answer.message
     tools.Member(coordinator, "clinic-a").enrol(newer)
     with coordinator.store.transaction() as connection:
         connection.execute(invites.update().where(invites.c.used_by.is_(None)).values(expires_ms=clock() + HOUR_MS))

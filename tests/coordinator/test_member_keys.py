@@ -156,8 +156,8 @@ def test_revocation_refuses_every_key_on_the_next_request(rotating, coordinator,
     assert listed() == (3, {one.old.key_id, one.new.key_id})
     assert OPERATIONS["status"](coordinator, {})["replies"] == 0  # its reply of the open round is dropped
     signer = generate_signing_key()
-    OPERATIONS["revoke_signer"](coordinator, {"key_id": signer.key_id, "name": "bundles.pub"})
-    OPERATIONS["revoke_signer"](coordinator, {"key_id": signer.key_id, "name": "bundles.pub"})
+    OPERATIONS["revoke_signer"](coordinator, {"key_id": signer.key_id})
+    OPERATIONS["revoke_signer"](coordinator, {"key_id": signer.key_id})
     assert listed() == (4, {one.old.key_id, one.new.key_id, signer.key_id})
 
 
@@ -182,7 +182,7 @@ def test_a_revoked_signers_bundle_is_not_the_current_one(coordinator) -> None:
     publish(2**31, thief)
     assert current() == [2**31]
     with coordinator.store.transaction() as connection:
-        revocations.revoke_signer(connection, 0, thief, "thief")
+        revocations.revoke_signer(connection, 0, thief)
     assert current() == [1]
     publish(2, good, thief)  # one good signature is enough
     assert current() == [2]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from edgefl_coordinator import cli
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.store import publishing
+from edgefl_coordinator.store.audit_words import event_words
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import BundleError, RecordError
@@ -119,7 +120,7 @@ def test_the_only_signer_is_not_revoked_by_accident(coordinator, tools) -> None:
                                signers=signers)  # fmt: skip
 
     def revoke(**more: bool) -> dict[str, Any]:
-        return dict(OPERATIONS["revoke_signer"](coordinator, {"key_id": stolen, "name": "bundles.pub", **more}))
+        return dict(OPERATIONS["revoke_signer"](coordinator, {"key_id": stolen, **more}))
 
     signed("main", 2, stolen)
     signed("trial", 1, stolen)
@@ -136,3 +137,17 @@ def test_the_only_signer_is_not_revoked_by_accident(coordinator, tools) -> None:
     assert told["bundles"] == [{"line": "main", "task": "nevus", "version": 2}] and told["devices"] == 2
     signed("main", 3, good)
     assert revoke()["bundles"] == []  # another took its place
+    (row,) = [one for one in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]
+              if one["event"] == "key_revoked"]  # fmt: skip
+    assert event_words("key_revoked", row["subject"], row["detail"]) == f"the key {stolen} of a signer was revoked"
+
+
+def test_without_a_device_none_stops_scoring(coordinator) -> None:
+    """Nobody is counted who is not there: neither "0 devices" nor a device."""
+    signer = "b" * 64
+    blob = coordinator.store.put_blob(b"bundle")
+    with coordinator.store.transaction() as connection:
+        named = {"line": "main", "task": "nevus", "version": 1, "bundle_id": "x"}
+        publishing.publish(connection, 0, **named, blob=blob, signers=[signer])
+    with pytest.raises(NotAllowedError, match="no device could fetch one; first publish"):
+        OPERATIONS["revoke_signer"](coordinator, {"key_id": signer})

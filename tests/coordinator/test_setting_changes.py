@@ -60,7 +60,7 @@ def test_a_change_counts_for_the_next_request_and_the_next_start(make_coordinato
 
 # fmt: off
 REFUSED = [
-    ({"rounds__quorum_min": "2"},                        "quorum_min of at least 3, or a min_cohort of at most 1"),
+    ({"rounds__quorum_min": "2"},                        "3 or more, or rounds.min_cohort 1 or less with rounds.allow"),
     ({"rounds__quorum_min": "9"},                        r"quorum_min \(9\) must not be above quorum_target \(3\)"),
     ({"rounds__quorum_min": "three"},                    "rounds.quorum_min takes a whole number, not 'three'"),
     ({"rounds__quorum_min": "0"},                        "quorum_min is 0; it must be a whole number of at least 1"),
@@ -132,9 +132,14 @@ def test_at_the_command_line(make_coordinator) -> None:
 
 def pem_files(folder) -> None:
     """What an operator may name by mistake; `other.pem` and `other.key` fit each other."""
-    made = make_development_certificate(["fl.example.org"], datetime.datetime.now(datetime.UTC))
+    now = datetime.datetime.now(datetime.UTC)
+    made = make_development_certificate(["fl.example.org"], now)
     (folder / "other.pem").write_bytes(made.chain)
     (folder / "other.key").write_bytes(made.key)
+    (folder / "authority.pem").write_bytes(made.ca)
+    old = make_development_certificate([], now - datetime.timedelta(days=500))
+    (folder / "old.pem").write_bytes(old.chain)
+    (folder / "old.key").write_bytes(old.key)
     (folder / "notes.txt").write_text("this is no certificate\n")
     key = serialization.load_pem_private_key(made.key, None)
     locked = serialization.BestAvailableEncryption(b"secret")
@@ -168,6 +173,46 @@ def test_a_file_that_cannot_be_used_is_refused_at_once(make_coordinator, changes
     assert coordinator.settings == before
     change(coordinator, certificate="other.pem", certificate_key="other.key", ca="other.pem")
     change(coordinator, ca="")
+
+
+PAIR, OLD = ({"certificate": f"{name}.pem", "certificate_key": f"{name}.key"} for name in ("other", "old"))
+# fmt: off
+UNMET = [
+    ({"public_url": "https://fl.example.net"},                 "not valid for 'fl.example.net'"),
+    ({**PAIR, "ca": "", "public_url": "https://10.0.0.1"},     "not valid for '10.0.0.1'"),
+    (PAIR,                                                     "the authority that ca names did not sign it"),
+    ({"ca": "authority.pem"},                                  "the authority that ca names did not sign it"),
+    ({**OLD, "ca": "old.pem"},                                 "certificate has expired"),
+    ({**OLD, "ca": ""},                                        "certificate has expired"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("changes", "why"), UNMET)
+def test_a_certificate_that_members_would_refuse(make_coordinator, changes, why) -> None:
+    """Issued for another address, not signed by the pinned authority, or expired: refused where it is set, and told by
+    `status --check` where the files came to lie there otherwise. A proxy that has the certificate makes it right."""
+    coordinator = make_coordinator(rounds=FINISHABLE)
+    pem_files(coordinator.store.home.root)
+    before = coordinator.settings
+    with pytest.raises(OperatorError, match=why) as refused:
+        change(coordinator, **changes)
+    assert "set certificate FILE certificate_key FILE ca FILE" in str(refused.value) and coordinator.settings == before
+    coordinator.settings = msgspec.structs.replace(before, **changes)
+    assert OPERATIONS["status"](coordinator, {})["certificate_problem"] == str(refused.value)
+    coordinator.settings = before
+    change(coordinator, proxy_ends_tls="true", **changes)
+    assert OPERATIONS["status"](coordinator, {})["certificate_problem"] is None
+
+
+def test_certificate_key_and_authority_are_one_change(make_coordinator) -> None:
+    """docs/guides/own-address.md, step 2: the address of a new certificate too."""
+    coordinator = make_coordinator(rounds=FINISHABLE)
+    pem_files(coordinator.store.home.root)
+    change(coordinator, public_url="https://fl.example.org", ca="authority.pem", **PAIR)
+    assert OPERATIONS["status"](coordinator, {})["certificate_problem"] is None
+    (coordinator.store.home.root / "other.key").unlink()
+    assert "other.key cannot be read" in OPERATIONS["status"](coordinator, {})["certificate_problem"]
 
 
 def test_an_invite_without_a_usable_certificate_is_a_sentence(make_coordinator) -> None:

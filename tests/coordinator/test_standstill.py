@@ -3,6 +3,8 @@
 Source: docs/decisions/0041 and docs/security.md check 64.
 """
 
+import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.prospects import beyond_members, set_command, unfinishable, usual_quorum
 from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import Close, Round, cohort_allows, decide
+from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings, TaskSettings
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -47,14 +50,18 @@ TABLE = [
      [APPROVE.format("a"), APPROVE.format("b")]),
     (RoundFacts(members=2, started=False), MANUAL,    "waits", "not_started", ["edgefl-coordinator start"]),
     (RoundFacts(members=3), RULES,                    "moves", "aggregating", []),
-    (RoundFacts(members=3, failing_ms=7), RULES,      "stuck", "job_failed", ["edgefl-coordinator status"]),
+    (RoundFacts(members=3, failing_ms=7), RULES,      "stuck", "job_failed", []),
+    (RoundFacts(members=3, failing_ms=7, served=False), RULES, "waits", "not_served", ["edgefl-coordinator serve"]),
     (RoundFacts(members=3, served=False), RULES,      "waits", "not_served", ["edgefl-coordinator serve"]),
     (facts(able=3), RULES,                            "waits", "no_reply", []),
     (facts(able=3, served=False), RULES,              "stuck", "not_served", ["edgefl-coordinator serve"]),
     (facts(2, able=1), RULES,                         "waits", "no_reply", []),
     (facts(3), RULES,                                 "moves", "", []),
     (facts(3, state="aggregating"), RULES,            "moves", "aggregating", []),
-    (facts(3, state="aggregating", failing_ms=7), RULES, "stuck", "job_failed", ["edgefl-coordinator status"]),
+    (facts(3, state="aggregating", failing_ms=7), RULES, "stuck", "job_failed", []),
+    (facts(3, state="aggregating", failing_ms=7, served=False), RULES, "stuck", "not_served",
+     ["edgefl-coordinator serve"]),
+    (facts(1, able=2, overdue_ms=9, served=False), RULES, "stuck", "not_served", ["edgefl-coordinator serve"]),
     # the three-member federation of the old defaults: all replied once, and nobody may have the second broadcast
     (facts(withheld=(2, 2, 2)), OLD, "stuck", "small_cohort", [_SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
     # two of three replied before the deadline: the third may, and is not enough
@@ -213,7 +220,8 @@ def test_the_usual_quorum_fits(members, least, target, cohort) -> None:
 @pytest.mark.parametrize(
     ("changes", "members", "words"),
     [
-        ({"quorum_min": 2, "min_cohort": 3}, 3, "quorum_min of at least 4, or a min_cohort of at most 1"),
+        ({"quorum_min": 2, "min_cohort": 3}, 3,
+         "give rounds.quorum_min 4 or more, or rounds.min_cohort 1 or less with rounds.allow_small_cohort true"),
         ({"quorum_min": 4, "quorum_target": 4}, 3, "needs 4 replies, and 3 members cannot"),
         ({"quorum_target": 4}, 3, "wait for 4 approved members"),
         ({"quorum_min": 1751, "quorum_target": 1751}, 1751, "3502 arrays, and at most 3500 travel together"),
@@ -304,18 +312,58 @@ def test_a_job_that_fails_is_told_to_members_without_its_cause(make_coordinator,
     def broken(*_: object) -> None:
         raise OperatorError("no space in /srv/secret for clinic-a")
 
-    first_ms = clock.now_ms
+    coordinator.serving, first_ms = True, clock.now_ms
     for _ in range(2):
         with pytest.raises(OperatorError):
             step(coordinator, broken)
         clock.now_ms += 10_000
     status = OPERATIONS["status"](coordinator, {})
     assert (status["standing"]["cause"], status["standing"]["since_ms"]) == ("job_failed", first_ms)
-    assert "secret" in status["failing"]["error"]
+    assert "secret" in status["failing"]["error"] and status["standing"]["mend"].endswith(status["failing"]["error"])
+    assert status["standing"]["commands"] == []
     stuck = task_of(three[0]).stuck
     assert stuck.startswith("round 1 is stuck since") and "secret" not in stuck and "clinic" not in stuck
     assert step(coordinator, tools.toy_worker)
     assert task_of(three[0]).stuck == ""
+
+
+def test_a_job_that_ended_with_the_server_did_not_fail(make_coordinator, tools) -> None:
+    """`serve` was stopped while it aggregated: nothing failed, and what mends it is to serve again."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    for member in three:
+        member.reply(1)
+    worker = WorkerProcess((sys.executable, "-c", "import time; time.sleep(600)"))
+    stops = threading.Timer(0.5, worker.stop)
+    stops.start()
+    with pytest.raises(OperatorError, match="at the next start"):
+        step(coordinator, worker)
+    stops.join()
+    status = OPERATIONS["status"](coordinator, {})
+    assert (status["failing"], status["standing"]["cause"]) == (None, "not_served")
+    assert "job_failed" not in {
+        row["event"] for row in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]
+    }
+    assert step(coordinator, tools.toy_worker)
+
+
+def test_broadcasts_for_a_newcomer_end_a_failure(make_coordinator, tools) -> None:
+    """What failed was tried again and is done, though the round has not closed: nothing is stuck."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
+    coordinator.serving = True
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    tools.approved_member(coordinator, "clinic-d")
+
+    def broken(*_: object) -> None:
+        raise OperatorError("no space")
+
+    with pytest.raises(OperatorError):
+        step(coordinator, broken)
+    assert task_of(three[0]).stuck
+    assert step(coordinator, tools.toy_worker)
+    assert task_of(three[0]).stuck == "" and OPERATIONS["status"](coordinator, {})["failing"] is None
 
 
 def test_an_unserved_coordinator_says_so(make_coordinator, tools) -> None:

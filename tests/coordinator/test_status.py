@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -129,6 +130,26 @@ def test_members_and_their_fingerprints(served, tools, clock) -> None:
     assert f"  warning: {why}; run: {command}\n" in run("status").stdout
 
 
+def test_invites_and_who_was_shut_out(served, tools, clock) -> None:
+    """Both are listed until they end: by enrolment, expiry or `revoke`; by joining again under the same name. An
+    enrolment that a new invite replaced was not shut out."""
+    tools.approved_member(served, "clinic-a")
+    tools.Member(served, "clinic-b").enrol(tools.token_of(served, "clinic-b"))
+    tools.token_of(served, "clinic-b")
+    assert run("revoke", "clinic-a").stdout == "clinic-a is revoked\n"
+    shown = run("status").stdout
+    assert "  site   clinic-b  invited, until 2026-09-21 15:13:20 UTC\n" in shown
+    assert "  site   clinic-a  shut out 2026-09-21 14:13:20 UTC\n" in shown and shown.count("shut out") == 1
+    facts = json.loads(run("status", "--json").stdout)
+    assert facts["members"] == []
+    assert facts["shut_out"] == [{"name": "clinic-a", "role": "site", "revoked_ms": clock.now_ms}]
+    assert facts["invites"] == [{"name": "clinic-b", "role": "site", "expires_ms": clock.now_ms + 3_600_000}]
+    assert run("revoke", "clinic-b").stdout == "the invite for clinic-b is withdrawn\n"
+    tools.approved_member(served, "clinic-a")
+    shown = run("status").stdout
+    assert "invited" not in shown and "shut out" not in shown
+
+
 def test_who_has_not_replied(served, tools, clock) -> None:
     """A round that is stuck by silence: the operator reads the names, which members are not told."""
     three = [tools.approved_member(served, f"clinic-{letter}") for letter in "abc"]
@@ -148,6 +169,10 @@ def test_a_status_for_alarms(served, tools) -> None:
     served.serving = False
     assert run("status", "--check").exit_code == 1 and run("status").exit_code == 0
     served.serving = True
+    served.settings = msgspec.structs.replace(served.settings, public_url="https://fl.example.org")
+    refused = run("status", "--check")
+    assert refused.exit_code == 1 and "warning: members that call https://fl.example.org refuse" in refused.stdout
+    served.settings = msgspec.structs.replace(served.settings, public_url="https://127.0.0.1:8443")
     stalled(served, tools)
     stuck = run("status", "--check")
     assert stuck.exit_code == 1 and "is stuck since" in stuck.stdout

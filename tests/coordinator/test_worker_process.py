@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
 
 LOOP = """
@@ -181,10 +181,11 @@ def test_stopped_from_another_thread(worker, folder):
     hung = folder("hang")
     thread = threading.Thread(target=lambda: (wait_until((hung / "told").exists), worker.stop()))
     thread.start()
-    with pytest.raises(OperatorError, match="failed"):
+    with pytest.raises(OperatorError, match="does the job at the next start") as ended:
         worker(hung, 60)
     thread.join()
-    with pytest.raises(OperatorError, match="stopping"):
+    assert ended.value.code == STOPPED
+    with pytest.raises(OperatorError, match="does the job at the next start"):
         worker(folder("one"), 60)
 
 

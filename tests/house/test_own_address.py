@@ -16,7 +16,11 @@ from tests.house.test_pages import Reader
 from edgefl_coordinator.web.tls import make_development_certificate, server_context
 
 PAGE = "docs/guides/own-address.md"
-OWN_CERTIFICATE = "edgefl-coordinator set certificate /etc/fl/fullchain.pem certificate_key /etc/fl/privkey.pem"
+OWN_CERTIFICATE = (
+    "edgefl-coordinator set certificate /etc/fl/fullchain.pem certificate_key /etc/fl/privkey.pem ca "
+    "/etc/fl/authority.pem"
+)
+PROXYS_CERTIFICATE = "edgefl-coordinator set ca /etc/fl/authority.pem proxy_ends_tls true"
 
 
 async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,10 +83,11 @@ def test_the_page(kind: str, root: Path, tmp_path: Path, environment, forks: For
     reader = Reader(tmp_path, environment, forks)
     with proxy(reader.port, ours, tmp_path / "federation/tls/ca.pem") as (port, came):
         if ours:
-            reader.replaced[f"{OWN_CERTIFICATE} --home federation"] = "true"
+            reader.replaced[OWN_CERTIFICATE] = PROXYS_CERTIFICATE
         reader.replaced |= {"https://fl.example.org": f"https://localhost:{port}", "/etc/fl/": f"{files}/"}
         try:
-            assert OWN_CERTIFICATE in (root / PAGE).read_text(encoding="utf-8")
+            page = (root / PAGE).read_text(encoding="utf-8")
+            assert OWN_CERTIFICATE in page and PROXYS_CERTIFICATE in page
             assert reader.read(root / PAGE) >= 8
         finally:
             reader.close()

@@ -130,6 +130,18 @@ def test_a_passphrase_that_others_can_read_is_refused(tmp_path, mode):
     assert refused.value.code == "permissions" and "correct horse" not in str(refused.value)
 
 
+def test_a_variable_that_names_a_file_is_warned_of(tmp_path, caplog):
+    """It is the passphrase itself, as ever, and is not repeated; what names no file is as silent as before."""
+    file = tmp_path / "pass"
+    file.write_bytes(b"correct horse\n")
+    assert read_passphrase(None, {"EDGEFL_KEY_PASSPHRASE": str(file)}) == str(file).encode()
+    assert "--passphrase-file" in caplog.text and str(file) not in caplog.text
+    caplog.clear()
+    for words in ("correct horse", "x" * 5000, "a\0b", str(tmp_path)):
+        assert read_passphrase(None, {"EDGEFL_KEY_PASSPHRASE": words}) == words.encode()
+    assert not caplog.records
+
+
 def test_where_a_passphrase_comes_from(tmp_path):
     """docs/design.md, section 5: file, else environment, else none; an empty file is a mistake and not \"none\"."""
     assert read_passphrase(None, {"EDGEFL_KEY_PASSPHRASE": " as it is\n"}) == b" as it is\n"

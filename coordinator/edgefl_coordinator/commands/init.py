@@ -91,6 +91,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     check_free(home)
     _check_early(options)
     secret = read_passphrase(passphrase_file)
+    click.echo("trying the method and its settings with PyTorch, which takes some seconds to load", err=True)
     table = settings_table(options)
     settings = check_table(table)
     check_finishable(settings, _members(options))
@@ -106,6 +107,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         err=True,
     )
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
+    click.echo(f"members will call {settings.public_url}, which every invite names (--url)", err=True)
     click.echo(
         f"move {home.keys / 'root.key'} to an offline medium: with it you can recover after a break-in", err=True
     )
@@ -146,9 +148,17 @@ def _check_early(options: Mapping[str, Any]) -> None:
 
 def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return the settings around a [task] table."""
+    from edgefl_coordinator.commands.setup import EVERY_ADDRESS
+    from edgefl_coordinator.errors import USAGE, OperatorError
     from edgefl_coordinator.rounds.prospects import usual_quorum
 
     host, port = options["host"], options["port"]
+    if host in EVERY_ADDRESS and not options["url"]:
+        raise OperatorError(
+            f"--host {host} listens on every address of this machine, but members need one to call: give --url "
+            f"https://NAME:{port}",
+            USAGE,
+        )
     members = _members(options)
     quorum = usual_quorum(members, options["quorum_min"], options["quorum_target"], options["min_cohort"])
     shown = f"[{host}]" if ":" in host else host

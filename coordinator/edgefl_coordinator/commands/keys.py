@@ -40,9 +40,10 @@ _OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Pat
               help="Revoke the signer even where devices then have no bundle to score with.")  # fmt: skip
 @for_operator
 def revoke(operator: Operator, name: str | None, signer: Path | None, force: bool) -> None:
-    """Shut the member NAME out for good, or revoke a signer of bundles.
+    """Shut NAME out, withdraw its unused invite, or revoke a signer.
 
-    The member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
+    The member is refused from its next request on, its keys count never again, and its reply of the open round is
+    dropped. A new invite for NAME makes a new member, with new keys. Devices fetch the signed
     list of revoked keys with the index of bundles. A device whose list is older than 24 hours accepts no new bundle.
     """
     if (name is None) == (signer is None):
@@ -51,18 +52,18 @@ def revoke(operator: Operator, name: str | None, signer: Path | None, force: boo
         from edgefl_protocol.envelopes.key_files import read_public_key
 
         key = read_public_key(signer)
-        facts = operator.run("revoke_signer", key_id=key.key_id, name=signer.name, force=force)
+        facts = operator.run("revoke_signer", key_id=key.key_id, force=force)
         operator.show(facts, f"signer {key.key_id} is revoked")
+        stop = f", and {counted(facts['devices'], 'device')} cannot score after the next sync" * bool(facts["devices"])
         for one in facts["bundles"]:
-            click.echo(
-                f"warning: {one['line']}/{one['task']} version {one['version']} counts no more, and "
-                f"{counted(facts['devices'], 'device')} cannot score after the next sync until you publish another",
-                err=True,
-            )
+            named = f"{one['line']}/{one['task']} version {one['version']}"
+            click.echo(f"warning: {named} counts no more{stop}: publish another", err=True)
     else:
         facts = operator.run("revoke", name=name)
         with_home(operator, facts["warnings"])
-        operator.show(facts, f"{name} is revoked")
+        operator.show(
+            facts, f"{name} is revoked" if facts["state"] == "revoked" else f"the invite for {name} is withdrawn"
+        )
         for line in warning_lines(facts["warnings"]):
             click.echo(line, err=True)
 

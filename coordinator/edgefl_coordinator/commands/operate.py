@@ -36,16 +36,21 @@ def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", 
     """
     from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.store.coordinator import open_coordinator
-    from edgefl_coordinator.web import log_lines, service
+    from edgefl_coordinator.web import admin, log_lines, service, tls
 
     log_lines.configure_logging(sys.stderr, log_format, log_level)
     log = log_lines.log
-    coordinator = open_coordinator(CoordinatorHome(home.resolve()), read_passphrase(passphrase_file), wait_s=_OTHERS_S)
+    folder, passphrase = CoordinatorHome(home.resolve()), read_passphrase(passphrase_file)
+    if admin.is_served(folder):
+        log.warning("a server runs for this folder; waiting %g s for it to stop", _OTHERS_S)
+    coordinator = open_coordinator(folder, passphrase, wait_s=_OTHERS_S)
     settings, store = coordinator.settings, coordinator.store
     log.info("federation %s, store in %s journal mode, synchronous FULL", settings.federation, store.journal_mode)
     if settings.rounds.small_cohort:
         log.warning("broadcasts need only %s", counted(settings.rounds.min_cohort, "other contributor"))
     try:
+        if refused := tls.refused_by_members(folder, settings):
+            log.warning("%s", refused)
         service.serve(coordinator, lambda port: log.info("listening on https://%s:%d", settings.host, port))
     finally:
         store.close()

@@ -36,8 +36,8 @@ HOME = click.option(
 PASSPHRASE = click.option(
     "--passphrase-file",
     type=FILE,
-    help="File with the passphrase of the private keys, readable by you alone.  [env var: EDGEFL_KEY_PASSPHRASE; "
-    "default: the keys are not encrypted]",
+    help="File with the passphrase of the private keys, readable by you alone; or give the passphrase itself in "
+    "EDGEFL_KEY_PASSPHRASE.  [default: the keys are not encrypted]",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 

@@ -7,6 +7,7 @@ another, offline medium. Source: docs/security.md, enrolment and keys at rest.
 
 import dataclasses
 import datetime
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_
 from edgefl_protocol.envelopes.keys import generate_signing_key
 from edgefl_protocol.rules.maps import travel_alone
 
+EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - to listen on; nobody can call them
 DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
 
 
@@ -57,7 +59,7 @@ def make_home(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     signing, ring = generate_signing_key(), new_ring(settings.suite, wall_clock_ms() if now_ms is None else now_ms)
     host = urlsplit(settings.public_url).hostname or "localhost"
-    names = [name for name in (host, settings.host) if name not in ("0.0.0.0", "::")]  # noqa: S104 - never a name
+    names = [name for name in (host, settings.host) if name not in EVERY_ADDRESS]
     certificate = make_development_certificate(names, datetime.datetime.now(datetime.UTC))
     private = {
         home.signing: signing_key_to_pem(signing, passphrase),
@@ -99,7 +101,8 @@ def check_table(table: Mapping[str, Any]) -> CoordinatorSettings:
 def check_finishable(settings: CoordinatorSettings, members: int) -> None:
     """Refuse, by an `OperatorError`, settings with which so many members would stop before the last round."""
     if why := unfinishable(settings.rounds, settings.task, members):
-        raise OperatorError(why, USAGE)
+        spelled = re.sub(r"rounds\.(\w+)( true)?", lambda found: f"--{found[1].replace('_', '-')}", why)
+        raise OperatorError(spelled, USAGE)
 
 
 def try_first_job(settings: CoordinatorSettings) -> int:

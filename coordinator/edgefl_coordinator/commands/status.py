@@ -19,7 +19,8 @@ _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 @click.option("--interval", "interval_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=2.0,
               show_default=True, help="With --watch: time between two checks.")  # fmt: skip
 @click.option("--check", is_flag=True,
-              help="Exit with status 1 if the federation is stuck or `serve` does not run; for alarms.")  # fmt: skip
+              help="Exit with status 1 if the federation is stuck, `serve` does not run, or members refuse its "
+                   "certificate; for alarms.")  # fmt: skip
 @for_operator
 def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> None:
     """Show the federation, its round, members and bundles.
@@ -35,7 +36,8 @@ def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> N
         return
     facts = look(operator)
     operator.show(facts, *status_lines(facts))
-    if check and (facts["standing"]["kind"] == "stuck" or facts["standing"]["cause"] == "not_served"):
+    unreachable = facts["standing"]["cause"] == "not_served" or facts["certificate_problem"]
+    if check and (unreachable or facts["standing"]["kind"] == "stuck"):
         sys.exit(1)
 
 
@@ -114,6 +116,8 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     if facts["state_sha256"]:
         lines.append(f"  server and sites after the last round: {facts['state_sha256']}")
     lines += [f"  {_member_line(member)}" for member in facts["members"]]
+    lines += [f"  {_named(one)}  invited, until {moment(one['expires_ms'])}" for one in facts["invites"]]
+    lines += [f"  {_named(one)}  shut out {moment(one['revoked_ms'])}" for one in facts["shut_out"]]
     lines[2:2] = [f"  {line}" for line in _standing_lines(facts)]
     lines += [f"  {line}" for line in (*_key_lines(facts["keys"]), *_troubles(facts))]
     return lines + [f"  bundle {one['line']}/{one['task']} version {one['version']}" for one in facts["bundles"]]
@@ -124,7 +128,11 @@ def _member_line(member: dict[str, Any]) -> str:
     state = f"{member['state']}{', replied' if member['replied'] else ''}"
     if member["heard_ms"] is not None:
         state += f", last heard {moment(member['heard_ms'])}"
-    return f"{member['role']:6} {member['name']}  {state}  {member['fingerprint'] or ''}".rstrip()
+    return f"{_named(member)}  {state}  {member['fingerprint'] or ''}".rstrip()
+
+
+def _named(one: dict[str, Any]) -> str:
+    return f"{one['role']:6} {one['name']}"
 
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:
@@ -138,9 +146,10 @@ def _key_lines(keys: dict[str, Any]) -> list[str]:
 def _troubles(facts: dict[str, Any]) -> list[str]:
     """Return what an operator has to look at, a line each."""
     lines = [f"refused: reply of {one['name']} in round {one['round']}: {one['reason']}" for one in facts["refused"]]
+    if facts["certificate_problem"]:
+        lines.append(f"warning: {facts['certificate_problem']}")
     if facts["problem"]:
         lines.append(f"opened again: {facts['problem']}; the round closes once another reply has come")
-    if facts["failing"]:
-        failing = facts["failing"]
-        lines.append(f"failing since {moment(failing['at_ms'])} and tried again and again: {failing['error']}")
+    if (failing := facts["failing"]) and facts["standing"]["cause"] != "job_failed":
+        lines.append(f"the last job failed at {moment(failing['at_ms'])}: {failing['error']}")
     return lines

@@ -4,7 +4,8 @@ Guarantees: one invite makes at most one enrolment; a key enters once; a member 
 compared the fingerprint of both its keys. The store keeps the SHA-256 of an invite's token, never the token.
 A member that changes its keys stays the same member: its first key id names it for good (`MemberRow.skid`), so it
 replies once a round whichever key it uses. The key before goes on counting for 7 days (`member_keys`).
-States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final.
+States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final: under the same
+name a new invite makes a new member, with new keys.
 Source: docs/security.md, enrolment and rotation (checks 21, 22, 23, 24).
 """
 
@@ -12,11 +13,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.tables import facts, invites, member_keys, members
+from edgefl_coordinator.store.tables import revocations as revoked_keys
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
 from edgefl_protocol.messages.requests import EnrolRequest
 from edgefl_protocol.records.invite import Invite
@@ -56,7 +58,7 @@ def add_invite(connection: Connection, now_ms: int, invite: Invite) -> str | Non
     if holder:
         _set_state(connection, holder.skid, "revoked", revoked_ms=now_ms)
         audit.append(connection, now_ms, "enrolment_superseded", name)
-    older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
+    older = update(invites).where(invites.c.name == name, _is_open(now_ms))
     expired = connection.execute(older.values(expires_ms=now_ms)).rowcount
     row = {"token_sha256": invite.token_sha256, "name": name, "role": invite.role, "expires_ms": expires_ms}
     connection.execute(insert(invites).values(**row, created_ms=now_ms))
@@ -83,6 +85,11 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
             return known
         raise RefusedError("used_invite", "this invite was used before; ask the operator for a new one")
     if now_ms >= invite.expires_ms:
+        newer = (invites.c.name == invite.name) & (
+            invites.c.created_ms == invite.expires_ms
+        )  # as `add_invite` ended it
+        if connection.scalar(select(invites.c.name).where(newer)):
+            raise RefusedError("expired_invite", "a newer invite for this name replaced this one; use the newer one")
         raise RefusedError("expired_invite", "this invite has expired; ask the operator for a new one")
     if connection.scalar(select(members.c.skid).where(members.c.name == request.name, members.c.state != "revoked")):
         raise RefusedError(
@@ -129,14 +136,40 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
     return member
 
 
-def revoke(connection: Connection, now_ms: int, name: str) -> MemberRow:
-    """Shut a member out for good, from the next request on; an `OperatorError` where there is none."""
+def revoke(connection: Connection, now_ms: int, name: str) -> MemberRow | None:
+    """Shut a member out, from the next request on, or withdraw the open invite for this name: then None.
+
+    Its keys count never again; a new invite for the name makes a new member. An `OperatorError` where there is neither.
+    """
+    open_invite = delete(invites).where(invites.c.name == name, _is_open(now_ms))
+    if connection.execute(open_invite).rowcount:  # there is no member of this name, or it could not have been invited
+        audit.append(connection, now_ms, "invite_withdrawn", name)
+        return None
     member = _by_name(connection, name)
     _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
     audit.append(connection, now_ms, "revoked", name, {"skid": member.skid})
     later = connection.scalars(select(member_keys.c.skid).where(member_keys.c.member == member.skid)).all()
     revocations.add(connection, now_ms, "member", name, sorted({member.skid, *later}))
     return member
+
+
+def open_invites(connection: Connection, now_ms: int) -> list[dict[str, str | int]]:
+    """Return name, role and expiry of the invites that may still be used, in name order."""
+    found = connection.execute(select(invites).where(_is_open(now_ms)).order_by(invites.c.name))
+    return [{"name": row.name, "role": row.role, "expires_ms": row.expires_ms} for row in found]
+
+
+def shut_out(connection: Connection) -> list[dict[str, str | int]]:
+    """Return name, role and time of each member that was shut out and has not joined again, in name order."""
+    living = select(members.c.name).where(members.c.state != "revoked")
+    found = (
+        select(members.c.name, members.c.role, revoked_keys.c.revoked_ms)
+        .join(revoked_keys, revoked_keys.c.key_id == members.c.skid)
+        .where(members.c.name.not_in(living))
+        .order_by(members.c.name, revoked_keys.c.revoked_ms)
+    )
+    newest = {row.name: row for row in connection.execute(found)}
+    return [{"name": row.name, "role": row.role, "revoked_ms": row.revoked_ms} for row in newest.values()]
 
 
 def by_skid(connection: Connection, skid: str) -> MemberRow | None:
@@ -220,6 +253,10 @@ def _by_name(connection: Connection, name: str) -> MemberRow:
     if row is None:
         raise OperatorError(f"no member is named {name}; `edgefl-coordinator status` lists them")
     return _member(row)
+
+
+def _is_open(now_ms: int) -> ColumnElement[bool]:
+    return invites.c.used_by.is_(None) & (invites.c.expires_ms > now_ms)
 
 
 def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:

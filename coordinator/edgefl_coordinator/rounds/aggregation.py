@@ -3,8 +3,9 @@
 Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
 is done twice (after a crash) changes it once and to the same bytes. A reply that cannot be aggregated is refused by
 name and the round goes on with the others, or opens again where too few are left; the same replies are not tried twice.
-A job that the machine fails (memory, disk, time) is told in the audit log and tried again; the replies stay. Source:
-docs/security.md, reliability (aggregation exactly once) and check 46.
+A job that the machine fails (memory, disk, time) is told in the audit log and tried again; one that was stopped with
+the server is not a failure. The replies stay. Source: docs/security.md, reliability (aggregation exactly once) and
+check 46.
 """
 
 import errno
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import membership, uploads
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
@@ -71,9 +72,10 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
         commit(coordinator, due, result)
     except (EdgeflError, OSError) as error:
         known = error if isinstance(error, EdgeflError) else _machine_failed(error)
-        with store.transaction() as connection:
-            detail = {"kind": due.job.kind, "error": str(known)[:300]}
-            audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
+        if known.code != STOPPED:
+            with store.transaction() as connection:
+                detail = {"kind": due.job.kind, "error": str(known)[:300]}
+                audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
         if known is error:
             raise
         raise known from error
@@ -143,6 +145,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
         with store.transaction() as connection:
             if job.kind == "broadcast":
                 stored_rounds.add_broadcasts(connection, job.number, made)
+                detail = {"members": len(made)}
+                audit.append(connection, coordinator.clock(), "broadcasts_made", str(job.number), detail)
                 found = []
             elif stored_rounds.commit_state(connection, coordinator.clock(), job.number, adopted[-1]):
                 found = _open_following(connection, coordinator, job, result, made)

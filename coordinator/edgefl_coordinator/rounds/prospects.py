@@ -41,30 +41,32 @@ def usual_quorum(
 def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None = None) -> str:
     """Say why a federation with these settings would stop for good, and what to give instead; "" where it would not.
 
-    `members` is how many take part; None where that is not known.
+    `members` is how many take part; None where that is not known. Settings are named as `set` takes them.
     """
     if rules.quorum_min <= rules.min_cohort:
         others, cohort = rules.quorum_min - 1, rules.min_cohort
+        risky = f" with {ALLOW} true" if others < LEAST_COHORT and not rules.allow_small_cohort else ""
         return (
-            f"the rounds could stop for good: if a round closes with quorum_min = {rules.quorum_min} replies, each "
-            f"member has {counted(others, 'other', 'others')}, but the next broadcast needs min_cohort = {cohort} "
-            f"or more; give a quorum_min of at least {cohort + 1}, or a min_cohort of at most {others}"
+            "the rounds could stop for good: if a round closes with "
+            f"{counted(rules.quorum_min, 'reply', 'replies')}, each member has {counted(others, 'other', 'others')}, "
+            f"but the next broadcast needs {cohort} or more; give rounds.quorum_min {cohort + 1} or more, or "
+            f"rounds.min_cohort {others} or less{risky}"
         )
     if members is not None and members < rules.quorum_min:
         return (
             f"a round needs {rules.quorum_min} replies, and {counted(members, 'member')} cannot give them; lower "
-            "quorum_min"
+            "rounds.quorum_min"
         )
     if members is not None and members < rules.quorum_target and rules.start == "automatic":
         return (
             f"the first round would wait for {rules.quorum_target} approved members, and there will be {members}; "
-            "lower quorum_target, or open the round by hand with start = manual"
+            "lower rounds.quorum_target, or open the round by hand with rounds.start manual"
         )
     most, classes = task.most_arrays, len(task.classes)
     if most is not None and rules.quorum_min * classes > most:
         return (
             f"maps of {rules.quorum_min} members with {classes} classes are {rules.quorum_min * classes} arrays, "
-            f"and at most {most} travel together; give a quorum_min of at most {most // classes}"
+            f"and at most {most} travel together; give rounds.quorum_min {most // classes} or less"
         )
     return ""
 

@@ -61,7 +61,7 @@ class FederationStanding:
 def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     """Say whether the federation goes on, until when it waits, or why it is stuck."""
     found = _standing(facts, rules)
-    if facts.served or found.kind in ("stuck", "over"):
+    if facts.served or found.kind == "over":
         return found
     command = "edgefl-coordinator serve"
     kind: Kind = "waits" if facts.current is None else "stuck"
@@ -87,8 +87,7 @@ def _standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
         return FederationStanding(
             kind="stuck", cause="job_failed", since_ms=facts.failing_ms,
             why="the coordinator could not do the round's job and tries it again",
-            mend="the operator resolves what edgefl-coordinator status shows as failing",
-            commands=("edgefl-coordinator status",),
+            mend="the operator resolves what edgefl-coordinator status names",
         )  # fmt: skip
     if facts.current is None:
         return _before_the_first(facts, rules)

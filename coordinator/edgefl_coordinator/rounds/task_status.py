@@ -15,7 +15,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.requests import TaskReply
 
-_FAILED, _MENDED = "job_failed", ("state", "round_reopened")  # events of the audit log
+_FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
 SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
 
 

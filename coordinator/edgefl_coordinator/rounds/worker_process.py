@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds.jobs import ERRORS
 
 _REST_AFTER_S = 300.0  # between rounds a coordinator need not hold the memory of a trainer
@@ -43,14 +43,19 @@ class WorkerProcess:
     def __call__(self, folder: Path, timeout_s: float) -> None:
         """Run the job in `folder` and wait for it.
 
-        An `OperatorError` with its last line where it failed, took too long or was stopped.
+        An `OperatorError` with its last line where it failed or took too long; of code `STOPPED` where it was stopped.
         """
-        with self._asking:
-            status = self._ask(folder, timeout_s)
-            if status is None:  # the worker had just gone to rest
+        try:
+            with self._asking:
                 status = self._ask(folder, timeout_s)
-        if status != 0:
-            raise _failed(status, _last_bytes(folder / ERRORS))
+                if status is None:  # the worker had just gone to rest
+                    status = self._ask(folder, timeout_s)
+            if status != 0:
+                raise _failed(status, _last_bytes(folder / ERRORS))
+        except OperatorError as error:
+            if self._stopped:
+                raise OperatorError("the coordinator stops; it does the job at the next start", STOPPED) from error
+            raise
 
     def stop(self) -> None:
         """End the running job and start no other."""
@@ -92,7 +97,7 @@ class WorkerProcess:
             self._forget()
         with self._mutex:
             if self._stopped:
-                raise OperatorError("the coordinator is stopping; it does the job at the next start")
+                raise OperatorError("no job begins any more", STOPPED)
             if self._running is None:
                 pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
                 self._running = subprocess.Popen(  # noqa: S603 - our own module

@@ -29,14 +29,14 @@ def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iter
             audit.append(connection, now_ms, "key_revoked", name, {"kind": kind, "key_id": key_id})
 
 
-def revoke_signer(connection: Connection, now_ms: int, key_id: str, name: str) -> None:
+def revoke_signer(connection: Connection, now_ms: int, key_id: str) -> None:
     """Revoke a signer of bundles; an `OperatorError` where the list has no room for another one."""
     count = connection.scalar(select(func.count()).select_from(revocations).where(revocations.c.kind == "signer")) or 0
     if count >= MAX_SIGNERS:
         raise OperatorError(
             f"{MAX_SIGNERS} signers are revoked, and no more fit into the list; leave further ones out of the root set"
         )
-    add(connection, now_ms, "signer", name, [key_id])
+    add(connection, now_ms, "signer", "a signer", [key_id])
 
 
 def listed(connection: Connection) -> tuple[int, list[str]]:

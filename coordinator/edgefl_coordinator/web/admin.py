@@ -64,6 +64,15 @@ def _run_alone(home: CoordinatorHome, name: str, arguments: "Arguments", passphr
         coordinator.store.close()
 
 
+def is_served(home: CoordinatorHome) -> bool:
+    """Tell whether a server of this folder listens on its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
+        with _short_path(home) as path:
+            connection.connect(path)
+        return True
+    return False
+
+
 async def serve_admin(coordinator: "Coordinator") -> asyncio.Server:
     """Listen on the administration socket; close the returned server at the end.
 

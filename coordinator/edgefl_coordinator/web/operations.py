@@ -22,12 +22,12 @@ from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.setting_changes import change_settings
-from edgefl_coordinator.web.tls import first_certificate
+from edgefl_coordinator.web.tls import first_certificate, refused_by_members
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.key_files import read_public_key
-from edgefl_protocol.errors import BundleError, InviteError, RecordError
+from edgefl_protocol.errors import BundleError, EdgeflError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.records.root import check_current, unverified_root
@@ -92,20 +92,24 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Shut a member out for good: {name} → {name, state, warnings}. Its reply of the open round is dropped.
+    """Shut a member out, or withdraw an open invite: {name} → {name, state: "revoked" or "withdrawn", warnings}.
 
-    `warnings` are those of `status`. An `OperatorError` where there is no such member.
+    A member's reply of the open round is dropped. `warnings` are those of `status`. An `OperatorError` where there is
+    neither.
     """
+    dropped: list[str] = []
     with coordinator.store.transaction() as connection:
         member = membership.revoke(connection, coordinator.clock(), str(arguments["name"]))
-        dropped = stored_rounds.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
+        if member:
+            dropped += stored_rounds.drop_open_reply(connection, member.skid)
+            dropped += uploads.remove_of(connection, member.skid)
         warnings = _warnings(coordinator, connection)
     coordinator.store.drop_blobs(dropped)
-    return {"name": member.name, "state": "revoked", "warnings": warnings}
+    return {"name": arguments["name"], "state": "revoked" if member else "withdrawn", "warnings": warnings}
 
 
 def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Revoke a signer of bundles: {key_id, name, force} → {key_id, version of the list, bundles, devices}.
+    """Revoke a signer of bundles: {key_id, force} → {key_id, version of the list, bundles, devices}.
 
     `bundles` are those that fall with nothing to take their place, and `devices` how many members have to do without.
 
@@ -116,7 +120,7 @@ def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
     key_id = str(arguments["key_id"])
     with coordinator.store.transaction() as connection:
         before = publishing.entries(connection)
-        revocations.revoke_signer(connection, coordinator.clock(), key_id, str(arguments["name"]))
+        revocations.revoke_signer(connection, coordinator.clock(), key_id)
         version, _ = revocations.listed(connection)
         left = {(one.line, one.task) for one in publishing.entries(connection)}
         devices = sum(one.role == "device" for one in membership.approved(connection))
@@ -129,9 +133,12 @@ def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def _left_without(fallen: list[Facts], devices: int) -> str:
     """Say why a signer is not revoked: which bundles fall, and what to do first."""
     named = ", ".join(f"{one['line']}/{one['task']} version {one['version']}" for one in fallen)
+    lost = (
+        f"{counted(devices, 'device')} would stop scoring at the next sync" if devices else "no device could fetch one"
+    )
     return (
-        f"nobody else signed {named}, and nothing is published to take its place, so {counted(devices, 'device')} "
-        "would stop scoring at the next sync; first publish a bundle of another signer, or revoke this one with --force"
+        f"nobody else signed {named}, and nothing is published to take its place, so {lost}; first publish a bundle of "
+        "another signer, or revoke this one with --force"
     )
 
 
@@ -198,6 +205,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         bundles = publishing.entries(connection)
         last = audit.last(connection)
         heard = membership.heard_ms(connection)
+        invites, shut_out = membership.open_invites(connection, coordinator.clock()), membership.shut_out(connection)
         replied = {member.skid: stored_rounds.has_replied(connection, member.skid, number) for member in everybody}
         facts: Facts = {
             "federation": settings.federation,
@@ -228,7 +236,10 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             _member_facts(one, settings.federation) | {"replied": replied[one.skid], "heard_ms": heard.get(one.skid)}
             for one in everybody
         ],
+        "invites": invites,
+        "shut_out": shut_out,
         "bundles": [_named(entry) for entry in bundles],
+        "certificate_problem": _certificate_problem(coordinator),
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
     }
@@ -248,8 +259,18 @@ def _standing(coordinator: Coordinator, connection: Connection, number: int) -> 
     """Tell whether the federation goes on, and what mends it where it does not."""
     rules = coordinator.settings.rounds
     found = task_status.how_it_stands(connection, rules, served=coordinator.serving)
+    failing = task_status.failing_job(connection)
+    if failing and found.cause == "job_failed":  # members are not told the error
+        found = dataclasses.replace(found, mend=f"resolve this: {failing['error']}")
     sentence = stuck_sentence(found, number) or "; ".join(filter(None, (found.why, found.mend)))
     return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": sentence}
+
+
+def _certificate_problem(coordinator: Coordinator) -> str | None:
+    try:
+        return refused_by_members(coordinator.store.home, coordinator.settings) or None
+    except EdgeflError as error:  # a file that `serve` could not use when it starts again
+        return str(error)
 
 
 def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:

@@ -23,12 +23,12 @@ from edgefl_coordinator.settings import (
 )
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.web.tls import first_certificate, server_context
+from edgefl_coordinator.web.tls import first_certificate, refused_by_members, server_context
 from edgefl_protocol.durable import write_atomic
 
 # Each is read again whenever it is used.
 AT_ONCE: Final = (
-    "public_url", "ca", "task.max_samples",
+    "public_url", "ca", "proxy_ends_tls", "task.max_samples",
     "rounds.quorum_min", "rounds.quorum_target", "rounds.deadline_s", "rounds.start", "rounds.min_cohort",
     "rounds.allow_small_cohort",
     "limits.reply_bytes", "limits.open_blobs", "limits.blob_age_s", "limits.skew_ms", "limits.lifetime_ms",
@@ -47,7 +47,7 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
 
     Raises:
         OperatorError: a key that is unknown or never changes, a value out of bounds, a file that is no certificate or
-            does not fit the other, or rounds that could not finish.
+            does not fit the others or the public address, or rounds that could not finish.
         StorageError: nothing was changed.
     """
     before = coordinator.settings
@@ -73,11 +73,15 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
 
 
 def _check_files(home: CoordinatorHome, changed: Collection[str], after: CoordinatorSettings) -> None:
-    """Load the PEM files that a change names: what `serve` and `invite` could not use is refused now."""
+    """Load the PEM files that a change names: what `serve`, `invite` or members could not use is refused now."""
     if {"certificate", "certificate_key"} & set(changed):
         server_context(home.root / after.certificate, home.root / after.certificate_key)
     if "ca" in changed and after.ca:
         first_certificate(home.root / after.ca)
+    if {"certificate", "certificate_key", "ca", "public_url", "proxy_ends_tls"} & set(changed) and (
+        why := refused_by_members(home, after)
+    ):
+        raise OperatorError(why, USAGE)
 
 
 def _place(table: dict[str, Any], key: str, text: str) -> Any:

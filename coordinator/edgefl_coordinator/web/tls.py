@@ -10,6 +10,7 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -17,9 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgefl_coordinator.errors import USAGE, OperatorError
+from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
 from edgefl_protocol.durable import read_bounded
 
 _MAX_CA_BYTES = 256 * 2**10
+_UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # X509_V_ERR_… of OpenSSL: self-signed, no issuer, one link alone
 VALID_DAYS = 397  # browsers and urllib3 accept no longer server certificates
 
 
@@ -112,6 +115,43 @@ def server_context(chain: Path, key: Path) -> ssl.SSLContext:
         found = next((file for file in (chain, key) if not os.access(file, os.R_OK)), chain)
         raise OperatorError(f"{found} cannot be read: {error.strerror}", USAGE) from error
     return context
+
+
+def refused_by_members(home: CoordinatorHome, settings: CoordinatorSettings) -> str:
+    """Say in one sentence why members that call the public address would refuse the certificate; "" where they take it.
+
+    They are not asked where a proxy has the certificate that they meet. An `OperatorError` or `StorageError` where a
+    file cannot be used.
+    """
+    if settings.proxy_ends_tls:
+        return ""
+    chain, key = home.root / settings.certificate, home.root / settings.certificate_key
+    trusted = first_certificate(home.root / settings.ca if settings.ca else chain)  # public authorities are not asked
+    member = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    member.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as members do: what an invite pins is an anchor
+    member.load_verify_locations(cadata=trusted)
+    why = _refusal(member, server_context(chain, key), urlsplit(settings.public_url).hostname or "")
+    return why and (
+        f"members that call {settings.public_url} refuse the certificate {chain} ({why}): set one that is valid for "
+        "this address, with the authority that signed it (edgefl-coordinator set certificate FILE certificate_key FILE "
+        "ca FILE), or, where a reverse proxy has the certificate that members meet, proxy_ends_tls true"
+    )
+
+
+def _refusal(member: ssl.SSLContext, server: ssl.SSLContext, host: str) -> str:
+    """Let the two shake hands in memory; return why the member refuses, or ""."""
+    to_server, to_member = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = member.wrap_bio(to_member, to_server, server_hostname=host)
+    answering = server.wrap_bio(to_server, to_member, server_side=True)
+    for side in (asking, answering, asking):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            unknown = error.verify_code in _UNKNOWN_AUTHORITY
+            return "the authority that ca names did not sign it" if unknown else error.verify_message.rstrip(".")
+    return ""
 
 
 def _builder(

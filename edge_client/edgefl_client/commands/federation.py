@@ -65,10 +65,10 @@ def enrol(
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import Policy, load_policy, save_policy
     from edgefl_protocol.durable import read_given
-    from edgefl_protocol.records.invite import MAX_INVITE_CHARS
+    from edgefl_protocol.records.invite import MAX_INVITE_CHARS, PREFIX
 
     device = device_of(context, home_dir, passphrase_file)
-    invite = read_given(invite, 2 * MAX_INVITE_CHARS)
+    invite = read_given(invite, 2 * MAX_INVITE_CHARS, PREFIX)
     found, home = enrolled_device.run_enrol(device, invite, ca, proxy, suite), device.home
     text = (
         f"{found['name']} is {found['state']} in {found['federation']}; "

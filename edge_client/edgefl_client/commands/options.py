@@ -22,8 +22,8 @@ passphrase_option = click.option(
     "--passphrase-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File, readable by you alone, with the passphrase of this device's keys.  "
-    "[env var: EDGEFL_KEY_PASSPHRASE; default: not encrypted]",
+    help="File, readable by you alone, with the passphrase of this device's keys; or give the passphrase itself in "
+    "EDGEFL_KEY_PASSPHRASE.  [default: not encrypted]",
 )
 model_option = click.option(
     "--model",

@@ -153,7 +153,8 @@ def status_text(report: dict[str, Any]) -> str:
     ]
     if member is None:
         return "\n".join([*lines, "member of no federation; to join one: edgefl enrol INVITE"])
-    lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
+    unsure = " when the coordinator last said so" if asked is not None and not asked["reachable"] else ""
+    lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}{unsure}")
     if member["state"] == "pending":
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")
     if turn is not None:

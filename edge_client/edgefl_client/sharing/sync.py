@@ -50,7 +50,8 @@ from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 from edgefl_protocol.rules.travels import travels_of
 
 HELD_BACK = "held_back"
-ASK_AGAIN_S = 5.0  # between two questions whether the operator has approved
+ASK_AGAIN_S, MOST_ASK_AGAIN_S = 5.0, 30.0  # between two questions whether the operator has approved; it doubles
+MOST_UNKNOWN = 4  # answers in a row to nobody's keys before the wait ends
 # Reasons to leave the round alone that are no failure.
 _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
 
@@ -136,15 +137,25 @@ def run_sync(
 def sync_when_approved(device: Device) -> Synced:
     """Wait until the operator has approved this device, however long, then do what is due; nothing is learned.
 
-    A coordinator that does not answer is asked again, too.
+    A coordinator that does not answer is asked again, too. A `NotEnrolled` (`shut_out`) where it goes on answering that
+    it does not know these keys; nobody signed that, so it only ends the wait.
     """
+    wait_s, unknown = ASK_AGAIN_S, 0
     while True:
         try:
             return run_sync(device)
         except (NotEnrolled, Unavailable) as error:
             if isinstance(error, NotEnrolled) and error.code != "pending":
                 raise
-        time.sleep(ASK_AGAIN_S)
+            unknown = unknown + 1 if isinstance(error, Unavailable) and error.status == 401 else 0
+            if unknown == MOST_UNKNOWN:
+                raise NotEnrolled(
+                    "the coordinator does not know this device's keys any more: ask its operator whether the device "
+                    "was shut out, or was sent a newer invite; where neither is so, edgefl sync goes on",
+                    "shut_out",
+                ) from error
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, MOST_ASK_AGAIN_S)
 
 
 def _bundle_facts(found: dict[str, Any] | EdgeflError | None) -> dict[str, Any] | None:

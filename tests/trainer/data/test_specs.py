@@ -40,7 +40,9 @@ def test_rows_of_a_spec(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fed.zip", ["is not a data SPEC", "manifest:"]),
+        ("fed.zip", ["is not a data SPEC", "did you mean manifest:fed.zip?"]),
+        ("own/good.csv@site=here", ["did you mean manifest:own/good.csv@site=here?"]),
+        ("manfest:fed.zip", ["did you mean manifest:fed.zip?"]),
         ("webdataset:x", ["is not a data SPEC"]),
         ("folder:x@site=", ["site ''"]),
         ("folder:x@site=../up", ["'../up'"]),

@@ -23,3 +23,21 @@ def test_what_cannot_begin(words: tuple[str, ...], status: int, sentence: str, t
     assert (done.code, done.out) == (status, "")
     assert sentence in done.err and "Traceback" not in done.err
     assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("--site", "nowhere"), "asks for the site nowhere, but the sites of the data are site-1, site-2"),
+        ((), "has the sites site-1, site-2: name this site with --site NAME"),
+    ],
+)
+def test_an_invite_is_not_spent_on_a_site_that_is_not_there(given, sentence, tmp_path: Path, monkeypatch) -> None:
+    """An invite enrols once: what the data alone can tell is told before it is used."""
+
+    def used(*_: object) -> None:
+        raise AssertionError("the invite would be used now")
+
+    monkeypatch.setattr("edgefl_trainer.live.site_membership.SiteMembership.enrolled", used)
+    done = edgefl_train("join", "efl1-x", *DATA[:2], *given, "--out", tmp_path / "out")
+    assert done.code in (1, 2) and sentence in done.err and not (tmp_path / "out").exists()

@@ -95,7 +95,8 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
     "--passphrase-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="File with the passphrase of the keys.  [env var: EDGEFL_KEY_PASSPHRASE; default: the keys are not encrypted]",
+    help="File with the passphrase of the keys, readable by you alone; or give the passphrase itself in "
+    "EDGEFL_KEY_PASSPHRASE.  [default: the keys are not encrypted]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @needs_trainer
@@ -109,13 +110,13 @@ def join(
     or "-" for standard input, so that no list of processes shows it. The text itself works, too.
     """
     from edgefl_protocol.durable import read_given, read_passphrase
-    from edgefl_protocol.records.invite import MAX_INVITE_CHARS
+    from edgefl_protocol.records.invite import MAX_INVITE_CHARS, PREFIX
     from edgefl_trainer.live import Join, SiteOptions
     from edgefl_trainer.live import join as take_part
 
     call = Join(
         folder=out,
-        invite=None if invite is None else read_given(invite, 2 * MAX_INVITE_CHARS),
+        invite=None if invite is None else read_given(invite, 2 * MAX_INVITE_CHARS, PREFIX),
         ca=options.pop("ca"),
         proxy=options.pop("proxy"),
         once=options.pop("once"),

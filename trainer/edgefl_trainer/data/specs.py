@@ -4,6 +4,7 @@ Kinds stand in `READERS`; the suffixes are kept with the table because they act 
 Source: docs/design.md 5 (Data SPECs).
 """
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,9 +61,7 @@ def parse_spec(text: str) -> Spec:
         rest = rest[: suffix.start()]
     kind, colon, after = rest.partition(":")
     if not colon or kind not in READERS:
-        raise SpecError(
-            f"{text!r} is not a data SPEC; it must start with one of {', '.join(k + ':' for k in READERS)}."
-        )
+        raise SpecError(f"{text!r} is not a data SPEC; {_meant(text)}")
     body, options = _split_options(after)
     return _with_suffixes(Spec(text, kind, body, options), suffixes)
 
@@ -114,6 +113,16 @@ def check_site_name(name: str, where: str) -> None:
     """Refuse, by a `DataError`, a site name that could not be a file name or a wire field everywhere."""
     if not _SITE_NAME.fullmatch(name):
         raise DataError(f"{where!r} names the site {name!r}; use up to 64 letters, digits, '_', '.' and '-'.")
+
+
+def _meant(text: str) -> str:
+    """Guess the SPEC that a person meant, with a misspelt kind or a table without one; else say what it starts with."""
+    kind, colon, after = text.partition(":")
+    if near := difflib.get_close_matches(kind, READERS, 1) if colon else []:
+        return f"did you mean {near[0]}:{after}?"
+    if Path(text.partition("@")[0]).suffix.lower() in (".csv", ".zip"):
+        return f"did you mean manifest:{text}?"
+    return f"it must start with one of {', '.join(kind + ':' for kind in READERS)}."
 
 
 def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:

@@ -29,7 +29,7 @@ from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.final_results import write_results
 from edgefl_trainer.live.site_membership import MEMBER, Reply, SiteMembership, refusals
-from edgefl_trainer.live.site_work import SiteOptions, SiteWork, prepare
+from edgefl_trainer.live.site_work import SiteOptions, SiteWork, check_site, prepare
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_GONE_S = 1.0, 15.0, 300.0
 AGREED = ("method", "classes", "settings", "train_rounds", "epochs", "seed", "backbone")
@@ -67,6 +67,8 @@ def join(call: Join) -> dict[str, Any]:
     """
     check_free(call.folder, (MEMBER, CONFIG), "no membership")
     seat = SiteMembership(call.folder, call.passphrase)
+    if not seat.joined:
+        check_site(call.options)
     membership = _patiently(call, lambda: seat.enrolled(call.invite, call.ca, call.proxy))
     call.say(f"{membership.name} in the federation {membership.federation}, fingerprint {membership.fingerprint}")
     if (finished := finished_summary(call.folder)) is not None:

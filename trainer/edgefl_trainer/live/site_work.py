@@ -16,6 +16,8 @@ import numpy as np
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
+from edgefl_trainer.data.federation import dealt_rows
+from edgefl_trainer.data.specs import parse_spec, read_spec
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites
@@ -218,13 +220,26 @@ def located(data: Sequence[str], site: str) -> tuple[str, ...]:
 
 def only_site(federation: Federation, site: str) -> Federation:
     """Return the rows of one site; a `SettingError` where the data has several and none is chosen."""
-    names = sorted(federation.sites)
-    if site and site not in federation.sites:
+    chosen = _chosen(sorted(federation.sites), site)
+    return replace(federation, sites={chosen: federation.sites[chosen]}, held_out=())
+
+
+def check_site(options: SiteOptions) -> None:
+    """Refuse data that cannot be read, or has no such site, before an invite is spent on it.
+
+    A `DataError` or `SettingError`, as `prepare` raises it; no picture is read.
+    """
+    specs = [parse_spec(text) for text in located(options.data, options.site)]
+    rows = [(spec, row.site) for spec in specs for row in dealt_rows(spec, read_spec(spec, 0), 0)]
+    _chosen(sorted({site for spec, site in rows if site and spec.site in (None, site)}), options.site)
+
+
+def _chosen(names: Sequence[str], site: str) -> str:
+    if site and site not in names:
         raise SettingError(f"the data has no site {site!r}; it has {listed(names)}.")
     if not site and len(names) > 1:
         raise SettingError(f"the data has the sites {listed(names)}: name this site with --site NAME.")
-    chosen = site or names[0]
-    return replace(federation, sites={chosen: federation.sites[chosen]}, held_out=())
+    return site or names[0]
 
 
 def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:

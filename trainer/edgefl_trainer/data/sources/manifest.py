@@ -50,6 +50,8 @@ def read_manifest(path: Path) -> SourceRows:
     _check_listed(store, rows)
     has_file = bool(table.records) and "file" in table.records[0][1]
     note = "" if has_file else f"{table.where} has no column file, so IMAGE.jpg was looked for."
+    if note and any(is_image_name(row.image) for row in rows):
+        note += " Its column image holds names of files: call that column file, and give each picture a name in image."
     return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), absent_columns(table))
 
 
