@@ -204,6 +204,27 @@ def test_a_server_that_starts_is_waited_for(make_coordinator, monkeypatch) -> No
         run_operation(home, "status", {})
 
 
+def test_a_second_server_says_why_it_waits(coordinator, monkeypatch) -> None:
+    """The first may be about to stop, so it is waited for; who typed `serve` twice reads it at once. A certificate that
+    members would refuse is told too."""
+    home = coordinator.store.home
+    monkeypatch.setattr("edgefl_coordinator.commands.operate._OTHERS_S", 0.1)
+
+    async def start_second() -> Any:
+        server = await serve_admin(coordinator)
+        try:
+            return await asyncio.to_thread(run, home, "serve")
+        finally:
+            server.close()
+
+    assert "a server runs for this folder; waiting 0.1 s for it to stop" in asyncio.run(start_second()).stderr
+    coordinator.store.close()
+    home.config.write_text(home.config.read_text().replace("https://127.0.0.1", "https://fl.example.org"))
+    monkeypatch.setattr("edgefl_coordinator.web.service.serve", lambda *_: None)
+    alone = run(home, "serve").stderr
+    assert "a server runs" not in alone and "not valid for 'fl.example.org'" in alone
+
+
 def test_a_socket_left_by_a_killed_server_is_no_obstacle(closed_home) -> None:
     closed_home.socket.write_bytes(b"")
     closed_home.socket.unlink()

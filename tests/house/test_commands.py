@@ -47,6 +47,8 @@ def test_help_is_complete(path: tuple[str, ...], found: click.Command) -> None:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             where = f"{' '.join(path)} {parameter.opts[0]}"
             assert parameter.help, f"{where} has no help"
+            if parameter.opts[0] == "--passphrase-file":  # the variable holds no file's name
+                assert "the passphrase itself in EDGEFL_KEY_PASSPHRASE" in parameter.help, where
             if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):
                 assert parameter.show_default or "default" in parameter.help, f"{where} hides its default"
 
