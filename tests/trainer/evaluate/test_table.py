@@ -266,19 +266,30 @@ def test_beside_the_axes_nothing_looks_like_data(progress):
     assert len(threads) == 2 and all(len(set(thread.get_edgecolor()[:3])) == 1 for thread in threads)  # grey
     assert axes.spines["right"].get_visible()
     outside = [line for line in axes.lines if line.get_transform() == axes.transAxes]
-    assert len(outside) == 4 and min(np.min(line.get_xdata()) for line in outside) > plot.LEADS_TO
+    assert len(outside) == 2 and min(np.min(line.get_xdata()) for line in outside) > plot.LEADS_TO
 
 
 def test_chance_is_drawn(progress):
     """Runs that learned nothing looked like any other."""
     axes = progress({"a": [LINES], "b": [ABOVE]}, chance=0.5)
-    assert any(set(line.get_ydata()) == {0.5} for line in axes.lines) and "chance 0.5" in [
-        t.get_text() for t in axes.texts
-    ]
+    assert any(set(line.get_ydata()) == {0.5} for line in axes.lines)
+    assert "chance 0.5" in [text.get_text() for text in axes.texts]
     assert axes.get_ylim()[0] < 0.5
     runs = [{"classes": ["x", "y", "z", "w"]}] * 2
     assert chance_of(runs, "tune_balanced_accuracy") == 0.25 and chance_of(runs, "auroc") == 0.5
     assert chance_of(runs, "accuracy") is None and chance_of([*runs, {"classes": ["x"]}], "macro_recall") is None
+
+
+def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
+    """The axis is logarithmic: it had no place for 0, and said 1 B."""
+    axes = progress({"a": [LINES]}).figure.axes[1]
+    assert set(data_lines(axes)["a"].get_xdata()) == {plot.FEW_BYTES}
+    assert [axes.xaxis.get_major_formatter()(value, 0) for value in (0.5, 1.0, 16.0, 2048.0)] == [
+        "",
+        "0 B",
+        "16 B",
+        "2 KiB",
+    ]
 
 
 def test_a_mean_that_is_drawn_is_without_sites_of_one_class(progress):

@@ -35,7 +35,11 @@ MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
 ROOM = 0.055  # share of the height that a name takes
 FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
 WIDER = 2.6  # points by which a line, and its marker, frames one that is the same
-LEADS_TO, SAMPLE, NAMES = 1.03, (1.05, 1.11), 1.125  # beside the axes: the ends of threads, samples of lines, names
+LEADS_TO, SAMPLE, NAMES = (
+    1.03,
+    (1.05, 1.08, 1.11),
+    1.125,
+)  # beside the axes: the ends of threads, samples of lines, names
 CHANCE: Mapping[str, Any] = {"color": "0.35", "linestyle": (0, (1, 2)), "linewidth": 1.2, "zorder": 0}
 THREAD: dict[str, Any] = {
     "arrowstyle": "-",
@@ -115,13 +119,9 @@ def plot_progress(
     right.set_xlabel("bytes of all sites, up and down")
     _bytes_axis(right, [x for _, both in tracks.items() for x in both[1][0]])
     for axes in (left, right):
-        _name_lines(axes)
         if chance is not None:
-            axes.axhline(chance, **CHANCE)
-    if chance is not None:
-        left.annotate(
-            f"chance {chance:.3g}", (0, chance), (3, 3), left.get_yaxis_transform(), "offset points", fontsize=8
-        )
+            axes.axhline(chance, label=f"chance {chance:.3g}", **CHANCE)
+        _name_lines(axes)
     figure.suptitle(title)
     return png(figure, metadata={"Software": None})
 
@@ -205,7 +205,9 @@ def _size(count: float) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+    if count > FEW_BYTES:
+        return f"{count:.0f} B"
+    return "0 B" if count == FEW_BYTES else ""
 
 
 def _name_lines(axes: Axes) -> None:
@@ -215,16 +217,15 @@ def _name_lines(axes: Axes) -> None:
     ends = [np.asarray(line.get_xydata(), dtype=np.float64)[-1] for line in lines]  # x, y
     wanted = [float(end[1] - low) / (high - low) for end in ends]
     for height, end, line in zip(spread_out(wanted, ROOM), ends, lines, strict=True):
-        sample = Line2D(SAMPLE, (height, height), transform=axes.transAxes, clip_on=False)
-        sample.set(color=line.get_color(), linestyle=line.get_linestyle(), linewidth=1.8)
+        sample = Line2D(SAMPLE, [height] * len(SAMPLE))
+        sample.update_from(line)
+        sample.set(transform=axes.transAxes, clip_on=False, linewidth=1.8, markersize=5, markevery=[1])
         axes.add_artist(sample)
-        middle = Line2D([sum(SAMPLE) / 2], [height], transform=axes.transAxes, clip_on=False)
-        middle.set(color=line.get_color(), marker=line.get_marker(), markersize=5)
-        axes.add_artist(middle)
         axes.text(NAMES, height, str(line.get_label()), transform=axes.transAxes, va="center", fontsize=9)
         axes.annotate(
             "",
             xy=(float(end[0]), float(end[1])),
+            xycoords=line.get_transform(),
             xytext=(LEADS_TO, height),
             textcoords="axes fraction",
             annotation_clip=False,
