@@ -100,9 +100,10 @@ def suspicious_words(score: Score) -> str | None:
 
 
 def uncertainty_words(score: Score) -> str:
-    """Write how uncertain the answer is, as a clause for a line."""
-    number = _uncertainty(score)[0]
-    return f"entropy {number} nats" if score.vacuity is None else f"vacuity {number}"
+    """Write how uncertain the answer is, as a clause for a line; above what, where that asks for a look."""
+    number, limit = _uncertainty(score)
+    above = f", above the rule's {limit}" if "vacuity" in score.refer_reasons and limit is not None else ""
+    return (f"entropy {number} nats" if score.vacuity is None else f"vacuity {number}") + above
 
 
 def evidence_words(score: Score) -> str:

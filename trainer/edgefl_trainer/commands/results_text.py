@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words
+from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
 from edgefl_trainer.evaluate.one_class import MARK, SAYS, beside, is_one_class, mean_of, others
 from edgefl_trainer.evaluate.undefined import why_undefined
@@ -137,8 +137,11 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
     if not isinstance(found, Score):
         return of_file(found["image"], found["error"]["message"])
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
-    sure = f", entropy {found.entropy_nats:.2f} nats" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
-    said = [f"{_named(found)} ({shown}{sure})", *filter(None, [suspicious_words(found)]), in_brief(found)]
+    said = [
+        f"{_named(found)} ({shown}, {uncertainty_words(found)})",
+        *filter(None, [suspicious_words(found)]),
+        in_brief(found),
+    ]
     return f"{found.image}: {' · '.join(said)}"
 
 
