@@ -238,7 +238,11 @@ def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, mo
 
     monkeypatch.setattr(pictures, "plot_progress", draw)
     assert edgefl_train("table", tmp_path / "a/run", tmp_path / "b/run", "--plot", tmp_path / "a.png").code == 0
-    assert drawn == [{str(tmp_path / "a/run"), str(tmp_path / "b/run")}]
+    assert drawn == [{f"local ({tmp_path / 'a/run'})", f"local ({tmp_path / 'b/run'})"}]
+    shutil.copytree(finished["local"], tmp_path / "b/other")
+    runs = (tmp_path / "a/run", tmp_path / "b/other", finished["fedavg"])
+    assert edgefl_train("table", *runs, "--plot", tmp_path / "a.png").code == 0
+    assert drawn[1] == {"local (run)", "local (other)", "fedavg"}
 
 
 def test_table_refuses_what_cannot_be_compared(finished, mae, tmp_path, ward):

@@ -5,7 +5,7 @@ import pytest
 
 from edgefl_protocol.pictures.referral import ReferralRules
 from edgefl_protocol.pictures.score import ModelInfo, make_score
-from edgefl_trainer.commands.results_text import score_line, summary_text
+from edgefl_trainer.commands.results_text import map_lines, score_line, summary_text
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,18 @@ def test_a_class_that_the_site_has_never_seen_is_not_hidden_behind_another(proba
     )
     assert score_line(score).startswith(told)
     assert score.to_json()["predicted"] == "rest"
+
+
+def test_the_threshold_of_a_true_map_is_told():
+    """docs/methods.md 1.8: from 0.05 on, for both ways."""
+    effect = {"marked": 0.4, "random": 0.1, "kept": 0.1, "kept_random": 0.4}
+    one = {
+        "hidden": {"mean": effect, "blur": effect}, "advantage": {"value": 0.3, "low": 0.2, "high": 0.4},
+        "better_than_chance": True, "in_lesion": None,
+    }  # fmt: skip
+    found = {"maps": {"share": one}, "shown": {"kind": "share", "shown": True, "why": None}, "pictures": 30}
+    text = "\n".join(map_lines({"maps": {"a": found}}))
+    assert "marked - random is at least 5% of the answers" in text and "95 % intervals" in text
 
 
 def test_a_probe_of_a_site_of_one_class_is_told():

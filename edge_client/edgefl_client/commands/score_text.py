@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from edgefl_client.scoring.score_files import Failure, Result
-from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words
+from edgefl_protocol.pictures.wording import class_title, in_brief, likely, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
 
 
@@ -22,8 +22,8 @@ def human_line(result: Result) -> str:
     if result.predicted is None:
         said = "no prediction"
     else:
-        said = f"{class_title(result, result.predicted)}, probability {result.probabilities[result.predicted]:.3f}"
-    sure = f", entropy {result.entropy_nats:.3f} nats" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
+        said = f"{class_title(result, result.predicted)}, probability {likely(result, result.predicted)}"
+    sure = "" if "not_skin" in result.refer_reasons else f", {uncertainty_words(result)}"  # else it is no finding
     values = ", with the values learned here" if result.model.state_kind == "personal" else ""
     beside = suspicious_words(result)
     suspicious = "" if beside is None else f"; {beside}"

@@ -98,7 +98,7 @@ def watch(
         prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
-        watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
+        watcher = _Watcher(folder, task, notes, output, stop, notes.scored(), once)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     context.exit(1 if once and failed else 0)
 
@@ -113,6 +113,7 @@ class _Watcher:
     output: BinaryIO | None  # takes the lines; None for standard output
     stop: threading.Event  # set when the run is to end
     scored: "dict[str, Seen]"  # what `notes` holds, kept here so that a look costs no query
+    ends: bool  # after one look: `--once`
     # files that could not be read, and when they are tried again, monotonic seconds
     again_s: dict[str, float] = field(default_factory=dict)
 
@@ -121,7 +122,10 @@ class _Watcher:
         before = self._look()
         if all(self.scored.get(name) == seen for name, seen in before.items()) or self.stop.wait(interval_s):
             return 0
-        return self._score(before, self._look())
+        now = self._look()
+        for name in (name for name, seen in now.items() if before.get(name) != seen):
+            _say(f"{name} appeared or changed between two looks; it is scored at the next start")
+        return self._score(before, now)
 
     def until_stopped(self, interval_s: float) -> int:
         """Look, score and wait in turn; gives the number that could not be scored."""
@@ -171,7 +175,8 @@ class _Watcher:
     def _put_off(self, name: str, why: str) -> None:
         """No line and no note: the picture is whole, and is scored when it can be read."""
         if name not in self.again_s:
-            _say(f"{why}; it is tried again every {AGAIN_S:.0f} s, and at the next start")
+            again = "" if self.ends else f"every {AGAIN_S:.0f} s, and "
+            _say(f"{why}; it is tried again {again}at the next start")
         self.again_s[name] = time.monotonic() + AGAIN_S
 
     def _write(self, name: str, seen: "Seen", result: "Result") -> None:

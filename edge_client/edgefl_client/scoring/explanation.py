@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.pictures.score import Score
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -14,3 +16,9 @@ class Explanation:
     sentence: str  # how true it is, or why none is shown
     # the answer's probability where the strongest part is hidden; None where the map is not made by hiding parts
     without: float | None = None
+
+    def fall_of(self, score: Score) -> float | None:
+        """Subtract: how much hiding the strongest part lowers the probability of the predicted class."""
+        if score.predicted is None or self.without is None:
+            return None
+        return score.probabilities[score.predicted] - self.without

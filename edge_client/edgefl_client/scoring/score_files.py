@@ -210,7 +210,4 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Scor
 
     explanation = task.scorer.explain(photo.found, score)
     write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, task.scorer.fit, explanation, digits)))
-    fall = None
-    if score.predicted is not None and explanation.without is not None:
-        fall = score.probabilities[score.predicted] - explanation.without
-    return dataclasses.replace(score, heatmap=str(path), heatmap_fall=fall)
+    return dataclasses.replace(score, heatmap=str(path), heatmap_fall=explanation.fall_of(score))

@@ -2,7 +2,8 @@
 
 Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence names the rules that were
 asked, and those that could not be. Beside a prediction stands what the suspicious classes have together. Two numbers
-that differ are never written alike. Device and trainer print these same sentences.
+that are compared are never written alike, and one number is written alike everywhere. Device and trainer print these
+same sentences.
 """
 
 from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
@@ -10,6 +11,7 @@ from edgefl_protocol.pictures.score import Score
 
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
+MODELS_REASONS = ("suspicious_class", "vacuity", "dissonance", "unseen_class")  # found by what the network answers
 RULE_NAMES = {
     "suspicious_class": "suspicious class",
     "vacuity": "too little evidence",
@@ -57,53 +59,51 @@ def second_class(score: Score) -> str | None:
     return max(others, key=score.probabilities.__getitem__) if score.predicted is not None and others else None
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int = 0) -> str:
     """Write a probability; nothing short of certainty is rounded to it, nor anything above none to none."""
-    if share < 0.005:
-        return "0%" if share == 0 else "<1%"
-    return f"{share:.0%}" if round(share * 100) < 100 else ">99%"
+    said, step = f"{share:.{digits}%}", 10.0**-digits
+    if float(said[:-1]) == 0:
+        return said if share == 0 else f"<{step:.{digits}f}%"
+    return said if float(said[:-1]) < 100 else f">{100 - step:.{digits}f}%"
 
 
 def likely(score: Score, label: str) -> str:
-    """Write the probability of a class in as many digits as tell it from the predicted one's and the second one's."""
-    named = (score.predicted, second_class(score))
-    return percent_beside(score.probabilities[label], *(score.probabilities[one] for one in named if one is not None))
+    """Write the probability of a class, in as many digits as every probability of the score is written in."""
+    return percent(score.probabilities[label], _digits(score))
 
 
-def percent_beside(share: float, *others: float) -> str:
-    """Write a probability as `percent` does, in more digits where another one would else read the same."""
-    values = {share, *others}
-    if len({percent(value) for value in values}) == len(values):
-        return percent(share)
-    values |= {0.0, 1.0}  # also with more digits nothing is rounded to none or to certainty
-    enough = (digits for digits in range(1, 16) if len({f"{one:.{digits}%}" for one in values}) == len(values))
-    return f"{share:.{next(enough, 15)}%}"
+def without_strongest(score: Score) -> str | None:
+    """Write the predicted class's probability where the map's strongest part is hidden; None where nobody looked."""
+    if score.predicted is None or score.heatmap_fall is None:
+        return None
+    return percent(score.probabilities[score.predicted] - score.heatmap_fall, _digits(score))
 
 
-def apart(value: float, limit: float, form: str) -> tuple[str, str]:
-    """Write a number and the limit it is compared with, in as many digits as keep two different ones apart.
-
-    Args:
-        form: `%` for shares, `f` for plain numbers.
-    """
-    least = 1 if form == "%" else 2
-    for digits in range(least, 16):
-        said = f"{value:.{digits}{form}}", f"{limit:.{digits}{form}}"
+def apart(value: float, limit: float) -> tuple[str, str]:
+    """Write a number and the limit it is compared with, in as many digits as keep two different ones apart."""
+    for digits in range(2, 16):
+        said = f"{value:.{digits}f}", f"{limit:.{digits}f}"
         if said[0] != said[1]:
             return said
-    return f"{value:.{least}{form}}", f"{limit:.{least}{form}}"
+    return f"{value:.2f}", f"{limit:.2f}"
 
 
 def suspicious_words(score: Score) -> str | None:
     """Say how probable the suspicious classes are together, and which of them most; None where nothing is predicted."""
-    asking = [name for name in score.probabilities if score.info_of(name).suspicious]
-    if score.predicted is None or score.info is None or score.suspicious_probability is None or not asking:
+    most = _most_suspicious(score)
+    if score.predicted is None or score.info is None or score.suspicious_probability is None or most is None:
         return None
-    most = max(asking, key=score.probabilities.__getitem__)
+    if sum(score.info_of(name).suspicious for name in score.probabilities) == 1:
+        return f"suspicious class {class_title(score, most)} {likely(score, most)}"
     together = _against_limit(score)[0]
-    if len(asking) == 1:
-        return f"suspicious class {class_title(score, most)} {together}"
     return f"suspicious classes {together} together, most probable {class_title(score, most)} {likely(score, most)}"
+
+
+def uncertainty_words(score: Score) -> str:
+    """Write how uncertain the answer is, as a clause for a line; above what, where that asks for a look."""
+    number, limit = _uncertainty(score)
+    above = f", above the rule's {limit}" if "vacuity" in score.refer_reasons and limit is not None else ""
+    return (f"entropy {number} nats" if score.vacuity is None else f"vacuity {number}") + above
 
 
 def evidence_words(score: Score) -> str:
@@ -130,10 +130,10 @@ def faults_in_words(score: Score) -> list[str]:
 def reasons_in_words(score: Score) -> list[str]:
     """Word each other reason to refer as a clause.
 
-    Where nothing is predicted because the picture is not of skin, no class is spoken of: the model's figures for it are
-    no finding.
+    Where nothing is predicted because the picture is not of skin, no reason of the model is given: its figures for it
+    are no finding, so every model says the same of such a picture.
     """
-    left_out = {*GATE_REASONS, *(("suspicious_class", "unseen_class") if "not_skin" in score.refer_reasons else ())}
+    left_out = {*GATE_REASONS, *(MODELS_REASONS if "not_skin" in score.refer_reasons else ())}
     return [_reason(score, reason) for reason in score.refer_reasons if reason not in left_out]
 
 
@@ -169,12 +169,17 @@ def not_set(score: Score) -> list[str]:
         said.append("No rule says when an uncertain picture asks for a look.")
     if score.suspicious_rule == "default":
         said.append(
-            "No threshold for suspicious classes could be chosen on pictures: "
-            f"{score.suspicious_from:.0%} is a default."
+            f"No threshold for suspicious classes could be chosen on pictures: {_against_limit(score)[1]} is a default."
         )
     if "suspicious_class" not in score.rules_tried:
         said.append("This model knows benign classes only, so it cannot find a suspicious one.")
     return said
+
+
+def _most_suspicious(score: Score) -> str | None:
+    """Find the most probable suspicious class; None where there is none."""
+    asking = [name for name in score.probabilities if score.info_of(name).suspicious]
+    return max(asking, key=score.probabilities.__getitem__, default=None)
 
 
 def _fault(score: Score, reason: str) -> str:
@@ -185,9 +190,7 @@ def _fault(score: Score, reason: str) -> str:
 
 def _reason(score: Score, reason: str) -> str:
     if reason == "vacuity" and score.vacuity is None:  # entropy tells how uncertain an answer is, not how much evidence
-        number, limit = _uncertainty(score)
-        asks = "" if limit is None else f"; the rule asks above {limit}"
-        return f"its answer is too uncertain (entropy {number} nats{asks})"
+        return "its answer is too uncertain"
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
 
 
@@ -217,11 +220,31 @@ def _uncertainty(score: Score) -> tuple[str, str | None]:
     measure, limit = (
         (score.entropy_nats, score.entropy_from) if score.vacuity is None else (score.vacuity, score.vacuity_from)
     )
-    number, above = apart(measure, measure if limit is None else limit, "f")
+    number, above = apart(measure, measure if limit is None else limit)
     return number, None if limit is None else above
 
 
 def _against_limit(score: Score) -> tuple[str, str]:
     """Write what suspicious classes have together, and from where that asks for a look."""
-    together = score.suspicious_probability or 0.0
-    return apart(together, together if score.suspicious_from is None else score.suspicious_from, "%")
+    together, digits = score.suspicious_probability or 0.0, _digits(score)
+    return percent(together, digits), percent(together if (at := score.suspicious_from) is None else at, digits)
+
+
+def _digits(score: Score) -> int:
+    """Count the digits in which all probabilities of a score are written, so that one is never said in two ways.
+
+    Apart stay the classes that are named, a sum and its threshold, and an answer with and without a part of its map.
+    """
+    compared: list[set[float]] = []
+    if score.predicted is not None:
+        first, second, most = score.probabilities[score.predicted], second_class(score), _most_suspicious(score)
+        compared.append({first, *(score.probabilities[one] for one in (second, most) if one is not None)})
+        compared.append({first, first - (score.heatmap_fall or 0.0)})
+    if score.suspicious_probability is not None and score.suspicious_from is not None:
+        compared.append({score.suspicious_probability, score.suspicious_from})
+    return max(map(_enough, compared), default=0)
+
+
+def _enough(values: set[float]) -> int:
+    """Count the digits in which no value reads like another."""
+    return next((n for n in range(16) if len({percent(value, n) for value in values}) == len(values)), 0)

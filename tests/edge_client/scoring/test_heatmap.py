@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter, ImageFont
 from tests.edge_client.scoring.drawn_pictures import drawn_picture, one_hot, score_with
 
 from edgefl_client import Scorer
@@ -17,6 +17,7 @@ from edgefl_client.scoring.heatmap import (
     overlay,
     place_map,
     png_bytes,
+    text_font,
     tint,
 )
 from edgefl_protocol.pictures.imaging import decode
@@ -274,6 +275,35 @@ def test_drawing_a_12_megapixel_photo_takes_little_memory():
     """docs/design.md, section 6: a small device draws a phone's photo; at most 300 MiB beside the photo itself."""
     run = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 300 * 1024
+
+
+@pytest.mark.parametrize("line_px", [2, 3, 4])
+def test_the_outline_is_where_pillows_filters_put_it(line_px):
+    """Oracle: the border by a filter of 3 by 3, thickened as often as half its width; white over black."""
+    hot = np.random.default_rng(line_px).random(49).astype(np.float32)
+    placed = place_map(hot / hot.max(), 90, 120, "squash")
+    mask = Image.fromarray(np.pad(placed.marked, 1).astype(np.uint8) * 255)
+    border = (np.asarray(mask) > np.asarray(mask.filter(ImageFilter.MinFilter(3))))[1:-1, 1:-1]
+    expected = np.full((90, 120, 3), 128, np.uint8)
+    for ink, width in ((0, 3 * line_px), (255, line_px)):
+        thick = Image.fromarray(border.astype(np.uint8) * 255)
+        for _ in range(width // 2):
+            thick = thick.filter(ImageFilter.MaxFilter(3))
+        expected[np.asarray(thick) > 0] = ink
+    found = overlay(np.full((90, 120, 3), 128, np.uint8), placed, line_px)
+    drawn = (expected != 128).any(-1)
+    np.testing.assert_array_equal(found[drawn], expected[drawn])
+
+
+def test_fonts_are_loaded_once_for_all_pictures(monkeypatch):
+    """Ten texts of four sizes on each picture."""
+    loaded = []
+    plain = ImageFont.load_default
+    monkeypatch.setattr(ImageFont, "load_default", lambda size: loaded.append(size) or plain(size))
+    text_font.cache_clear()
+    for _ in range(2):
+        drawn_picture(np.full((500, 600, 3), 150, np.uint8), score_with(one_hot(7, 1, 1)), "squash")
+    assert loaded and sorted(set(loaded)) == sorted(loaded)
 
 
 def test_png_holds_no_metadata(lab):

@@ -9,6 +9,7 @@ from PIL import ImageDraw
 from tests.edge_client.scoring.drawn_pictures import drawn_picture, one_hot, score_with
 
 from edgefl_client import Scorer
+from edgefl_client.commands.score_text import human_line
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.heatmap import (
     draw_heatmap,
@@ -39,6 +40,16 @@ def test_caption_says_what_was_found(said):
     calm = " ".join(said)
     assert "None of these 2 rules asks for a look: too little evidence, blur." in calm
     assert "no reason" not in calm.lower()
+
+
+def test_a_line_writes_numbers_as_the_picture_does():
+    """The picture said 75%, the line 0.750; vacuity 0.40 and 0.400. What is not skin gets the same from every model."""
+    score = score_with(one_hot(7, 1, 1))
+    assert human_line(score).startswith("x: Melanoma (MEL), probability 75%, vacuity 0.40; ")
+    landscape = replace(score, predicted=None, refer=True, refer_reasons=("vacuity", "not_skin"))
+    other = replace(landscape, vacuity=None, refer_reasons=("not_skin",))
+    said = "x: no prediction; take the picture again, or refer: its colours are not those of skin"
+    assert human_line(landscape) == human_line(other) == said
 
 
 def test_caption_says_that_a_model_was_not_found_better_than_chance(said):
@@ -151,6 +162,7 @@ def test_a_map_by_hiding_says_how_little_it_changes(said):
     words = " ".join(said)
     assert "What the answer hangs on" in words and "where the model looked" not in words.lower()
     assert "hiding the strongest part lowers the probability from 75% to 74%" in words
+    assert "Prediction: Melanoma (MEL), probability 75%" in said
     assert {"least", "most in this picture"} <= set(said) and "(0." not in words and "(1." not in words
     said.clear()
     drawn_picture(pixels, score, "squash")

@@ -36,6 +36,8 @@ class Killed(BaseException):
 class Adding:
     """Every site remembers half of what it had, adds what it is sent and a number of its own; the server adds up."""
 
+    travels = ("weights",)
+
     def phases(self, rounds):
         return [Phase("warm", 0), *(Phase("train", r) for r in range(1, rounds + 1)), Phase("final", rounds + 1)]
 

@@ -84,6 +84,35 @@ def test_a_held_out_site_is_judged_and_never_trained(method: str, run, held_out:
         assert 0 <= sites[held_out]["balanced_accuracy"] <= 1
 
 
+def test_a_held_out_site_without_a_model_is_told_before_training(
+    four, partition, held_out, mae, train, tmp_path, monkeypatch
+):
+    from edgefl_trainer.engine import run as engine
+    from edgefl_trainer.errors import TrainingError
+
+    def stop(*arguments):
+        raise TrainingError("here training begins.")
+
+    monkeypatch.setattr(engine, "run_phases", stop)
+    said = {}
+    for method in METHODS:
+        words = ("--partition", partition, "--out", tmp_path / method, "--backbone", f"run:{mae}", *TINY)
+        said[method] = train("run", method, "--data", four, *words).err
+        assert "here training begins" in said[method]
+    assert f"{held_out} will have no figures: the head stays at the sites that train" in said["fedevprompt"]
+    assert "will have no figures" not in said["fedavg"]
+
+
+def test_an_undefined_figure_says_why(run, four, held_out, train) -> None:
+    folder, why = run("fedevprompt"), "the head stays at the sites that train"
+    text = train("run", "--resume", "--out", folder).out
+    (line,) = [line for line in text.splitlines() if line.startswith(held_out)]
+    assert line.endswith(f"no model: {why}   held out") and "undefined" not in text
+    assert f"no model of {held_out}, held out: {why}; not judged" in train("evaluate", folder, "--data", four).err
+    assert f"– under {held_out}: no model, {why}" in train("table", folder).out
+    assert why not in train("table", run("fedavg")).out
+
+
 def test_its_model_is_that_of_the_others_with_its_own_prior(run, held_out: str) -> None:
     """FedAvg: the averaged tensors; temperature and threshold are means of the trained sites; W from its own counts."""
     finished = open_run(run("fedavg"))
@@ -225,7 +254,10 @@ def test_a_partition_of_other_data_or_no_partition(four, ward, partition, mae, t
 def test_the_table_of_a_partition(four, train, tmp_path) -> None:
     """Sites down, classes across: numbers that add up to the images of the data."""
     outcome = train("partition", "--data", four, "--scheme", "iid", "--sites", 2, "-o", tmp_path / "p.json")
-    head, *rows = [line.split() for line in outcome.out.splitlines()]
+    over, *lines = outcome.out.splitlines()
+    assert over.split() == ["train", "and", "tune", "pictures", "by", "class", "pictures", "by", "split"]
+    assert over.index("pictures by split") <= lines[0].index(" train") + 1 > over.index("by class")
+    head, *rows = [line.split() for line in lines]
     assert head == ["site", "nevus", "other", "train", "tune", "val", "test"]
     assert [row[0] for row in rows] == ["iid-1", "iid-2", "all"]
     numbers = np.array([[int(cell.replace("–", "0")) for cell in row[1:]] for row in rows])

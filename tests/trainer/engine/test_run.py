@@ -180,7 +180,14 @@ def test_bytes_per_round_are_the_payloads_sizes(method, tmp_path, ward, mae, mon
 def test_fedevprompt_sends_little_more_than_its_maps(finished):
     """At most M = 5 maps of 9 float16, two classes, two sites: 360 bytes; names and sizes add under 300 a site."""
     assert 360 <= summary(finished["fedevprompt"])["bytes_up_per_round"] <= 360 + 2 * 300
-    assert summary(finished["local"])["bytes_up_per_round"] < 2 * 200  # nothing but the digest of the site's state
+
+
+def test_a_method_that_sends_nothing_counts_no_byte(finished):
+    """What its payloads hold, phase, round and digest, is the engine's own."""
+    found = summary(finished["local"])
+    assert found["travels"] == []
+    ways = ("bytes_up_per_round", "bytes_down_per_round", "bytes_up_total", "bytes_down_total")
+    assert [found[way] for way in ways] == [0, 0, 0, 0]
 
 
 def test_a_run_from_its_own_config_file_is_the_same_run(tmp_path, finished):

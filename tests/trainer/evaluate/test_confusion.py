@@ -45,7 +45,9 @@ def test_sites_add_up_and_a_line_says_what_a_class_is_taken_for():
     assert recall_lines(matrix, CLASSES) == [
         "  MEL    33.3% of 3   most often taken for NV: 66.7%",
         "  NV     66.7% of 3   most often taken for no answer: 33.3%",
+        "  BCC  no test picture",
     ]
+    assert recall_lines(matrix, CLASSES, kind="val")[2] == "  BCC  no val picture"
 
 
 def test_a_line_says_how_sure_a_recall_is_or_why_nobody_knows():

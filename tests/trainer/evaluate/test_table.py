@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgefl_trainer.commands.table import SITE_FIGURES
-from edgefl_trainer.evaluate import metric_plot
+from edgefl_trainer.evaluate import metric_plot, plot
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
 from edgefl_trainer.evaluate.recall_table import render_recall
-from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
+from edgefl_trainer.evaluate.table import FORMATS, chance_of, origin, render_table, table_rows
 
 
 def summary(method, seed, figures, **more):
@@ -75,7 +75,7 @@ def test_a_picture_of_a_figure_marks_sites_of_one_class(monkeypatch):
     metric_plot.plot_metric(table_rows([ONE | {"sites": {"a": ONE["sites"]["a"] | {"classes_tested": 1}}}]), "accuracy")
     (axes,) = drawn[0].axes
     assert "a*" in [line.get_label() for line in axes.lines]
-    assert "one class only, says nothing" in axes.get_xlabel()
+    assert "one class only, says nothing; in no mean" in axes.get_xlabel()
 
 
 def test_the_spread_of_a_population_can_be_asked_for():
@@ -229,6 +229,108 @@ def test_the_picture_is_a_drawn_png(runs):
     assert np.ptp(columns[columns < half]) > 300  # px
     assert (columns > half).any()
     assert data == plot_progress(runs, title="rounds")
+
+
+@pytest.fixture
+def progress(monkeypatch):
+    """Draw, and give the axes over rounds."""
+    drawn = []
+    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure) or b"")
+
+    def draw(runs, **more):
+        plot_progress(runs, **more)
+        return drawn[-1].axes[0]
+
+    return draw
+
+
+def data_lines(axes):
+    return {
+        line.get_label(): line
+        for line in axes.lines
+        if line.get_transform() == axes.transData and line.get_label()[0] != "_"
+    }
+
+
+def test_of_lines_that_are_the_same_each_is_seen(progress):
+    lines = data_lines(progress({"a": [LINES], "b": [LINES], "c": [ABOVE]}))
+    widths = {name: line.get_linewidth() for name, line in lines.items()}
+    assert widths["a"] - widths["b"] >= 2 and widths["b"] == widths["c"]
+    assert lines["a"].get_markersize() - lines["b"].get_markersize() >= 2
+
+
+def test_beside_the_axes_nothing_looks_like_data(progress):
+    """Threads were as bold as lines and ended in a marker, as a line does."""
+    axes = progress({"a": [LINES], "b": [ABOVE]})
+    threads = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+    assert len(threads) == 2 and all(len(set(thread.get_edgecolor()[:3])) == 1 for thread in threads)  # grey
+    assert axes.spines["right"].get_visible()
+    outside = [line for line in axes.lines if line.get_transform() == axes.transAxes]
+    assert len(outside) == 2 and min(np.min(line.get_xdata()) for line in outside) > plot.LEADS_TO
+
+
+def test_chance_is_drawn(progress):
+    """Runs that learned nothing looked like any other."""
+    axes = progress({"a": [LINES], "b": [ABOVE]}, chance=0.5)
+    assert any(set(line.get_ydata()) == {0.5} for line in axes.lines)
+    assert "chance 0.5" in [text.get_text() for text in axes.texts]
+    assert axes.get_ylim()[0] < 0.5
+    runs = [{"classes": ["x", "y", "z", "w"]}] * 2
+    assert chance_of(runs, "tune_balanced_accuracy") == 0.25 and chance_of(runs, "auroc") == 0.5
+    assert chance_of(runs, "accuracy") is None and chance_of([*runs, {"classes": ["x"]}], "macro_recall") is None
+
+
+def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
+    """The axis is logarithmic: it had no place for 0, and said 1 B."""
+    axes = progress({"a": [LINES]}).figure.axes[1]
+    assert set(data_lines(axes)["a"].get_xdata()) == {plot.FEW_BYTES}
+    assert [axes.xaxis.get_major_formatter()(value, 0) for value in (0.5, 1.0, 16.0, 2048.0)] == [
+        "",
+        "0 B",
+        "16 B",
+        "2 KiB",
+    ]
+
+
+def test_a_mean_that_is_drawn_is_without_sites_of_one_class(progress):
+    """LINES: a and b at 0.6, 0.7; a third site of one class at 1."""
+    alone = [{"round": r, "site": "c", "balanced_accuracy": 1.0} for r in (1, 2)]
+    axes = progress({"one": [[*LINES, *alone]]}, one_class={"one": {"c"}})
+    lines = data_lines(axes)
+    assert list(lines) == ["a", "b", "c*", "mean of 2 sites without *"]
+    assert list(lines["mean of 2 sites without *"].get_ydata()) == pytest.approx([0.6, 0.7])
+    axes = progress({"one": [[*LINES, *alone]], "two": [LINES]}, one_class={"one": {"c"}})
+    assert list(data_lines(axes)["one"].get_ydata()) == pytest.approx([0.6, 0.7])
+    assert "without sites of one class" in axes.get_ylabel()
+    with pytest.raises(ValueError, match="no mean to draw"):
+        progress({"one": [alone], "two": [LINES]}, one_class={"one": {"c"}})
+
+
+def drawn_metric(monkeypatch, sites, metric, **more):
+    drawn = []
+    monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+    metric_plot.plot_metric(table_rows([ONE | {"sites": sites}], metric), metric, **more)
+    (bar,) = [one for one in drawn[0].containers if one.has_xerr]
+    return drawn[0], bar.lines[2][0].get_segments()[0][:, 0]
+
+
+def test_no_bar_lies_below_0(monkeypatch):
+    """An area under a risk curve of 0.02 ± 0.09 is no negative area."""
+    axes, ends = drawn_metric(monkeypatch, {"a": {"aurc": 0.0}, "b": {"aurc": 0.2}, "c": {"aurc": 0.01}}, "aurc")
+    assert axes.get_xlim()[0] == 0 and min(ends) == 0
+    assert "mean ± std, ended at 0" in axes.get_legend_handles_labels()[1]
+
+
+def test_a_picture_of_a_figure_has_chance_and_a_mean_without_sites_of_one_class(monkeypatch):
+    sites = {
+        name: {"balanced_accuracy": figure, "classes_tested": tested}
+        for name, figure, tested in (("a", 0.5, 2), ("b", 0.7, 2), ("c", 1.0, 1))
+    }
+    axes, ends = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=0.5)
+    assert np.mean(ends) == pytest.approx(0.6)
+    assert "chance 0.5" in axes.get_legend_handles_labels()[1]
+    axes, _ = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=-9.0)  # too far off
+    assert axes.get_xlabel().count("chance is -9") == 1
 
 
 def test_nothing_to_draw_is_an_error():

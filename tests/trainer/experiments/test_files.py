@@ -294,6 +294,8 @@ def test_what_is_wrong_in_a_file_is_one_sentence(old, new, words, tmp_path):
         ({"rows": ("heat",)}, "no row 'heat'; did you mean head"),
         ({"parts": ("b",)}, "no part 'b'"),
         ({"assignments": ("lrr=1",)}, "did you mean lr"),
+        ({"assignments": ("pretrain.lr=1",)}, "no pre-training runs: leave --set pretrain.lr out"),
+        ({"flags": {"preset": "papr"}}, "did you mean paper?"),
         ({"flags": {"rounds": 0}}, "rounds is 0"),
         ({"flags": {"data": ("lesion:",)}}, "not a data SPEC"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.experiments.comparison import Found, caption, render_comparison
+from edgefl_trainer.experiments.comparison import Found, bars_of, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of
 
@@ -231,6 +231,34 @@ def test_spread_runs_over_what_the_paper_says():
         assert found.std == pytest.approx(statistics.pstdev(values))
 
 
+def test_a_site_of_one_class_is_left_out_of_a_figure_beside():
+    """The rule of `table`: a constant answer is always right about one class. 0.5 without it, by hand."""
+    sites = {
+        "a": {"accuracy": 0.4, "classes_tested": 2}, "b": {"accuracy": 0.6, "classes_tested": 2},
+        "c": {"accuracy": 1.0, "classes_tested": 1},
+    }  # fmt: skip
+    found = cell_of(Column(name="x", figure="mean"), "accuracy", "sites", [measured(sites)])
+    assert (found.value, found.several.value) == (pytest.approx(2 / 3), pytest.approx(0.5))
+    assert found.several.std == pytest.approx(statistics.stdev([0.4, 0.6]))
+    for column in (Column(name="x", figure="mean", sites="a"), Column(name="x", figure="none")):
+        assert cell_of(column, "accuracy", "sites", [measured(sites)]).several is None
+    experiment = read_experiment(FILE)
+    part, settings = experiment.parts[0], RunSettings(method="local", data=("lesions:",), preset="paper")
+    sites = {name: {"balanced_accuracy": one["accuracy"], **one, "held_out": False} for name, one in sites.items()}
+    run = Measurement(seed=0, summary={"reported_rows": "test", "sites": sites, **dict.fromkeys(TRAFFIC, 0)}, lines=())
+    row = next(row for row in experiment.rows if row.method == "local")
+    one = Found(part=part.name, row=row.folder, measured=run, settings=settings, environment={})
+    text = render_comparison(experiment, [one])
+    assert "c*: one class only" in text and "Avg, ours without *" in text
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {row.label} |") and "66.67" in line]
+    assert "| 50.00 ± 14.14 |" in line
+    bars, groups = bars_of(experiment, [one])
+    assert bars[row.label][groups.index("Avg")].ours == pytest.approx(50.0)
+
+
+TRAFFIC = ("bytes_up_per_round", "bytes_down_per_round", "seconds")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -242,7 +270,7 @@ def test_spread_runs_over_what_the_paper_says():
 def test_a_caption_says_what_ours_are(name, said):
     """Table 6 of PEP-FedPT counts rounds, bytes and seconds: no figure of it is a per cent of reported rows."""
     experiment = read_experiment(ROOT / f"experiments/{name}.toml")
-    run = Measurement(seed=0, summary={"reported_rows": "test"}, lines=())
+    run = Measurement(seed=0, summary={"reported_rows": "test", "sites": {}}, lines=())
     settings = RunSettings(method="fedvpt", data=("lesions:",), preset="paper")
     part = experiment.parts[0]
     found = Found(part=part.name, row="fedvpt", measured=run, settings=settings, environment={})
@@ -252,7 +280,7 @@ def test_a_caption_says_what_ours_are(name, said):
 def test_a_caption_gives_a_random_start_no_rounds():
     """The settings of `random-init` name rounds as those of its neighbours do; it learns in none of them."""
     experiment = read_experiment(ROOT / "experiments/fedclf-fedmae-table-1.toml")
-    part, run = experiment.parts[0], Measurement(seed=0, summary={"reported_rows": "test"}, lines=())
+    part, run = experiment.parts[0], Measurement(seed=0, summary={"reported_rows": "test", "sites": {}}, lines=())
     second = RunSettings(method="finetune", data=("lesions:",), preset="paper", backbone="run:there")
     found = [
         Found(part=part.name, row=row, measured=run, settings=second, environment={}, first=first)

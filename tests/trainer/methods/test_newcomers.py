@@ -6,7 +6,7 @@ from tests.trainer.methods.conftest import play
 from tests.trainer.methods.test_conformance import small
 
 from edgefl_trainer.contract import declared
-from edgefl_trainer.engine.held_out import newcomers
+from edgefl_trainer.engine.held_out import newcomers, without_model
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.methods import METHODS
 
@@ -19,6 +19,8 @@ def test_a_newcomer_scores_or_has_no_model(name, make_task, make_site):
     server, _ = play(method, task, {site: make_site(task, site, seed=i) for i, site in enumerate("ab")})
     new = make_site(task, "new", seed=9)
     found = newcomers(method, task, server, {"new": new})
+    if not declared(method).encoder:  # what is said before training is what comes of it
+        assert (without_model(name, method.start(task, ["a", "b"]), ["new"]) is None) is (set(found) == {"new"})
     if declared(method).encoder or name in AT_HOME:
         assert found == {}
         return
@@ -34,3 +36,6 @@ def test_a_head_that_stays_at_home_leaves_a_newcomer_without_model(make_task, ma
         method = small("fedavg", share=share)
         server, _ = play(method, task, {"a": make_site(task, "a")})
         assert set(newcomers(method, task, server, {"new": make_site(task, "new", seed=9)})) == expected
+        said = without_model("fedavg", method.start(task, ["a"]), ["new"])
+        assert (said is None) is bool(expected)
+        assert without_model("fedavg", method.start(task, ["a"]), []) is None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgefl_trainer.data.partition import Partition
 
 MAX_COLUMNS = 16  # classes that still fit side by side
+TRAINED, SPLITS = "train and tune pictures by class", "pictures by split"  # over the columns
 
 
 @click.command()
@@ -121,7 +122,7 @@ def partition_json(partition: "Partition") -> dict[str, Any]:
 
 
 def partition_text(partition: "Partition") -> str:
-    """Write a table, sites down and classes across: training images (train and tune rows), then images of each kind.
+    """Write a table, sites down and classes across: pictures to train and tune on by class, then those of each split.
 
     Beyond 16 classes a line says how many classes a site has, and its largest ones.
     """
@@ -129,7 +130,7 @@ def partition_text(partition: "Partition") -> str:
 
     learning = partition.counts(("train", "tune"))
     wide = len(partition.classes) <= MAX_COLUMNS
-    head = ["site", *(partition.classes if wide else ("classes",)), *ROW_KINDS, "" if wide else "largest"]
+    head = ["site", *(partition.classes if wide else ("classes",)), *ROW_KINDS, "" if wide else "largest classes"]
     lines = [head]
     for name, rows in partition.sites.items():
         found = learning[name]
@@ -144,7 +145,13 @@ def partition_text(partition: "Partition") -> str:
         kinds = [sum(len(rows[kind]) for rows in partition.sites.values()) for kind in ROW_KINDS]
         lines.append(["all", *(str(count or "–") for count in [*totals, *kinds]), ""])
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(_aligned(line, widths) for line in lines)
+    last = len(head) - len(ROW_KINDS) - 2  # column of the last class
+    told = TRAINED if wide else ""
+    least = -(-(len(told) - 2 * (last - 1)) // last)  # of a class, so that they fill what stands over them
+    widths[1 : last + 1] = [max(width, least) for width in widths[1 : last + 1]]
+    across = sum(widths[1 : last + 1]) + 2 * (last - 1)
+    over = f"{'':<{widths[0]}}  {told:<{across}}  {SPLITS}"
+    return "\n".join([over, *(_aligned(line, widths) for line in lines)])
 
 
 def summary_line(partition: "Partition") -> str:

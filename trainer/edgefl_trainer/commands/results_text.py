@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words
+from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
 from edgefl_trainer.evaluate.one_class import MARK, SAYS, beside, is_one_class, mean_of, others
+from edgefl_trainer.evaluate.undefined import why_undefined
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -41,6 +42,8 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         chosen = "   held out" if site.get("held_out") else chosen
         mark = MARK if site["balanced_accuracy"] is not None and is_one_class(site) else ""
         figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval(site.get('balanced_accuracy_interval'))}"
+        if site["balanced_accuracy"] is None:
+            figure = why_undefined(site, summary["reported_rows"])
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
     between = _interval(summary.get("mean_balanced_accuracy_interval"))
@@ -50,7 +53,10 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     for way, found in summary.get("further", {}).items():
         mean, spread = _pct(found["mean_balanced_accuracy"]), _pct(found["std_balanced_accuracy"])
         lines.append(f"further answers, {way}: mean {mean} ± {spread}, worst {_pct(found['worst_balanced_accuracy'])}")
-    if apart := summary.get("held_out"):
+    apart = summary.get("held_out")
+    if apart and apart["mean_balanced_accuracy"] is None:
+        lines.append("held-out sites: none has a figure")
+    elif apart:
         mean, spread = _pct(apart["mean_balanced_accuracy"]), _pct(apart["std_balanced_accuracy"])
         lines.append(f"held-out sites: mean {mean} ± {spread}, worst {_pct(apart['worst_balanced_accuracy'])}")
     for source, found in summary.get("ood", {}).items():
@@ -82,10 +88,14 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
 
     Shares of answers that change: the marked quarter hidden, a random one; all but it hidden, all but a random one.
     """
+    from edgefl_trainer.evaluate.map_truth import LEAST_EFFECT
+
     if not summary.get("maps"):
         return []
     lines = [
         "",
+        "a map is better than chance where, hidden by mean colour and by blur, the 95 % intervals of its advantage and "
+        f"of marked - random lie above 0, and marked - random is at least {LEAST_EFFECT:.0%} of the answers",
         "answers that change where the marked quarter is hidden (a random quarter), and where all but it is:",
         f"{'site':<16}{'map':<12}{'mean colour':>14}{'all but':>14}{'blur':>14}{'all but':>14}  advantage (95 %)",
     ]
@@ -115,7 +125,7 @@ def _recall(summary: Mapping[str, Any]) -> list[str]:
         return []
     known = summary.get("pooled", {}).get("recall_interval")
     head = "recall of each class, all sites together" + ("" if known is None else ", 95 % interval by lesion")
-    return [head, *recall_lines(pooled_matrix(found), summary["classes"], known)]
+    return [head, *recall_lines(pooled_matrix(found), summary["classes"], known, summary["reported_rows"])]
 
 
 def _interval(bounds: Sequence[float] | None) -> str:
@@ -127,8 +137,11 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
     if not isinstance(found, Score):
         return of_file(found["image"], found["error"]["message"])
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
-    sure = f", entropy {found.entropy_nats:.2f} nats" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
-    said = [f"{_named(found)} ({shown}{sure})", *filter(None, [suspicious_words(found)]), in_brief(found)]
+    said = [
+        f"{_named(found)} ({shown}, {uncertainty_words(found)})",
+        *filter(None, [suspicious_words(found)]),
+        in_brief(found),
+    ]
     return f"{found.image}: {' · '.join(said)}"
 
 

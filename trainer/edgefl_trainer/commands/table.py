@@ -61,7 +61,7 @@ def table(
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.evaluate.metric_plot import plot_metric
     from edgefl_trainer.evaluate.recall_table import render_recall
-    from edgefl_trainer.evaluate.table import origin, render_table, table_rows
+    from edgefl_trainer.evaluate.table import chance_of, origin, render_table, table_rows
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -81,8 +81,11 @@ def table(
             click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))
             if style == "md" and (recall := render_recall(summaries)):
                 click.echo(recall)
-            drawn = pictures.of_runs(folders) if plot and named is None else b""
-            picture = plot_metric(table_rows(summaries, named, ddof), named) if plot and named else drawn
+            picture = b""
+            if plot and named:
+                picture = plot_metric(table_rows(summaries, named, ddof), named, chance_of(summaries, named))
+            elif plot:
+                picture = pictures.of_runs(folders, summaries)
         else:
             experiment = read_experiment(file)
             found = find_runs(experiment, runs)

@@ -24,6 +24,7 @@ from edgefl_trainer.evaluate.learned_from import learned_among
 from edgefl_trainer.evaluate.measured_maps import measure_maps
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
 KEPT = (
     "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "pretraining", "travels",
@@ -65,8 +66,8 @@ def evaluate(
     if not known:
         raise RunError(f"no site of the data has a model in {run.folder}: it has {', '.join(run.sites)}.")
     without = [name for name in federation.sites if name not in run.sites]
-    if without:
-        warn(f"the run has no model of {', '.join(without)}: not judged")
+    for line in _not_judged(run, without):
+        warn(line)
     judged = [row for name in known for row in federation.sites[name].rows(federation.report_split)]
     learned = _learned_from(run, federation.images[np.unique(federation.places(judged))])
     scored, facts, seen = _score_sites(run, federation, labels, known, where)
@@ -89,6 +90,16 @@ def evaluate(
         **({"ood": foreign_figures(run, foreign, scored, where)} if foreign else {}),
         "state_sha256": run.summary["state_sha256"],
     }
+
+
+def _not_judged(run: FinishedRun, names: Sequence[str]) -> list[str]:
+    """Say of which sites of the data the run has no model, and why where the run itself kept them out of training."""
+    apart = [name for name in names if without_head(run.summary["sites"].get(name, {}))]
+    others = [name for name in names if name not in apart]
+    said = [f"the run has no model of {', '.join(others)}: not judged"] if others else []
+    if apart:
+        said.append(f"the run has no model of {', '.join(apart)}, held out: {HEAD_STAYS}; not judged")
+    return said
 
 
 def _score_sites(

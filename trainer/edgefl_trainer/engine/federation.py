@@ -248,7 +248,7 @@ class LocalEngine:
                 broadcast = stamped(broadcasts[name], phase, self.task.rounds, dealing)
                 report = partial(self.observer.site_reported, name)
                 result = self.sites[name].local_round(states[name], broadcast, report)
-                result = placed(result, index, phase, name, broadcast)
+                result = placed(result, index, phase, name, broadcast, travels=bool(self.method.travels))
                 checkpoints.save_site(index, name, result)
                 self.observer.site_finished(name, result.metrics)
             else:
@@ -330,10 +330,19 @@ def write_metrics(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     write_atomic(folder / METRICS, text.encode())
 
 
-def placed(result: SiteResult, index: int, phase: Phase, site: str, broadcast: Payload) -> SiteResult:
-    """Add to a result's line of metrics where in the run it stands and how many bytes went either way."""
+def placed(
+    result: SiteResult, index: int, phase: Phase, site: str, broadcast: Payload, *, travels: bool = True
+) -> SiteResult:
+    """Add to a result's line of metrics where in the run it stands and how many bytes went either way.
+
+    Args:
+        travels: False for a method whose sites send nothing: what stands in its payloads is the engine's own.
+    """
     where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": site}
-    sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
+    sizes = {
+        "bytes_up": len(result.reply.to_bytes()) if travels else 0,
+        "bytes_down": len(broadcast.to_bytes()) if travels else 0,
+    }
     return replace(result, metrics={**where, **sizes, **result.metrics})
 
 

@@ -7,17 +7,33 @@ discounted what is usual there (`learning.unusual_features`).
 Where the head is learned at home and never sent, a held-out site has no model: its figures are null (NA in the papers).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
 from edgefl_trainer.evaluate.one_class import others
 from edgefl_trainer.evaluate.report import sites_report
+from edgefl_trainer.evaluate.undefined import HEAD_STAYS
 
 LEARNED_HEAD = "head.weight"  # what a broadcast must hold for a newcomer to have a learned model
+
+
+def without_model(method: str, server: State, held_out: Sequence[str]) -> str | None:
+    """Say, before anything is learned, which held-out sites the method will have no model for; None where it has one.
+
+    Args:
+        server: as `start` makes it: a head that sites learn together stands in it from the beginning.
+    """
+    if not held_out or LEARNED_HEAD in server.arrays:
+        return None
+    return (
+        f"{listed(held_out)} will have no figures: {HEAD_STAYS}, and {method} sends none to a site that never trains. "
+        "With a method whose sites share their head there would be some."
+    )
 
 
 def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Site]) -> dict[str, Predictor]:

@@ -35,6 +35,7 @@ from edgefl_trainer.engine.display import Display, RunPace, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
@@ -76,10 +77,11 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     sites = build_sites(federation, task, backbone, settings, method)
     if declared(method).trains_network:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
-    method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
+    server = method.start(task, sorted(sites))  # what does not fit shows before the folder is taken
     tell(backbone_line(settings, method, backbone.spec))
     tell(data_line(federation))
-    for line in federation.warnings:
+    apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
+    for line in (*federation.warnings, *filter(None, [apart])):
         warn(line)
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device):

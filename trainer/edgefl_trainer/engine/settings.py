@@ -142,7 +142,7 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     given |= {name: value for name, value in flags.items() if value is not None}
     preset: PresetName = given.get("preset", "bench84")
     if preset not in get_args(PresetName):
-        raise SettingError(f"there is no preset {preset!r}; choose tiny, bench84 or paper.")
+        raise SettingError(f"there is no preset {preset!r}; did you mean {nearest(str(preset), get_args(PresetName))}?")
     named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
     named |= dict(assignment(kind, text) for text in assignments)
     values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named)}

@@ -48,17 +48,23 @@ def recalls(scored: Scored) -> dict[str, list[Any] | None]:
 
 
 def recall_lines(
-    matrix: Matrix, classes: Sequence[str], intervals: Sequence[Sequence[float] | None] | None = None
+    matrix: Matrix,
+    classes: Sequence[str],
+    intervals: Sequence[Sequence[float] | None] | None = None,
+    kind: str = "test",
 ) -> list[str]:
-    """Write for each class with a row its recall, interval and rows, and what it is most often taken for.
+    """Write for each class its recall, interval and rows, and what it is most often taken for; or that it has no row.
 
-    `intervals` are those of `recalls`; None for a run from before they were kept.
+    Args:
+        intervals: those of `recalls`; None for a run from before they were kept.
+        kind: of the rows, `test` or `val`.
     """
     width = max(map(len, classes)) + 2
     lines = []
     for k, name in enumerate(classes):
         rows = int(matrix[k].sum())
         if not rows:
+            lines.append(f"  {name:<{width}}{f'no {kind} picture'}")
             continue
         others = np.where(np.arange(len(classes) + 1) == k, -1, matrix[k])
         other = int(others.argmax())

@@ -20,6 +20,11 @@ def is_one_class(site: Mapping[str, Any]) -> bool:
     return 1 in (site.get("classes_tested"), site.get("classes_learned"))
 
 
+def one_class_of(summary: Mapping[str, Any]) -> set[str]:
+    """Name the sites of a run's summary whose figures say nothing."""
+    return {name for name, site in summary["sites"].items() if is_one_class(site)}
+
+
 def others(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Give the one-class sites by name, and number and mean balanced accuracy of the others; empty where none is one.
 

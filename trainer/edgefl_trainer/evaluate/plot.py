@@ -1,18 +1,22 @@
 """Balanced accuracy over rounds and over bytes as a PNG, drawn from the lines of ``metrics.jsonl``.
 
 One run: a line per site and a black one for their mean. Several: a line per name for the mean over sites, then over its
-runs (seeds). Lines differ in colour, dash and marker, and carry their names at the end, so that no colour need be
-told apart. Values in, bytes out: no file, no display, no global state of the plotting library.
+runs (seeds). Sites of one class are in no mean. Lines differ in colour, dash and marker, and carry their names at the
+end, so that no colour need be told apart; of lines that are the same the first is the widest, and frames the others.
+Chance is a dotted line. Values in, bytes out: no file, no display, no global state of the plotting library.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from edgefl_trainer.evaluate.one_class import MARK
 
 Curves = dict[str, dict[int, float]]
 """Site name to round to figure."""
@@ -30,6 +34,21 @@ MARKERS = "osD^vPX*"
 MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
 ROOM = 0.055  # share of the height that a name takes
 FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
+WIDER = 2.6  # points by which a line, and its marker, frames one that is the same
+LEADS_TO, SAMPLE, NAMES = (
+    1.03,
+    (1.05, 1.08, 1.11),
+    1.125,
+)  # beside the axes: the ends of threads, samples of lines, names
+CHANCE: Mapping[str, Any] = {"color": "0.35", "linestyle": (0, (1, 2)), "linewidth": 1.2, "zorder": 0}
+THREAD: dict[str, Any] = {
+    "arrowstyle": "-",
+    "color": "0.65",
+    "linewidth": 0.6,
+    "linestyle": ":",
+    "shrinkA": 0,
+    "shrinkB": 0,
+}
 
 
 def curves(lines: Lines, metric: str = "balanced_accuracy") -> Curves:
@@ -58,35 +77,50 @@ def bytes_by_round(lines: Lines) -> dict[int, float]:
     return found
 
 
-def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balanced_accuracy", title: str = "") -> bytes:
+def plot_progress(
+    runs: Mapping[str, Sequence[Lines]],
+    *,
+    metric: str = "balanced_accuracy",
+    title: str = "",
+    one_class: Mapping[str, Collection[str]] | None = None,
+    chance: float | None = None,
+) -> bytes:
     """Return the picture as PNG bytes: over rounds on the left, over bytes on the right.
 
     Args:
         runs: Name to the lines of its runs, one for each seed.
         metric: Key of the figure to draw; it must lie in [0, 1].
+        one_class: Name to the sites whose figures say nothing (`evaluate.one_class`).
+        chance: The figure of an answer that never changes; None where it is not known.
 
     Raises:
-        ValueError: No line of any run holds the figure, or there are too many names.
+        ValueError: No line of any run holds the figure, a run has no mean, or there are too many names.
     """
     found = {name: some for name, seeds in runs.items() if (some := [s for s in seeds if curves(s, metric)])}
     if not found:
         raise ValueError(f"there is nothing to draw: the runs recorded no {metric!r}")
+    marked = {name: frozenset((one_class or {}).get(name, ())) for name in found}
     if len(found) == 1:
-        tracks = _site_tracks(next(iter(found.values())), metric)
+        ((name, seeds),) = found.items()
+        tracks = _site_tracks(seeds[0], metric, marked[name])
     else:
-        tracks = {name: (_over_rounds(seeds, metric), _over_bytes(seeds, metric)) for name, seeds in found.items()}
+        tracks = {name: _mean_tracks(seeds, metric, marked[name]) for name, seeds in found.items()}
     if len(tracks) > MAX_NAMES:
         raise ValueError(f"there are {len(tracks)} lines, and at most {MAX_NAMES} fit into one picture")
     figure = Figure(figsize=(13, max(4.8, 0.27 * len(tracks))), dpi=110, layout="constrained")  # inches
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, {name: both[0] for name, both in tracks.items()})
     _draw(right, {name: both[1] for name, both in tracks.items()})
-    left.set_ylabel(metric.replace("_", " ") + ", mean over sites" * (len(found) > 1))
+    several = ", mean over sites" * (len(found) > 1)
+    without = f"\nwithout sites of one class ({MARK})" if any(marked.values()) else ""
+    left.set_ylabel(f"{metric.replace('_', ' ')}{several}{without}")
     left.set_xlabel("round")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xlabel("bytes of all sites, up and down")
     _bytes_axis(right, [x for _, both in tracks.items() for x in both[1][0]])
     for axes in (left, right):
+        if chance is not None:
+            axes.axhline(chance, label=f"chance {chance:.3g}", **CHANCE)
         _name_lines(axes)
     figure.suptitle(title)
     return png(figure, metadata={"Software": None})
@@ -99,9 +133,8 @@ def png(figure: Figure, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def _site_tracks(seeds: Sequence[Lines], metric: str) -> dict[str, tuple[Track, Track]]:
-    """A track for each site (of the first seed), and their mean."""
-    lines = seeds[0]
+def _site_tracks(lines: Lines, metric: str, one_class: Collection[str]) -> dict[str, tuple[Track, Track]]:
+    """A track for each site, and the mean of those with more than one class."""
     spent = bytes_by_round(lines)
     sites = curves(lines, metric)
     tracks: dict[str, tuple[Track, Track]] = {}
@@ -109,48 +142,54 @@ def _site_tracks(seeds: Sequence[Lines], metric: str) -> dict[str, tuple[Track, 
         for name, curve in sites.items():
             figures = [curve[number] for number in sorted(curve)]
             sent = [max(FEW_BYTES, spent[number]) for number in sorted(curve)]
-            tracks[name] = (([float(number) for number in sorted(curve)], figures), (sent, figures))
-    if len(sites) != 1:
-        tracks[f"mean of {len(sites)} sites"] = (_over_rounds(seeds[:1], metric), _over_bytes(seeds[:1], metric))
+            told = f"{name}{MARK}" if name in one_class else name
+            tracks[told] = (([float(number) for number in sorted(curve)], figures), (sent, figures))
+    others = sites.keys() - set(one_class)
+    if len(sites) != 1 and others:
+        told = f"mean of {len(others)} sites{f' without {MARK}' if len(others) < len(sites) else ''}"
+        tracks[told] = _mean_tracks([lines], metric, one_class)
     return tracks
 
 
-def _means(lines: Lines, metric: str) -> dict[int, float]:
-    """Round to the mean over the sites that have a figure."""
-    sites = curves(lines, metric)
-    rounds = sorted({number for curve in sites.values() for number in curve})
-    return {n: float(np.mean([curve[n] for curve in sites.values() if n in curve])) for n in rounds}
-
-
-def _over_rounds(seeds: Sequence[Lines], metric: str) -> Track:
-    means = [_means(lines, metric) for lines in seeds]
+def _mean_tracks(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> tuple[Track, Track]:
+    """Over rounds and over bytes the mean over sites, then over seeds."""
+    means = [_means(lines, metric, one_class) for lines in seeds]
+    if not all(means):
+        raise ValueError("a run's sites all have one class only, so it has no mean to draw")
     rounds = sorted(set.intersection(*(set(found) for found in means)))
-    return [float(n) for n in rounds], [float(np.mean([found[n] for found in means])) for n in rounds]
-
-
-def _over_bytes(seeds: Sequence[Lines], metric: str) -> Track:
-    rounds, figures = _over_rounds(seeds, metric)
+    figures = [float(np.mean([found[n] for found in means])) for n in rounds]
     spent = [bytes_by_round(lines) for lines in seeds]
-    return [max(FEW_BYTES, float(np.mean([found[int(n)] for found in spent]))) for n in rounds], figures
+    sent = [max(FEW_BYTES, float(np.mean([found[n] for found in spent]))) for n in rounds]
+    return ([float(n) for n in rounds], figures), (sent, figures)
+
+
+def _means(lines: Lines, metric: str, one_class: Collection[str]) -> dict[int, float]:
+    """Round to the mean over the sites that have a figure."""
+    sites = [curve for name, curve in curves(lines, metric).items() if name not in one_class]
+    rounds = sorted({number for curve in sites for number in curve})
+    return {n: float(np.mean([curve[n] for curve in sites if n in curve])) for n in rounds}
 
 
 def _draw(axes: Axes, tracks: Mapping[str, Track]) -> None:
     """The lines; markers stand at eight places at most."""
+    everyone = list(tracks.values())
     for place, (name, (across, up)) in enumerate(tracks.items()):
         mean = name.startswith("mean of ")
+        frame = WIDER * everyone[place + 1 :].count((across, up))
         axes.plot(
             across,
             up,
             linestyle="-" if mean else DASHES[place // len(PALETTE) % len(DASHES)],
             marker=MARKERS[(place + place // len(PALETTE)) % len(MARKERS)],
             markevery=max(1, len(across) // 8),
-            markersize=4.5,
+            markersize=4.5 + frame,
             color="black" if mean else PALETTE[place % len(PALETTE)],
-            linewidth=2.4 if mean else 1.6,
+            linewidth=(2.4 if mean else 1.6) + frame,
             label=name,
         )
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines["top"].set_visible(False)
+    axes.spines["right"].set_color("0.8")  # beyond it nothing is data
 
 
 def _bytes_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -166,34 +205,31 @@ def _size(count: float) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+    if count > FEW_BYTES:
+        return f"{count:.0f} B"
+    return "0 B" if count == FEW_BYTES else ""
 
 
 def _name_lines(axes: Axes) -> None:
-    """Each line's name and marker right of the axes, near the height of its end, and a thread from one to the other."""
+    """Each line's sample and name beside the axes, near the height of its end, and a grey thread that leads there."""
     low, high = axes.get_ylim()
     lines = axes.get_lines()
     ends = [np.asarray(line.get_xydata(), dtype=np.float64)[-1] for line in lines]  # x, y
     wanted = [float(end[1] - low) / (high - low) for end in ends]
     for height, end, line in zip(spread_out(wanted, ROOM), ends, lines, strict=True):
-        colour = line.get_color()
-        axes.text(1.05, height, str(line.get_label()), transform=axes.transAxes, va="center", fontsize=9)
+        sample = Line2D(SAMPLE, [height] * len(SAMPLE))
+        sample.update_from(line)
+        sample.set(transform=axes.transAxes, clip_on=False, linewidth=1.8, markersize=5, markevery=[1])
+        axes.add_artist(sample)
+        axes.text(NAMES, height, str(line.get_label()), transform=axes.transAxes, va="center", fontsize=9)
         axes.annotate(
             "",
             xy=(float(end[0]), float(end[1])),
-            xytext=(1.03, height),
+            xycoords=line.get_transform(),
+            xytext=(LEADS_TO, height),
             textcoords="axes fraction",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0},
-        )
-        axes.plot(
-            [1.03],
-            [height],
-            transform=axes.transAxes,
-            marker=line.get_marker(),
-            color=colour,
-            markersize=5,
-            clip_on=False,
+            arrowprops=THREAD,
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgefl_trainer.evaluate.one_class import MARK, SAYS, is_one_class
+from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
 Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``reported_rows`` (val, test)."""
@@ -27,6 +28,7 @@ MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv`
 UNDEFINED = "–"
 WITHOUT = f"mean without {MARK}"  # column
 LOWER_IS_BETTER = ("ece", "brier", "aurc")  # the worst site has the largest
+CHANCE_BY_CLASSES = ("balanced_accuracy", "macro_recall", "open_balanced_accuracy")  # one of K classes: 1/K
 SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
 LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     letter: "\\" + letter for letter in "_%&#${}"
@@ -80,18 +82,16 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
 
 def row_names(summaries: Sequence[Summary]) -> list[str]:
     """Return the name of the row in which each summary stands, as `render_table` writes it."""
-    groups, rows = _groups(summaries), table_rows(summaries)
-    alike = _alike(rows)
-    names = {
-        id(run): row_name(row.method, row.preset, row.rounds, alike)
-        for runs, row in zip(groups, rows, strict=True)
-        for run in runs
-    }
+    groups = zip(_groups(summaries), named(table_rows(summaries)), strict=True)
+    names = {id(run): name for runs, name in groups for run in runs}
     return [names[id(run)] for run in summaries]
 
 
-def _alike(rows: Sequence[TableRow]) -> bool:
-    return len({(row.preset, row.rounds) for row in rows}) == 1
+def named(rows: Sequence[TableRow]) -> list[str]:
+    """Return the names of rows: with preset and rounds where those of the table are not all alike."""
+    if len({(row.preset, row.rounds) for row in rows}) == 1:
+        return [row.method for row in rows]
+    return [f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)" for row in rows]
 
 
 def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
@@ -112,7 +112,7 @@ def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
 
 def _answers(summary: Summary) -> list[Summary]:
     """A run as one summary for each way in which its method answers: the first, then `NAME, WAY`."""
-    name, further = _name(summary), summary.get("further", {})
+    name, further = run_name(summary), summary.get("further", {})
     return [summary, *({**summary, **found, "label": f"{name}, {way}"} for way, found in further.items())]
 
 
@@ -134,7 +134,7 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
     over_sites = [_over_sites(run, metric, ddof) for run in runs]
     several_of = [_over_sites(run, metric, ddof, every=False)[0] for run in runs]
     return TableRow(
-        method=_name(first),
+        method=run_name(first),
         preset=first.get("preset"),
         rounds=first.get("rounds"),
         seeds=tuple(sorted(int(run["seed"]) for run in runs if run.get("seed") is not None)),
@@ -151,8 +151,8 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
     )
 
 
-def _name(run: Summary) -> str:
-    """The method, what learned the network that it starts from, its mode, and its share of the labels."""
+def run_name(run: Summary) -> str:
+    """Name the method, what learned the network that it starts from, its mode, and its share of the labels."""
     if run.get("label"):
         return str(run["label"])
     share = float(run.get("labels") or 1.0)
@@ -191,6 +191,7 @@ def caption(
     kinds = sorted({row.spread_over for row in rows})
     over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
     held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
+    bare = sorted({name for run in summaries for name, site in run["sites"].items() if without_head(site)})
     parts = [
         f"{metric.replace('_', ' ').capitalize().replace('roc', 'ROC')} per site"
         + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
@@ -199,6 +200,7 @@ def caption(
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
         f"± is the {SPREADS[ddof]} over {over}",
         *([f"{_named(held_out)} never trained and do not count in mean and worst"] if held_out else []),
+        *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
         *unlike(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
@@ -220,6 +222,15 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
 
 def _named(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MAX_SITE_COLUMNS else f"{len(sites)} sites"
+
+
+def chance_of(summaries: Sequence[Summary], metric: str) -> float | None:
+    """Return the figure of an answer that never changes; None where it depends on the rows, or classes differ."""
+    if metric == "auroc":
+        return 0.5
+    numbers = {len(run.get("classes") or ()) for run in summaries}
+    known = metric.removeprefix("tune_") in CHANCE_BY_CLASSES and len(numbers) == 1 and 0 not in numbers
+    return 1 / numbers.pop() if known else None
 
 
 def origin(environments: Sequence[Mapping[str, Any]]) -> str:
@@ -267,18 +278,11 @@ def render_table(
         "down / round",
         "time",
     ]
-    alike = _alike(rows)
-    body = [_cells(row, names, alike, pooled, marked) for row in rows]
+    body = [_cells(row, name, names, pooled, marked) for row, name in zip(rows, named(rows), strict=True)]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
-def row_name(method: str, preset: object, rounds: object, alike: bool) -> str:
-    """Return the name of a row: with preset and rounds where those of the table are not all alike."""
-    return method if alike else f"{method} ({preset or 'no preset'}, {rounds or 0} rounds)"
-
-
-def _cells(row: TableRow, names: Sequence[str], alike: bool, pooled: bool, marked: bool) -> list[str]:
-    name = row_name(row.method, row.preset, row.rounds, alike)
+def _cells(row: TableRow, name: str, names: Sequence[str], pooled: bool, marked: bool) -> list[str]:
     sites = [_shown(row.sites.get(site, Figure(mean=None))) + (MARK if site in row.one_class else "") for site in names]
     without = [_shown(row.several)] if marked else []
     traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]

@@ -17,10 +17,12 @@ import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
+from edgefl_trainer.evaluate.one_class import MARK, SAYS
 from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, time_text, unlike
 from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
-from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of, tracked
+from edgefl_trainer.experiments.measured import OVER_SITES, Cell, Measurement, cell_of, marked_sites, tracked
 
+WITHOUT = f"ours without {MARK}"  # column
 PER_CENT = ("mean", "worst", "p5", "p10", "p15", "pooled")  # figures that are shares
 
 
@@ -102,9 +104,10 @@ def bars_of(experiment: Experiment, found: Sequence[Found]) -> tuple[dict[str, l
 
 def _bar(ours: Cell, printed: str) -> Bar:
     number = re.match(r"\d+(\.\d+)?", printed)
+    drawn = ours.several or ours
     return Bar(
-        ours=None if ours.value is None else 100 * ours.value,
-        std=None if ours.std is None else 100 * ours.std,
+        ours=None if drawn.value is None else 100 * drawn.value,
+        std=None if drawn.std is None else 100 * drawn.std,
         paper=float(number[0]) if number else None,
     )
 
@@ -153,12 +156,21 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
         parts.append(f"± is the {SPREADS[ddof]} over {experiment.spread}")
     if any(row.pretrain is not None for row in experiment.rows):
         parts.append("bytes and time are of the run itself, time before is of the one that it starts from")
+    if marked := one_class_sites(experiment, part, found):
+        parts.append(f"{', '.join(marked)}: {SAYS}; left out of `{WITHOUT}`")
     parts += unlike([one.measured.summary for one in found])
     parts.append(origin([one.environment for one in found]))
     if any(one.settings.preset == "tiny" for one in found):
         trial = " A trial on small data with an untrained network: nothing here can be compared with the paper."
         return "; ".join(parts) + "." + trial
     return "; ".join(parts) + "." + _notes(experiment)
+
+
+def one_class_sites(experiment: Experiment, part: Part, found: Sequence[Found]) -> list[str]:
+    """Name, with the mark, the sites of one class that count in a figure of a part."""
+    over_sites = [column for column in part.columns if column.figure in OVER_SITES]
+    pairs = [(column, one.measured.summary) for column in over_sites for one in found if one.part == part.name]
+    return sorted({f"{name}{MARK}" for column, run in pairs for name in marked_sites(column, experiment.metric, run)})
 
 
 def _notes(experiment: Experiment) -> str:
@@ -218,6 +230,9 @@ def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[lis
         if column.figure != "none":
             head.append(f"{column.name}, ours" if printed else column.name)
             columns.append([_shown(line.ours[i], column) for line in lines])
+        if any(line.ours[i].several for line in lines):
+            head.append(f"{column.name}, {WITHOUT}")
+            columns.append([_shown(line.ours[i].several or line.ours[i], column) for line in lines])
         if printed:
             head.append(f"{column.name}, paper")
             columns.append([line.paper[i] or UNDEFINED for line in lines])
@@ -246,11 +261,12 @@ def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]
-    writer.writerow([*head, "seconds_before"])
+    writer.writerow([*head, "seconds_before", "several", "several_std"])
     for part, lines in tables:
         for line in lines:
             for column, ours, printed in zip(part.columns, line.ours, line.paper, strict=True):
                 start = [part.name, line.label, column.name, ours.value, ours.std, " ".join(map(str, line.seeds))]
                 end = [line.bytes_up_per_round, line.bytes_down_per_round, line.seconds, line.seconds_before]
-                writer.writerow([*start, printed, *end])
+                several = ours.several or Cell()
+                writer.writerow([*start, printed, *end, several.value, several.std])
     return out.getvalue()

@@ -1,19 +1,22 @@
 """What finished runs measured, in the columns of an experiment: a figure of each run, then mean and spread over seeds.
 
-Figures over sites count each site once; sites without the figure are left out (docs/methods.md, "evaluation").
+Figures over sites count each site once; sites without the figure are left out (docs/methods.md, "evaluation"). Where
+a site has one class only, the figure without such sites stands beside, as in `evaluate.table`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from edgefl_trainer.engine.federation import JUDGED, OPEN
+from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.experiments.files import Column
 
 PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}
+OVER_SITES = ("mean", "worst", *PERCENTILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,7 @@ class Cell:
 
     value: float | None = None
     std: float | None = None  # standard deviation, of a sample unless asked for otherwise
+    several: "Cell | None" = None  # the same without sites of one class, where one counts (`evaluate.one_class`)
 
 
 def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int = 1) -> Cell:
@@ -38,6 +42,25 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
 
     The spread `seeds` is ± over runs; `sites`, for a mean over sites, is ± over the sites, each its mean over runs.
     """
+    found = _cell(column, metric, spread, runs, ddof)
+    if column.figure not in OVER_SITES or not any(marked_sites(column, metric, run.summary) for run in runs):
+        return found
+    return replace(found, several=_cell(column, metric, spread, [_without(run) for run in runs], ddof))
+
+
+def marked_sites(column: Column, metric: str, summary: Mapping[str, Any]) -> set[str]:
+    """Name the sites that count in a column and have one class only."""
+    return site_figures(column, metric, summary).keys() & one_class_of(summary)
+
+
+def _without(run: Measurement) -> Measurement:
+    """The run as if it had no site of one class."""
+    left = one_class_of(run.summary)
+    sites = {name: site for name, site in run.summary["sites"].items() if name not in left}
+    return replace(run, summary={**run.summary, "sites": sites})
+
+
+def _cell(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int) -> Cell:
     values = [value for run in runs if (value := figure_of(column, metric, run)) is not None]
     if not values:
         return Cell()

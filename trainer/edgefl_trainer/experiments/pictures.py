@@ -1,25 +1,42 @@
 """Pictures of finished runs: progress over rounds, or an experiment's figures as bars or dots beside the paper's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgefl_trainer.engine.federation import JUDGED, read_metrics
 from edgefl_trainer.evaluate.bars import plot_bars
 from edgefl_trainer.evaluate.dots import plot_dots
+from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.experiments.comparison import Found, bars_of
+from edgefl_trainer.evaluate.table import chance_of, run_name
+from edgefl_trainer.experiments.comparison import Found, bars_of, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
 
 
-def of_runs(folders: Sequence[Path]) -> bytes:
-    """Plot the tune figures of runs over rounds and bytes, as PNG; runs of equal folder names stand under paths.
+def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> bytes:
+    """Plot the tune figures of runs over rounds and bytes, as PNG, under the methods' names.
 
-    A `ValueError` where there is nothing to draw.
+    Where two runs share one, their folders follow. A `ValueError` where there is nothing to draw.
     """
-    names = [folder.name for folder in folders]
-    tracks = {str(f) if names.count(f.name) > 1 else f.name: [read_metrics(f)] for f in folders}
-    return plot_progress(tracks, metric=JUDGED, title="")
+    names = _told_apart([run_name(run) for run in summaries], folders)
+    return plot_progress(
+        {name: [read_metrics(folder)] for name, folder in zip(names, folders, strict=True)},
+        metric=JUDGED,
+        one_class={name: one_class_of(run) for name, run in zip(names, summaries, strict=True)},
+        chance=chance_of(summaries, JUDGED),
+    )
+
+
+def _told_apart(methods: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Each run's method; with the folder where that is another run's too, with its path where that is as well."""
+    places = [folder.name for folder in folders]
+    paths = [str(folder) if places.count(folder.name) > 1 else folder.name for folder in folders]
+    return [
+        f"{method} ({path})" if methods.count(method) > 1 else method
+        for method, path in zip(methods, paths, strict=True)
+    ]
 
 
 def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
@@ -27,16 +44,22 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
 
     A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """
+    marked = sorted({name for part in experiment.parts for name in one_class_sites(experiment, part, found)})
+    title = experiment.title + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
     if experiment.plot == "bars":
-        return plot_bars(*bars_of(experiment, found), title=experiment.title)
+        return plot_bars(*bars_of(experiment, found), title=title)
     if experiment.plot == "dots":
         parts = {part.name: [one for one in found if one.part == part.name] for part in experiment.parts}
-        return plot_dots({name: bars_of(experiment, some) for name, some in parts.items()}, title=experiment.title)
+        return plot_dots({name: bars_of(experiment, some) for name, some in parts.items()}, title=title)
     several = len({one.part for one in found}) > 1
     tracks: dict[str, list[Lines]] = {}
+    one_class: dict[str, set[str]] = {}
     for part, row in experiment.pairs():
         name = row.label + (f", {part.name}" if several else "")
         for one in found:
             if (one.part, one.row) == (part.name, row.folder):
                 tracks.setdefault(name, []).append(one.measured.lines)
-    return plot_progress(tracks, metric=tracked(experiment.metric), title=experiment.title)
+                one_class.setdefault(name, set()).update(one_class_of(one.measured.summary))
+    metric = tracked(experiment.metric)
+    chance = chance_of([one.measured.summary for one in found], metric)
+    return plot_progress(tracks, metric=metric, title=experiment.title, one_class=one_class, chance=chance)

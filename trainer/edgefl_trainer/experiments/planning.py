@@ -114,11 +114,12 @@ def _check_given(experiment: Experiment, choice: Choice) -> None:
     assigned = [text.partition("=")[0] for text in choice.assignments]
     tuned = [name for name in assigned if not name.startswith(PRETRAIN)]
     learned = [name.removeprefix(PRETRAIN) for name in assigned if name.startswith(PRETRAIN)]
+    given = [name for name in ("pretrain_rounds", "pretrain_epochs") if choice.flags.get(name) is not None]
+    flags = [f"--{name.replace('_', '-')}" for name in given] + [f"--set {PRETRAIN}{name}" for name in learned]
+    if flags and not first:
+        raise SettingError(f"the experiment has no pre-training runs: leave {flags[0]} out.")
     _check_hyper([*experiment.hyper, *tuned], [row.method for row in experiment.rows])
     _check_hyper([*experiment.pretrain.hyper, *experiment.tiny.pretrain.hyper, *learned], first)
-    given = [name for name in ("pretrain_rounds", "pretrain_epochs") if choice.flags.get(name) is not None]
-    if given and not first:
-        raise SettingError(f"the experiment has no pre-training runs: leave --{given[0].replace('_', '-')} out.")
 
 
 def _check_hyper(names: Sequence[str], methods: Sequence[str]) -> None:
