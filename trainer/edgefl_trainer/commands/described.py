@@ -9,6 +9,7 @@
 So nothing is written twice, and what is listed is what a run checks.
 """
 
+import functools
 import inspect
 import re
 import textwrap
@@ -78,6 +79,7 @@ def _declared(kind: type[Any]) -> Iterator[tuple[type[Any], str]]:
             yield kind, entry.name
 
 
+@functools.cache
 def _comments(kind: type[Any]) -> dict[str, str]:
     """Field to the comment that stands beside it, or else on the line above it."""
     found: dict[str, str] = {}
