@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from tests.trainer.methods.conftest import (
+    IMAGE_PX,
     MADE_FOR_MEMBERS,
     RESTING,
     SIBLINGS,
@@ -26,12 +27,14 @@ from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build, hyper_types
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.cnn import Backbone
 
 SMALL = {
     "fedmae": {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3},
     "fedclf": {"batch": 4, "queue": 8},  # as many features as the smallest site here has images
 }
-FRESH = {"batch": 4, "lr_head": 2e-3}
+FRESH = {"batch": 4, "lr_head": 2e-3, "b_blocks": 1}
 
 # What `travels` calls the arrays of a reply, by the first part of their names: by hand, apart from `rules.travels`.
 KINDS = {
@@ -82,6 +85,12 @@ def value_of(settings: object, key: str) -> object:
         if dataclasses.is_dataclass(value) and key in hyper_types(type(value)):
             return value_of(value, key)
     raise KeyError(key)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    """Of two blocks: nothing that is promised here depends on their number."""
+    return load_backbone("vit:64x2/12", image_px=IMAGE_PX, seed=3)
 
 
 @pytest.fixture(scope="module")

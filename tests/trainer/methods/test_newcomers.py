@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from tests.trainer.methods.conftest import play
-from tests.trainer.methods.test_conformance import small
+from tests.trainer.methods.test_conformance import backbone, small
 
 from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.held_out import newcomers
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.methods import METHODS
 
+__all__ = ["backbone"]  # a fixture: two blocks
 AT_HOME = {"local", "fedevprompt", "fedproto", "feddistill", "pfedpg"}  # the head never leaves: NA in the papers
 
 
