@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from tests.shared import Shared
 
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.fused import FusedScore, _rollout, can_fuse
@@ -22,6 +24,14 @@ from edgefl_trainer.engine.models import predict
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.rollout import attention_rollout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced_once(shared: Shared) -> Iterator[None]:
+    """Two tests that look at one model's graph have it traced once."""
+    with shared.traces():
+        yield
+
 
 OPTIONS = [
     {},
