@@ -41,7 +41,8 @@ class Size:
     prompted: tuple[str, ...]
 
 
-TINY = Size(images=40, pictures=25, epochs=1, prompted=("--preset", "tiny", "--backbone", "tiny", "--image-px", "36"))
+SMALL = ("--preset", "tiny", "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", "36")
+TINY = Size(images=40, pictures=25, epochs=1, prompted=SMALL)
 USUAL = Size(images=300, pictures=80, epochs=2, prompted=("--preset", "bench84", "--backbone", "drawn-lesions-84"))
 
 

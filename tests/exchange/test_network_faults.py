@@ -27,7 +27,7 @@ from edgefl_protocol.messages.requests import BroadcastRequest, BundleRequest, E
 # Connections that the proxy cut are closed by the garbage collector, here and not in a later test.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-SHORT = Deadlines(connect_s=0.3, read_s=0.15, total_s=0.3)
+SHORT = Deadlines(connect_s=0.15, read_s=0.075, total_s=0.15)
 LONG = Deadlines(connect_s=30.0, read_s=30.0, total_s=60.0)
 SLACK_S = 15.0  # a loaded machine is no fault; a hang is
 
@@ -84,7 +84,7 @@ class Proxy:
             passed += len(data)
             answering = passed > 1200
             if fault == "delay":
-                time.sleep(0.05)
+                time.sleep(SHORT.read_s / 5)
             if fault == "long delay" and answering:
                 time.sleep(3 * SHORT.total_s)
             if fault == "drop answer" and answering:

@@ -16,7 +16,7 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, save_predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.losses import class_prior
-from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, frozen_network, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -25,9 +25,9 @@ from edgefl_trainer.models.vit import init_prompts
 CLASSES = ("mel", "nv", "bkl")
 
 
-def make_predictor(backbone: str = "tiny", image_px: int = 36, **options) -> Predictor:
+def make_predictor(backbone: str = "vit:64x2/12", image_px: int = 36, **options) -> Predictor:
     """A predictor with random weights in every tensor, so that no output is flat."""
-    vit = load_backbone(backbone, image_px=image_px, seed=1)
+    vit = biased(load_backbone(backbone, image_px=image_px, seed=1))
     spec, draw = vit.spec, torch.Generator().manual_seed(2)
     chosen = ScoreOptions(**({"head_norm": "standardise"} | options))
     weight, bias = init_head(len(CLASSES), spec.width, draw)
@@ -46,6 +46,15 @@ def make_predictor(backbone: str = "tiny", image_px: int = 36, **options) -> Pre
     }
     tensors = {name: values[name].numpy() for name in chosen.tensors}
     return Predictor(ScoreModule(vit, chosen), tensors, (True, True, False))
+
+
+def biased(fresh: Backbone) -> Backbone:
+    """The network with biases, which a fresh one has not: they name some layers, and the fused graph moves others."""
+    draw, weights = np.random.default_rng(3), dict(weights_of(fresh.network))
+    for name, value in weights.items():
+        if name.endswith("bias"):
+            weights[name] = draw.normal(0, 0.2, value.shape).astype(value.dtype)
+    return frozen_network(fresh.spec, weights)
 
 
 def write_run(folder: Path, predictor: Predictor, backbone: Backbone | None = None) -> Path:

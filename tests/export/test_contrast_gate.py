@@ -21,7 +21,7 @@ from edgefl_export.parity import step_parity
 from edgefl_protocol.bundle.fedclf_plan import SECOND, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import NEXT
 from edgefl_protocol.rules.slow_encoder import SLOW
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.settings import RunSettings, build
 from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone
@@ -33,7 +33,7 @@ Change = Callable[[FedCLFStep, LearningNetwork, Outputs], Outputs]
 
 @pytest.fixture(scope="module")
 def learner() -> tuple[LearningNetwork, FedCLFPlan]:
-    backbone, method = load_backbone("cnn:test_resnet", image_px=36, seed=1), FedCLF()
+    backbone, method = load_backbone("cnn:test_resnet", image_px=36, seed=1), build(FedCLF, {"batch": 16, "queue": 40})
     settings = RunSettings(method="fedclf", data=("lesions:",), backbone="cnn:test_resnet", image_px=36, preset="tiny")
     model = network(method.contrast, backbone.spec, 4, backbone)
     return model, contrast_plan(method, settings, backbone.spec, model)

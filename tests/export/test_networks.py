@@ -61,7 +61,7 @@ def test_the_card_names_the_network_that_scores(tmp_path):
     folder = write_run(tmp_path / "run", own, load_backbone("cnn:test_resnet", image_px=36, seed=1))
     card = site_model(open_run(folder), "north").card
     assert card.backbone == f"cnn:test_resnet at 36 px, sha256 {digest(own.network)[:12]}"
-    assert backbone_name(make_predictor().module.backbone.spec).startswith("vit:64x4/12 at 36 px, sha256 ")
+    assert backbone_name(make_predictor().module.backbone.spec).startswith("vit:64x2/12 at 36 px, sha256 ")
 
 
 def test_a_network_that_lost_a_tensor_is_damaged(tmp_path):

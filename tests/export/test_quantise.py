@@ -1,19 +1,14 @@
 """8-bit graphs: what is quantised and how, which layers stay in float, and the gate that refuses."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
-from tests.export.conftest import make_predictor
-from tests.shared import Shared
 
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.graphs.score import export_score_graph
 from edgefl_export.int8 import precision
 from edgefl_export.int8.precision import agreement, check_agreement, choose_layers
 from edgefl_export.int8.quantise import Quantiser, linear_layers
@@ -22,34 +17,9 @@ from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.processor import multiplies_bytes
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _traced_once(shared: Shared) -> Iterator[None]:
-    """What is quantised is traced elsewhere already."""
-    with shared.traces():
-        yield
-
-
 @pytest.fixture(scope="module")
-def biased():
-    """With biases, which a fresh network has not: they name some layers, and the fused graph moves others."""
-    made = make_predictor()
-    draw = torch.Generator().manual_seed(3)
-    for name, value in made.module.vit.named_parameters():
-        if name.endswith("bias"):
-            value.data.normal_(0, 0.2, generator=draw)
-    return made
-
-
-@pytest.fixture(scope="module")
-def graph(biased) -> bytes:
-    made = export_score_graph(biased.module.eval(), biased.tensors)
-    assert made.form == "fused"
-    return made.onnx
-
-
-@pytest.fixture(scope="module")
-def quantiser(biased, graph) -> Quantiser:
-    return Quantiser(graph, biased.tensors, gate_images(36, 16))
+def quantiser(predictor, graph) -> Quantiser:
+    return Quantiser(graph, predictor.tensors, gate_images(36, 16))
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +49,9 @@ def test_weights_have_one_scale_per_output_channel(graph, made, quantiser):
         assert (np.abs(codes * step - weight) <= 0.51 * step).all()
 
 
-def test_every_linear_layer_inside_is_found_and_nothing_else(biased, graph):
+def test_every_linear_layer_inside_is_found_and_nothing_else(predictor, graph):
     """Three layers read the norm before attention, then projection and the two of the MLP; never the head or a map."""
-    depth = biased.module.vit.spec.depth
+    depth = predictor.module.vit.spec.depth
     layers = linear_layers(graph)
     parts = ("query, key, value", "proj", "fc1", "fc2")
     expected = {f"block {block} {part}" for block in range(depth) for part in parts}
@@ -91,10 +61,10 @@ def test_every_linear_layer_inside_is_found_and_nothing_else(biased, graph):
     assert sum(len(layer.nodes) for layer in layers) == 6 * depth
 
 
-def test_the_8_bit_graph_keeps_the_contract(biased, graph, made, quantiser):
+def test_the_8_bit_graph_keeps_the_contract(predictor, graph, made, quantiser):
     """docs/design.md, graphs: the same inputs and outputs, standard operators, self-contained, same bytes twice."""
-    declared = check_score_graph(made, biased.tensors, 36, ("mel", "nv", "bkl"))
-    assert list(declared.inputs) == ["image", *biased.module.options.tensors]
+    declared = check_score_graph(made, predictor.tensors, 36, ("mel", "nv", "bkl"))
+    assert list(declared.inputs) == ["image", *predictor.module.options.tensors]
     model = onnx.load_from_string(made)
     assert {entry.domain for entry in model.opset_import} == {""}
     assert not model.graph.value_info and not model.metadata_props
@@ -103,22 +73,22 @@ def test_the_8_bit_graph_keeps_the_contract(biased, graph, made, quantiser):
     onnx.checker.check_model(model, full_check=True)
 
 
-def test_tensors_stay_inputs(biased, made, images):
+def test_tensors_stay_inputs(predictor, made, images):
     """docs/design.md, graphs: what a device learns can be scored with 8 bits as well."""
     session = open_session(made)
-    usual = graph_scores(session, biased.tensors, images[:4], 4)
+    usual = graph_scores(session, predictor.tensors, images[:4], 4)
     for name in ("prompts.b", "prompts.t", "head.weight"):
-        shifted = {**biased.tensors, name: np.asarray(biased.tensors[name] + np.float32(0.5))}
+        shifted = {**predictor.tensors, name: np.asarray(predictor.tensors[name] + np.float32(0.5))}
         changed = graph_scores(session, shifted, images[:4], 4)
         assert np.abs(changed["evidence"] - usual["evidence"]).max() > 1e-4, name
 
 
-def test_a_score_does_not_depend_on_the_batch(biased, made, images):
+def test_a_score_does_not_depend_on_the_batch(predictor, made, images):
     """Ranges are fixed: whoever else is in the batch, a picture's score is the same. Dynamic ranges fail this."""
     session = open_session(made)
-    alone = graph_scores(session, biased.tensors, images[:8], 1)
+    alone = graph_scores(session, predictor.tensors, images[:8], 1)
     extremes = np.concatenate([images[:8], np.full((4, 36, 36, 3), 255, np.uint8), np.zeros((4, 36, 36, 3), np.uint8)])
-    together = graph_scores(session, biased.tensors, extremes, 16)
+    together = graph_scores(session, predictor.tensors, extremes, 16)
     assert together["probabilities"][:8] == pytest.approx(alone["probabilities"], abs=1e-6)
     assert together["vacuity"][:8] == pytest.approx(alone["vacuity"], abs=1e-6)
 
@@ -135,14 +105,14 @@ def test_the_runtime_multiplies_whole_numbers(made, quantiser, tmp_path):
 
 
 @pytest.mark.skipif(not multiplies_bytes(), reason="this processor has no exact 8-bit products to compare with")
-def test_whole_numbers_and_their_simulation_agree(biased, made, images):
+def test_whole_numbers_and_their_simulation_agree(predictor, made, images):
     """A processor without exact 8-bit products runs the same graph in float: the scores stay, to a few roundings."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     simulated = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
-    expected = graph_scores(simulated, biased.tensors, images, 8)
-    found = graph_scores(open_session(made), biased.tensors, images, 8)
+    expected = graph_scores(simulated, predictor.tensors, images, 8)
+    found = graph_scores(open_session(made), predictor.tensors, images, 8)
     assert np.abs(expected["probabilities"] - found["probabilities"]).mean() < 2e-3
 
 
@@ -246,19 +216,19 @@ def test_without_vacuity_the_largest_probability_is_compared():
     assert figures.change == pytest.approx(0.02, abs=1e-6) and figures.map_change is None and figures.same_class == 1
 
 
-def test_a_graph_that_answers_otherwise_is_refused(biased, graph, quantiser, images):
+def test_a_graph_that_answers_otherwise_is_refused(predictor, graph, quantiser, images):
     """Export gates, int8: beyond the gate there is no bundle, and the sentence holds both figures."""
-    other = {**biased.tensors, "head.weight": -biased.tensors["head.weight"]}
-    expected = graph_scores(open_session(graph), biased.tensors, images, 8)
+    other = {**predictor.tensors, "head.weight": -predictor.tensors["head.weight"]}
+    expected = graph_scores(open_session(graph), predictor.tensors, images, 8)
     assert not agreement(expected, graph_scores(open_session(graph), other, images, 8)).within()
     coarse = onnx.load_from_string(quantiser.build())
     for tensor in coarse.graph.initializer:  # ranges a hundred times too narrow
         if tensor.name.endswith("_scale") and not tensor.dims:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(100), tensor.name))
     with pytest.raises(GateError, match=r"with 8 bits .* no bundle is made: use --precision fp32"):
-        check_agreement(coarse.SerializeToString(), graph, biased.tensors, images)
+        check_agreement(coarse.SerializeToString(), graph, predictor.tensors, images)
     with pytest.raises(GateError, match="needs 64 images, but 63 were found"):
-        check_agreement(b"", graph, biased.tensors, images[:63])
+        check_agreement(b"", graph, predictor.tensors, images[:63])
 
 
 def test_a_network_without_linear_layers_stays_float(quantiser, graph):

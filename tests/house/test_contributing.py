@@ -111,6 +111,7 @@ def make_copy(root: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_page_is_followed_in_a_copy(root: Path, tmp_path: Path) -> None:
     """The file, the two lines, and each command as it is typed ends with status 0."""
     copy = tmp_path / "copy"
@@ -122,6 +123,7 @@ def test_the_page_is_followed_in_a_copy(root: Path, tmp_path: Path) -> None:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     paths = os.pathsep.join(str(copy / package) for package in PACKAGES)
     environment = {**ours, "PYTHONPATH": paths, "EDGEFL_CACHE": str(tmp_path / "cache"), "MAKEFLAGS": ""}
+    environment |= {"WORKERS": "1"}  # each process collects all tests, to run a few
     for command in commands:
         words = ["bash", "-c", command]
         done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, check=False)

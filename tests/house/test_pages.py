@@ -34,6 +34,7 @@ ELSEWHERE = {
     "docs/guides/papers-tables.md",  # tests/trainer/experiments/test_page.py
     "docs/guides/own-address.md",  # tests/house/test_own_address.py
 }
+LONG = {"docs/guides/federation.md"}
 PATIENCE_S = 90
 SHELL = set("|&;<>$`*?#\n")  # what only a shell does
 
@@ -210,7 +211,9 @@ def test_readme(readme: Path) -> None:
     assert (readme / "runs/uniform/summary.json").is_file()
 
 
-@pytest.mark.parametrize("page", pages_with_commands())
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.long] if page in LONG else []) for page in pages_with_commands()]
+)
 def test_page(page: str, readme: Path, root: Path, environment, forks: Forks) -> None:
     """A page works for whoever has followed the README."""
     folder = readme.parent / page.removesuffix(".md").replace("/", "-")

@@ -42,7 +42,7 @@ class Live:
 
     def stop(self) -> None:
         """Answer no more."""
-        self.server.should_exit = True
+        self.server.should_exit = self.server.force_exit = True  # connections that are kept alive are not waited for
         self.thread.join(30)
         self.listening.close()
         with warnings.catch_warnings():  # what the server's loop leaves open when it does not wait for its members
@@ -52,9 +52,7 @@ class Live:
     @contextmanager
     def serving(self) -> Iterator["Live"]:
         """Answer on the port until the end."""
-        config = service._config(self.coordinator)
-        config.timeout_graceful_shutdown = 1  # seconds; connections that are kept alive are not waited for
-        self.server = uvicorn.Server(config)
+        self.server = uvicorn.Server(service._config(self.coordinator))
         self.thread = threading.Thread(target=self.server.run, args=([self.listening],), daemon=True)
         self.thread.start()
         while not self.server.started:

@@ -21,20 +21,21 @@ from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.contract import declared
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run, predict
+from edgefl_trainer.engine.settings import hyper_types
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.methods import METHODS
 
 DATA = "lesions:sites=2,images=24,px=36"
 ENOUGH = "lesions:sites=2,images=80,px=36"  # training rows for a site to know what is usual there
-CNN = "cnn:test_resnet"
+CNN, VIT = "cnn:test_resnet", "vit:64x2/12"
 MODELS = sorted(name for name in METHODS if not declared(METHODS[name]).encoder)
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
-    ("local", "loss=ce", "tiny"),
+    ("local", "loss=ce", VIT),
     ("local", "prompts=none", CNN),
     ("head", None, CNN),
-    ("fedavg", "share=g", "tiny"),
-    ("fedproto", "predict=nearest", "tiny"),
-    ("finetune", "mode=local", "tiny"),
+    ("fedavg", "share=g", VIT),
+    ("fedproto", "predict=nearest", VIT),
+    ("finetune", "mode=local", VIT),
     ("finetune", "mode=local", "cnn:mobilenetv3_small_050"),
 )
 
@@ -49,8 +50,10 @@ def told(command: object, *words: object) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def train(method: str, folder: Path, setting: str | None = None, backbone: str = "tiny", data: str = DATA) -> Path:
+def train(method: str, folder: Path, setting: str | None, backbone: str, data: str = DATA) -> Path:
     more = ["--set", setting] if setting else []
+    if backbone == VIT and "b_blocks" in hyper_types(METHODS[method]):
+        more += ["--set", "b_blocks=1"]  # of its two
     told(
         trainer_cli, "run", method, "--data", data, "--task", "nevus", "--preset", "tiny", "--backbone", backbone,
         "--image-px", "36", "--device", "cpu", "--out", folder, *more,
@@ -82,7 +85,7 @@ def photos(tmp_path) -> list[Path]:
     return files
 
 
-EVERY = [*((name, None, "tiny") for name in MODELS), *VARIANTS]
+EVERY = [*((name, None, VIT) for name in MODELS), *VARIANTS]
 # In every run of the tests: one on a convolutional network; test_trainer_device_parity has one with evidence and maps.
 SOON = {("head", None, CNN)}
 
@@ -97,7 +100,7 @@ def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "setting", "backbone"), [("local", None, "tiny"), ("fedavg", "prompts=none", CNN)])
+@pytest.mark.parametrize(("method", "setting", "backbone"), [("local", None, VIT), ("fedavg", "prompts=none", CNN)])
 def test_discounted_evidence_reaches_the_device(method, setting, backbone, signer, photos, tmp_path):
     """docs/methods.md, discounted evidence, on in the preset: with 40 training rows a bundle holds real distances."""
     run = train(method, tmp_path / "run", setting, backbone, ENOUGH)

@@ -58,9 +58,7 @@ def serving(folder: Path) -> Iterator[Coordinator]:
         "--port", listening.getsockname()[1], "--members", 1, "--allow-small-cohort",
     )  # fmt: skip
     coordinator = open_coordinator(CoordinatorHome(folder))
-    config = service._config(coordinator)
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(service._config(coordinator))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     while not server.started:
@@ -68,7 +66,7 @@ def serving(folder: Path) -> Iterator[Coordinator]:
     try:
         yield coordinator
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True  # connections that are kept alive are not waited for
         thread.join(30)
         listening.close()
         coordinator.store.close()

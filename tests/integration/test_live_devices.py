@@ -16,7 +16,7 @@ from PIL import Image
 
 pytest.importorskip("torch")
 
-from tests.export.learning_bundles import NUMBERED, contrast_bundle, prompt_bundle
+from tests.export.learning_bundles import NUMBERED, LearningBundle, contrast_bundle, prompt_bundle
 from tests.integration.device_federation import (
     DEVICES,
     EPOCHS,
@@ -36,7 +36,7 @@ from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
-from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.engine.models import open_run
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +60,8 @@ def draw(folder: Path, seed: int, each: int, classes: tuple[str, ...]) -> Path:
     return folder / "labels.csv"
 
 
-def backbone(name: str) -> dict[str, Any]:
-    facts = asdict(load_backbone(name, image_px=36, seed=1).spec)
+def backbone(made: LearningBundle) -> dict[str, Any]:
+    facts = asdict(open_run(made.run).backbone.spec)
     return {**facts, "mean": list(facts["mean"]), "std": list(facts["std"])}
 
 
@@ -73,7 +73,7 @@ def prompts(tmp_path: Path, shared: Shared) -> Federation:
         name: draw(tmp_path / name, index, 27, OURS if index == 2 else OURS[:2]) for index, name in enumerate(DEVICES)
     }
     return Federation(
-        bundle=made.file, signer=made.signer, method="fedevprompt", classes=THEIRS, backbone=backbone("tiny"),
+        bundle=made.file, signer=made.signer, method="fedevprompt", classes=THEIRS, backbone=backbone(made),
         kinds=("maps",), settings={"kd_weight": 0.05, "batch": BATCH, "lr_head": 0.01, "b_blocks": 1}, pictures=tables,
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ def encoder(tmp_path: Path, shared: Shared) -> Federation:
         name: draw(tmp_path / name, index, BATCH + 4 * index, OURS[:2]).parent for index, name in enumerate(DEVICES)
     }
     return Federation(
-        bundle=made.file, signer=made.signer, method="fedclf", classes=THEIRS, backbone=backbone("cnn:test_resnet"),
+        bundle=made.file, signer=made.signer, method="fedclf", classes=THEIRS, backbone=backbone(made),
         kinds=("features", "weights"), settings={"lr": 0.01, "batch": BATCH, "queue": QUEUE}, pictures=folders,
     )  # fmt: skip
 

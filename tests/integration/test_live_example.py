@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = {"fedevprompt": ("fedevprompt", 3), "fedclf": ("fedclf", 4)}  # folder → method, exchanges (a warm one)

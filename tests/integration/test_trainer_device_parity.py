@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 from PIL import Image, ImageFilter
@@ -19,12 +20,15 @@ from tests.shared import Shared
 from edgefl_client.cli import cli as device_cli
 from edgefl_client.commands.score_text import human_line
 from edgefl_export.cli import main as export_cli
+from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.referral import GATE_REASONS
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.commands.results_text import score_line
 from edgefl_trainer.data.lesions import draw_lesion
 
 DATA = "lesions:sites=2,images=40,px=36"
+SIDE = 24  # px: four patches
 
 
 def invoke(command: object, *words: object) -> str:
@@ -39,7 +43,7 @@ def signed(tmp_path_factory, shared: Shared) -> tuple[Path, Path, Path]:
     out = tmp_path_factory.mktemp("parity")
     invoke(
         trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
-        "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", "36", "--out", out / "run",
+        "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", SIDE, "--out", out / "run",
     )  # fmt: skip
     invoke(export_cli, "keygen", out / "signer")
     bundle = out / "site.edgefl"
@@ -70,12 +74,20 @@ PHOTOS: dict[str, Callable[[], bytes]] = {
     "4:3": lambda: photo((300, 400)),
     "3:4": lambda: photo((400, 300)),
     "turned by EXIF": lambda: photo((300, 400), orientation=6),
-    "smaller than the network": lambda: photo((30, 40)),
+    "smaller than the network": lambda: photo((18, 24)),
     "blurred": lambda: spoilt(lambda image: image.filter(ImageFilter.GaussianBlur(16))),
     "too dark": lambda: spoilt(lambda image: image.point(lambda value: value // 8)),
     "no skin": lambda: spoilt(lambda image: image.convert("L")),
 }
 FAULTS = {"smaller than the network": "size", "blurred": "blur", "too dark": "exposure", "no skin": "not_skin"}
+
+
+def test_a_single_row_of_prompts_has_a_fused_form(signed):
+    """docs/methods.md 1.2: four patches have one prompt, 50 · 4/196 rounded; onnxruntime takes that graph too."""
+    _, file, public = signed
+    bundle = load_bundle(file.read_bytes(), [read_public_key(public).public], 2**41)
+    assert bundle.weights["prompts.b"].shape[2] == 1
+    assert any(node.op_type == "Attention" for node in onnx.load_from_string(bundle.score_onnx).graph.node)
 
 
 @pytest.mark.parametrize("kind", PHOTOS)

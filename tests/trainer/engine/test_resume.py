@@ -19,12 +19,25 @@ def command(method: str, folder: Path, ward: str, mae: Path, *more: str) -> list
     return ["run", method, "--data", ward, "--out", folder, *backbone, *TINY, *more]
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, ward, mae, kill_after):
+    """`killed(method, moment, folder)`: that run as kill −9 left it, once killed and then copied."""
+    root = tmp_path_factory.mktemp("killed")
+
+    def leave(method: str, moment: str, folder: Path) -> list[object]:
+        first = root / f"{method}-{moment.replace('/', '-')}"
+        if not first.exists():
+            kill_after(moment, *command(method, first, ward, mae))
+        shutil.copytree(first, folder)
+        return command(method, folder, ward, mae)
+
+    return leave
+
+
 @pytest.fixture
-def begun(tmp_path, ward, mae, kill_after):
+def begun(tmp_path, killed):
     """A `fedevprompt` run that was killed after its first round, and the command that began it."""
-    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
-    kill_after("checkpoints/latest.json", *arguments)
-    return arguments
+    return killed("fedevprompt", "checkpoints/latest.json", tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", ["fedevprompt", "fedmae"])
@@ -39,10 +52,9 @@ def begun(tmp_path, ward, mae, kill_after):
         pytest.param("phase-0001/east.metrics.json", marks=pytest.mark.slow),
     ],
 )
-def test_kill_9_and_resume_is_the_undisturbed_run(method, moment, tmp_path, ward, mae, finished, kill_after):
+def test_kill_9_and_resume_is_the_undisturbed_run(method, moment, tmp_path, mae, finished, killed):
     folder = tmp_path / "run"
-    arguments = command(method, folder, ward, mae)
-    kill_after(moment, *arguments)
+    arguments = killed(method, moment, folder)
     assert not (folder / "summary.json").exists()
     found = edgefl_train(*arguments, "--resume", "--json").json()
     undisturbed = mae if method == "fedmae" else finished[method]
@@ -57,11 +69,10 @@ def timeless(folder):
     return [{name: value for name, value in line.items() if name not in clock} for line in metrics(folder)]
 
 
-def test_finished_work_is_not_done_again(tmp_path, ward, mae, kill_after, monkeypatch):
+def test_finished_work_is_not_done_again(tmp_path, killed, monkeypatch):
     from edgefl_trainer.engine import federation
 
-    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
-    kill_after("phase-0001/east.metrics.json", *arguments)
+    arguments = killed("fedevprompt", "phase-0001/east.metrics.json", tmp_path / "run")
     worked = []
     plain = federation.InProcessSite.local_round
     monkeypatch.setattr(
@@ -263,9 +274,8 @@ def test_a_run_goes_on_with_nothing_but_its_folder(begun, tmp_path, finished):
     assert other.code == 2 and "has rounds = 2, but this command has 7" in other.sentence()
 
 
-def test_a_site_of_an_earlier_process_is_said_to_be_replayed(tmp_path, ward, mae, kill_after):
-    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
-    kill_after("phase-0000/east.metrics.json", *arguments)
+def test_a_site_of_an_earlier_process_is_said_to_be_replayed(tmp_path, killed):
+    killed("fedevprompt", "phase-0000/east.metrics.json", tmp_path / "run")
     found = edgefl_train("run", "--resume", "--out", tmp_path / "run")
     assert "round 1/2 · east: taken from the run's checkpoints, not computed again" in found.err
     assert "round 1/2 · east: loss" not in found.err and "round 1/2 · west: loss" in found.err

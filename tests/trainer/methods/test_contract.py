@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.trainer.methods import test_conformance
 from tests.trainer.methods.conftest import MADE_FOR_MEMBERS, RESTING, after, play, told
-from tests.trainer.methods.test_conformance import small
+from tests.trainer.methods.test_conformance import backbone, small
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, declared
@@ -20,6 +20,7 @@ from edgefl_trainer.engine.models import open_run, predict
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.methods import METHODS
 
+__all__ = ["backbone"]  # a fixture: two blocks
 PAGE = Path(__file__).resolve().parents[3] / "docs/design.md"
 SMALL_BATCHES = {"fedclf": ["batch=8"], "fedmae": ["batch=8"]}  # for a site of 40 pictures
 

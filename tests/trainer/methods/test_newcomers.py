@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 from tests.trainer.methods.conftest import play
-from tests.trainer.methods.test_conformance import small
+from tests.trainer.methods.test_conformance import backbone, small
 
 from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.held_out import newcomers, without_model
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.methods import METHODS
 
+__all__ = ["backbone"]  # a fixture: two blocks
 AT_HOME = {"local", "fedevprompt", "fedproto", "feddistill", "pfedpg"}  # the head never leaves: NA in the papers
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_newcomer_scores_or_has_no_model(name, make_task, make_site):
     task, method = make_task(), small(name)
-    server, _ = play(method, task, {site: make_site(task, site, seed=i) for i, site in enumerate("ab")})
+    server, _ = play(method, task, {"a": make_site(task, count=8)})
     new = make_site(task, "new", seed=9)
     found = newcomers(method, task, server, {"new": new})
     if not declared(method).encoder:  # what is said before training is what comes of it

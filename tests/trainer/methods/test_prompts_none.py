@@ -46,7 +46,7 @@ def sites_of(task, backbone, make_site, names=("a", "b")):
 @pytest.mark.parametrize("name", HEADS_ONLY)
 def test_only_the_head_learns_and_every_method_scores_with_it(name, loss, some, make_site):
     method = build(METHODS[name], {"prompts": "none", "loss": loss})
-    task = task_of(some)
+    task = task_of(some, rounds=1, epochs=1)
     sites = sites_of(task, some, make_site)
     before = {key: value.clone() for key, value in some.state_dict().items()}
     server, states = play(method, task, sites)

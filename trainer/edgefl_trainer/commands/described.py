@@ -51,6 +51,8 @@ def settings_of(name: str) -> list[Described]:
     """Describe every setting that `--set` can name, in the order of the fields."""
     kind = METHODS[name]
     values = hyper_values(kind())
+    declared = list(_declared(kind))
+    comments = {owner: _comments(owner) for owner in dict.fromkeys(owner for owner, _ in declared)}
     chosen = {preset: preset_of(name, preset).get("hyper", {}) for preset in get_args(PresetName)}
     return [
         Described(
@@ -60,10 +62,10 @@ def settings_of(name: str) -> list[Described]:
                 preset: given[key] for preset, given in chosen.items() if given.get(key, values[key]) != values[key]
             },
             allowed=_allowed(kind, key, hints(owner)[key]),
-            meaning=_comments(owner).get(key, ""),
+            meaning=comments[owner].get(key, ""),
             source=_source(kind, owner),
         )
-        for owner, key in _declared(kind)
+        for owner, key in declared
     ]
 
 

@@ -74,7 +74,10 @@ def sincos_positions(width: int, grid: int) -> Float[Tensor, "one tokens width"]
 
 
 def build_vit(architecture: Architecture) -> nn.Module:
-    """Make an untrained timm vision transformer of this shape with fixed positions; initialise with `initialise`."""
+    """Make an untrained timm vision transformer of this shape with fixed positions; initialise with `initialise`.
+
+    Its class token is not set.
+    """
     from timm.models.vision_transformer import VisionTransformer
 
     vit: Any = VisionTransformer(  # timm's annotations stop half-way
@@ -84,6 +87,7 @@ def build_vit(architecture: Architecture) -> nn.Module:
         depth=architecture.depth,
         num_heads=architecture.heads,
         num_classes=0,
+        weight_init="skip",  # timm would draw every weight, to be overwritten
     )
     vit.pos_embed.data.copy_(sincos_positions(architecture.width, architecture.image_px // architecture.patch))
     vit.pos_embed.requires_grad_(False)
