@@ -7,7 +7,7 @@ the engine can count bytes, save, resume and compare digests without knowing the
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from edgefl_protocol.payload import Scalar as Scalar
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.draws import Balance, epoch_order, generator
 from edgefl_protocol.rules.questions import Questions as Questions
+from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import BackboneSpec
@@ -87,15 +88,19 @@ class Examples:
         """(len,) class indices of these rows."""
         return self.labels[self.rows]
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """(len,) which of `images` these rows show: several may ask about one picture."""
+        return self.rows if self.pictures is None else self.pictures[self.rows]
+
     def counts(self, classes: int) -> NDArray[np.int64]:
         """Count the rows of each class, (K,)."""
         return np.bincount(self.targets[self.targets >= 0], minlength=classes)
 
     def read(self, positions: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Read images uint8 (B, px, px, 3) and targets int64 (B,) at `positions` (0 … len − 1)."""
-        rows = self.rows[positions]
-        shown = rows if self.pictures is None else self.pictures[rows]
-        return torch.from_numpy(self.images[shown]), torch.from_numpy(self.labels[rows])
+        shown = self.images[self.places[positions]]
+        return torch.from_numpy(shown), torch.from_numpy(self.targets[positions])
 
     def asked(self, positions: NDArray[np.int64]) -> torch.Tensor:
         """Read the questions at `positions`, int64 (B, length); see `rules.questions.token_ids`."""
@@ -173,13 +178,28 @@ class Predictor:
     `models.backbones.frozen_network`. Without them the module holds the frozen backbone of the run.
     """
 
-    module: ScoreModule
+    module: ScoreModule | AnswerModule
     tensors: Mapping[str, NDArray[np.float32]]
     seen: tuple[bool, ...]  # see `Site.seen`; the others are never predicted
     network: Arrays = field(default_factory=dict)  # the site's own backbone weights by timm's names; empty: the run's
 
+    @property
+    def score_module(self) -> ScoreModule:
+        """The module of a model that scores pictures; a `TypeError` where it answers questions."""
+        if not isinstance(self.module, ScoreModule):
+            raise TypeError("this model answers questions about pictures: it does not score a picture alone")
+        return self.module
+
 
 Presets = Mapping[str, Mapping[str, Any]]  # name (tiny, bench84, paper) → settings, hyper-parameters under `hyper`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How a method learns where the pictures are asked questions."""
+
+    make: "Callable[[], Method]"  # the method with the defaults that it then has
+    presets: Presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +217,9 @@ class Declaration:
     """Models beside `Method.predictor`, by names that are the same at every site and can name a folder."""
     presets: Callable[[str, Mapping[str, Any]], Presets] | None = None
     """Presets for a backbone's name and the hyper-parameters that are given; None: a schedule without settings."""
+    asked: Asked | None = None  # where pictures are asked questions; None: it learns from pictures alone
+    questions_only: bool = False  # it learns nothing from pictures that are asked nothing
+    learns_network: Callable[[Any], bool] | None = None  # of a method as it is set: whether it `trains_network`
     summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
 
     @property
@@ -275,4 +298,6 @@ class Method(Protocol):
 def declared(method: Method | type[Method]) -> Declaration:
     """Return what a method declares; the defaults where it says nothing."""
     found: Declaration = getattr(method, "declares", Declaration())
-    return found
+    if found.learns_network is None or isinstance(method, type):
+        return found
+    return replace(found, trains_network=found.learns_network(method))

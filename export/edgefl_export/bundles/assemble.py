@@ -89,7 +89,7 @@ def site_model(run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | Non
         metrics=_metrics(run.summary, site),
         temperature=float(np.float32(calibration["temperature"])),
         refer_above=float(calibration["refer_above"]),
-        backbone=backbone_name(predictor.module.backbone.spec),
+        backbone=backbone_name(predictor.score_module.backbone.spec),
         licence_note=LICENCE_NOTE,
         suspicion=site_suspicion(run, site, info),
     )
@@ -133,7 +133,7 @@ def build_members(
     Raises:
         ExportError: the graph cannot be made, or fails a gate.
     """
-    module = with_map(model.predictor.module.cpu(), shown).eval()
+    module = with_map(model.predictor.score_module.cpu(), shown).eval()
     tensors = _values(model)
     if len(model.classes) != len(model.predictor.seen) or len(model.classes) != tensors["head.bias"].shape[0]:
         raise ExportError(
@@ -186,7 +186,7 @@ def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) ->
 
 def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
     """Return the tensors the graph takes, and no others: a bundle carries exactly its graph's inputs."""
-    names = model.predictor.module.options.tensors
+    names = model.predictor.score_module.options.tensors
     missing = [name for name in names if name not in model.predictor.tensors]
     if missing:
         raise ExportError(f"the model lacks the tensors {', '.join(missing)}; run `edgefl-train run` again")

@@ -186,7 +186,7 @@ def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
     Raises:
         ValueError: it reads a feature that FedEvPrompt does not offer.
     """
-    module, tensors = predictor.module, predictor.tensors
+    module, tensors = predictor.score_module, predictor.tensors
     options = module.options
     return PromptForm(
         network=module.vit.spec.sha256,
@@ -226,7 +226,7 @@ def prepared(plan: FedEvPromptPlan, predictor: Predictor, weights: Weights) -> P
 
 def step_of(plan: FedEvPromptPlan, predictor: Predictor) -> FedEvPromptStep:
     """Return the step that a device takes with a model under a record."""
-    module = predictor.module.cpu().eval()
+    module = predictor.score_module.cpu().eval()
     gram = (bilinear_gram if plan.form.kd_metric == "bilinear" else nearest_gram)(module.vit.spec.grid)
     return FedEvPromptStep(module, plan.trained, gram.float())
 

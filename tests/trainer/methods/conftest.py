@@ -1,13 +1,13 @@
 """Small federations in memory: nine tokens, four blocks, a handful of random images whose brightness is the label."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task
+from edgefl_trainer.contract import Examples, Method, Phase, Questions, Site, State, Task, declared
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
@@ -44,12 +44,34 @@ def backbone():
     return load_backbone("tiny", image_px=IMAGE_PX, seed=3)
 
 
+QUESTIONS = Questions(("how", "bright", "is", "it"), 6)
+
+
 @pytest.fixture
-def make_task(backbone) -> Callable[..., Task]:
+def questions(request) -> Questions | None:
+    """What is asked where the method of the test learns from nothing else."""
+    named = getattr(request.node, "callspec", None)
+    kinds = [METHODS[value] for value in (named.params.values() if named else ()) if value in list(METHODS)]
+    return QUESTIONS if any(declared(kind).questions_only for kind in kinds) else None
+
+
+@pytest.fixture
+def make_task(backbone, questions) -> Callable[..., Task]:
     def make(rounds: int = 1, epochs: int = 1, classes: tuple[str, ...] = ("nevus", "other"), seed: int = 0) -> Task:
-        return Task(name="nevus", classes=classes, backbone=backbone.spec, rounds=rounds, epochs=epochs, seed=seed)
+        return Task(
+            name="nevus", classes=classes, backbone=backbone.spec, rounds=rounds, epochs=epochs, seed=seed,
+            questions=questions,
+        )  # fmt: skip
 
     return make
+
+
+def asked(examples: Examples, seed: int) -> Examples:
+    """The same, each asked a question of two to six words."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(1, 2 + len(QUESTIONS.words), (len(examples.labels), QUESTIONS.length))
+    tokens[np.arange(QUESTIONS.length) >= rng.integers(2, QUESTIONS.length + 1, len(tokens))[:, None]] = 0
+    return replace(examples, tokens=tokens)
 
 
 def examples(count: int, classes: int, seed: int) -> Examples:
@@ -67,6 +89,8 @@ def make_site(backbone) -> Callable[..., Site]:
         if labels is not None:
             train = Examples(train.images, np.array(labels, dtype=np.int64), train.rows)
         tune = examples(8, len(task.classes), seed + 1000)
+        if task.questions is not None:
+            train, tune = asked(train, seed), asked(tune, seed + 1000)
         return Site(name=name, task=task, backbone=backbone, train=train, tune=tune, unlabelled=train)
 
     return make

@@ -24,7 +24,7 @@ from edgefl_protocol.rules import travels
 from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
-from edgefl_trainer.engine.models import predict
+from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.engine.settings import build, hyper_types
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
@@ -32,6 +32,7 @@ from edgefl_trainer.models.cnn import Backbone
 
 SMALL = {
     "fedmae": {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3},
+    "pfl-vqa": {"batch": 4, "width": 32, "heads": 2},
     "fedclf": {"batch": 4, "queue": 8},  # as many features as the smallest site here has images
 }
 FRESH = {"batch": 4, "lr_head": 2e-3, "b_blocks": 1}
@@ -268,7 +269,7 @@ def test_a_site_that_took_no_part_gets_a_model_or_none(name, make_task, make_sit
         if predictor is None:
             assert declared(method).encoder or name in MADE_FOR_MEMBERS
             continue
-        scores = predict(predictor, site.tune.images)
+        scores = predict_rows(predictor, site.tune)
         assert np.isfinite(scores.probabilities).all()
         np.testing.assert_allclose(scores.probabilities.sum(axis=1), 1, atol=1e-5)
         assert predictor.seen == (True, True, True)

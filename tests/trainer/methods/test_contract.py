@@ -13,10 +13,10 @@ from tests.trainer.methods.conftest import MADE_FOR_MEMBERS, RESTING, after, pla
 from tests.trainer.methods.test_conformance import backbone, small
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Examples, Method, Phase, Site, State, declared
+from edgefl_trainer.contract import Method, Phase, Site, State, declared
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.federation import stamped
-from edgefl_trainer.engine.models import open_run, predict
+from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.methods import METHODS
 
@@ -70,7 +70,7 @@ def judged(method: Method, site: Site, state: State, broadcast: Payload) -> np.n
     predictor = method.predictor(site, state, broadcast)
     if predictor is None:
         return None
-    found = predict(predictor, site.train.images).probabilities
+    found = predict_rows(predictor, site.train).probabilities
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     return found
@@ -154,7 +154,7 @@ def test_a_site_may_have_no_tune_rows(active, make_task, make_site):
     sites = {}
     for seed, name in enumerate("ab"):
         site = make_site(task, name, seed=seed)
-        none = Examples(site.tune.images, site.tune.labels, site.tune.rows[:0])
+        none = dataclasses.replace(site.tune, rows=site.tune.rows[:0])
         sites[name] = dataclasses.replace(site, tune=none)
     server, states = play(method, task, sites)
     found = judged(method, sites["a"], states["a"], told(method, server, task, "a"))

@@ -194,7 +194,7 @@ def test_with_an_empty_buffer_distillation_is_off(share, make_task, make_site):
     for short, weight, equal in ((once, 1e-3, True), (task, 0.0, True), (task, 1e-3, False)):
         off, _ = play(avg(share=share), short, sites)
         on, _ = play(avg(share=share, kd=True, kd_weight=weight), short, sites)
-        same = [np.array_equal(on.arrays[name], off.arrays[name]) for name in avg(share=share).shared]
+        same = [np.array_equal(on.arrays[name], off.arrays[name]) for name in avg(share=share).shared(task)]
         assert all(same) if equal else not same[0]  # prompts: the term has no gradient in the head
 
 
@@ -205,7 +205,7 @@ def test_maps_travel_beside_the_weights_and_only_those_of_others_come_back(make_
     method, seen = avg(kd=True, maps_per_class=2), []
     server, _ = play(method, task, sites, absent={2: "c"}, watch=seen.append)
     rounds = [exchange for exchange in seen if exchange.phase.kind == "train"]
-    weights = set(method.shared)
+    weights = set(method.shared(task))
     own = {"a": {"maps.0"}, "b": {"maps.1"}, "c": {"maps.0"}}
     for exchange in rounds:
         for name, reply in exchange.replies.items():

@@ -82,5 +82,5 @@ def test_before_it_is_fine_tuned_a_site_scores_with_the_averaged_model(federatio
     server, _ = play(plain, task, sites)
     for state in (State(), play(plain, task, sites)[1]["a"]):
         found = method.predictor(sites["a"], state, told(method, server, task, "a"))
-        for name in plain.shared:
+        for name in plain.shared(task):
             np.testing.assert_array_equal(found.tensors[name], server.arrays[name])

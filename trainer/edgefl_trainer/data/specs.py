@@ -100,6 +100,11 @@ def _learned(row: Row) -> Row:
     return replace(row, split="train") if row.split == UNDEALT else row
 
 
+def asks_questions(text: str) -> bool:
+    """Tell whether the rows of a SPEC ask questions about their pictures, by its kind alone."""
+    return text.partition(":")[0] in ASKING
+
+
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
     """Put the options of a SPEC over their defaults; a `SpecError` for one that is not known."""
     for name in spec.options:

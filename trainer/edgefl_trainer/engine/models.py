@@ -20,17 +20,20 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import Preprocess
-from edgefl_trainer.contract import Prediction, Predictor
+from edgefl_trainer.contract import Examples, Prediction, Predictor
 from edgefl_trainer.engine.folder import is_worked_on, make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.metrics import predicted_classes
+from edgefl_trainer.learning.learners.answer_rows import answer_rows
+from edgefl_trainer.models.answers import AnswerModule, answer_options_from_json, answer_options_to_json
 from edgefl_trainer.models.backbones import BACKBONE_FILE, frozen_network, load_backbone
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule, options_from_json, options_to_json
 
 MAX_MODEL_BYTES = 1 << 30
 NETWORK = "network."  # begins the names of a site's own backbone weights
+SCORES, ANSWERS = "options", "answers"  # which options a file holds: of a score, or of an answer
 BATCH = 64
 
 
@@ -113,8 +116,12 @@ def open_run(folder: Path) -> FinishedRun:
 
 def save_predictor(path: Path, predictor: Predictor) -> None:
     """Write a site's scoring tensors and its own network's, options and seen classes."""
-    options = json.dumps(options_to_json(predictor.module.options), sort_keys=True)
-    scalars = {"options": options, "seen": json.dumps(list(predictor.seen))}
+    module = predictor.module
+    if isinstance(module, AnswerModule):
+        kind, options = ANSWERS, answer_options_to_json(module.options)
+    else:
+        kind, options = SCORES, options_to_json(module.options)
+    scalars = {kind: json.dumps(options, sort_keys=True), "seen": json.dumps(list(predictor.seen))}
     make_folder(path.parent)
     own = {f"{NETWORK}{name}": value for name, value in predictor.network.items()}
     write_atomic(path, Payload({**predictor.tensors, **own}, scalars).to_bytes())
@@ -124,10 +131,9 @@ def load_predictor(path: Path, backbone: Backbone) -> Predictor:
     """Read what `save_predictor` wrote; a `RunError` where it is missing or damaged."""
     try:
         payload = Payload.from_bytes(read_bounded(path, MAX_MODEL_BYTES), MAX_MODEL_BYTES)
-        options = options_from_json(json.loads(str(payload.scalars["options"])))
         seen = tuple(bool(value) for value in json.loads(str(payload.scalars["seen"])))
         own = {name.removeprefix(NETWORK): payload.arrays[name] for name in payload.arrays if name.startswith(NETWORK)}
-        module = ScoreModule(frozen_network(backbone.spec, own) if own else backbone, options)
+        module = _module(payload, frozen_network(backbone.spec, own) if own else backbone)
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"the model {path} cannot be read ({error}): remove the run's summary.json and run again with --resume.",
@@ -135,6 +141,13 @@ def load_predictor(path: Path, backbone: Backbone) -> Predictor:
         ) from error
     tensors = {k: np.asarray(v, np.float32) for k, v in payload.arrays.items() if not k.startswith(NETWORK)}
     return Predictor(module, tensors, seen, own)
+
+
+def _module(payload: Payload, backbone: Backbone) -> ScoreModule | AnswerModule:
+    """The module whose options a file of `save_predictor` holds."""
+    if ANSWERS in payload.scalars:
+        return AnswerModule(backbone, answer_options_from_json(json.loads(str(payload.scalars[ANSWERS]))))
+    return ScoreModule(backbone, options_from_json(json.loads(str(payload.scalars[SCORES]))))
 
 
 def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.device | None = None) -> Prediction:
@@ -152,7 +165,17 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
             parts.append({name: value.cpu().numpy() for name, value in module(batch, tensors).named().items()})
     if not parts:
         raise RunError("no image to score was given: name at least one.")
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _prediction({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, predictor)
+
+
+def predict_rows(predictor: Predictor, rows: Examples, device: torch.device | None = None) -> Prediction:
+    """Score at least one row: its picture, or what is asked about it; see `predict`."""
+    if isinstance(predictor.module, AnswerModule):
+        return _prediction(answer_rows(predictor, rows, device or torch.device("cpu")), predictor)
+    return predict(predictor, rows.images[rows.places], device)
+
+
+def _prediction(joined: Mapping[str, NDArray[np.float32]], predictor: Predictor) -> Prediction:
     vacuity = joined.get("vacuity")
     return Prediction(
         probabilities=joined["probabilities"],

@@ -17,7 +17,14 @@ _USUAL: Presets = {
 }
 
 
-def preset_of(method: type[Method], preset: PresetName, backbone: str, hyper: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a preset stands for with one method; `backbone` and `hyper` are what is given, if anything."""
-    own = declared(method).presets
-    return (_USUAL if own is None else own(backbone, hyper))[preset]
+def preset_of(
+    method: type[Method], preset: PresetName, backbone: str, hyper: Mapping[str, Any], *, asked: bool = False
+) -> Mapping[str, Any]:
+    """Return what a preset stands for with one method; `backbone` and `hyper` are what is given, if anything.
+
+    `asked`: the pictures are asked questions, which the method answers.
+    """
+    own = declared(method)
+    if asked and own.asked is not None:
+        return own.asked.presets[preset]
+    return (_USUAL if own.presets is None else own.presets(backbone, hyper))[preset]

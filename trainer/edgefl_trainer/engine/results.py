@@ -18,7 +18,7 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
-from edgefl_trainer.engine.models import predict, save_predictor
+from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.sites import report_rows
@@ -33,9 +33,12 @@ from edgefl_trainer.evaluate.calibration import (
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.learning.unusual_features import with_usual
+from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
+from edgefl_trainer.models.scoring import ScoreOptions
 
 FEATURE_BATCH = 256
 EVIDENCE = {
@@ -197,11 +200,13 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
         return Calibrated(predictor, {"temperature": 1.0, "refer_above": 0.999}, None)
     options = predictor.module.options
     logits = tune_logits(predictor, tune, site.device)
-    evidence = EVIDENCE[options.evidence] if options.output == "evidential" else None
+    evidence = None
+    if isinstance(options, ScoreOptions) and options.output == "evidential":
+        evidence = EVIDENCE[options.evidence]
     prior = predictor.tensors.get("prior")
     temperature = fit_temperature(logits, tune.targets, prior, evidence)
     calibrated = _with_temperature(predictor, temperature)
-    scores = predict(calibrated, tune.images[tune.rows], site.device)
+    scores = predict_rows(calibrated, tune, site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
     most = VACUITY_CEILING if scores.vacuity is not None else math.log(len(predictor.seen))
     threshold = refer_threshold(uncertainty, scores.predicted == tune.targets, ceiling=most)
@@ -214,12 +219,14 @@ def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: 
     if len(rows) == 0:
         empty = np.zeros((0, len(predictor.seen)), dtype=np.float32)
         return Scored(empty, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None, names)
-    scores = predict(predictor, rows.images[rows.rows], device)
+    scores = predict_rows(predictor, rows, device)
     return Scored(scores.probabilities, rows.targets, scores.predicted, scores.vacuity, names)
 
 
 def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> NDArray[np.float64]:
     """Compute the logits (B, K) of some rows, before temperature and evidence."""
+    if isinstance(predictor.module, AnswerModule):
+        return answer_rows(predictor, rows, device)["logits"].astype(np.float64)
     module = predictor.module.to(device)
     tensors = {name: torch.from_numpy(np.array(value)).to(device) for name, value in predictor.tensors.items()}
     parts = []

@@ -235,6 +235,7 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
         epochs=settings.epochs,
         seed=settings.seed,
         initial=weights_of(backbone.network) if starts else {},
+        questions=None if federation.questions is None else federation.questions.vocabulary,
     )
 
 

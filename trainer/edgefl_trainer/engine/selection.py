@@ -13,7 +13,7 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Method, Scalar, Site, State
 from edgefl_trainer.engine.federation import JUDGED, OPEN
-from edgefl_trainer.engine.models import predict
+from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.evaluate.metrics import site_metrics
 
@@ -44,7 +44,7 @@ def tune_judge(
         some = replace(site.tune, rows=site.tune.rows[np.sort(drawn)])
         if predictor is None or len(some) == 0:
             return {}
-        scores = predict(predictor, some.images[some.rows], site.device)
+        scores = predict_rows(predictor, some, site.device)
         figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
         found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
         return {name: figure for name, figure in found.items() if figure is not None}

@@ -7,7 +7,7 @@ Guarantees: the resolved settings are plain values, complete, validated before a
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -21,7 +21,7 @@ from edgefl_protocol.rules import bounds
 from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.partition_plan import PartitionPlan
-from edgefl_trainer.data.specs import parse_spec
+from edgefl_trainer.data.specs import asks_questions, parse_spec
 from edgefl_trainer.data.tasks import parse_groups
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
@@ -82,8 +82,8 @@ class RunSettings:
             raise SettingError(str(error)) from error
 
     def build_method(self) -> Method:
-        """Make the method with its hyper-parameters."""
-        method: Method = build(METHODS[self.method], self.hyper)
+        """Make the method with its hyper-parameters, for the kind of examples that the data has."""
+        method: Method = build(lambda: blank(self.method, self.data), self.hyper)
         return method
 
     def digest_but_seed(self, plan: PartitionPlan | None = None) -> str:
@@ -140,12 +140,13 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     kind = method_class(method)
     given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
     given |= {name: value for name, value in flags.items() if value is not None}
+    data = read_value(given.get("data", ()), tuple[str, ...], "data")
     preset: PresetName = given.get("preset", "bench84")
     if preset not in get_args(PresetName):
         raise SettingError(f"there is no preset {preset!r}; did you mean {nearest(str(preset), get_args(PresetName))}?")
     named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
-    named |= dict(assignment(kind, text) for text in assignments)
-    values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named)}
+    named |= dict(assignment(blank(method, data), text) for text in assignments)
+    values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named, data)}
     hyper = dict(values.pop("hyper", {})) | named
     values |= given | {"method": method, "preset": preset, "hyper": hyper}
     if not kind.needs_labels:
@@ -176,11 +177,11 @@ def resolve_again(
     Whether they still are the same run's, `engine.folder.check_claim` says. A `SettingError` as in `resolve`.
     """
     method = method or before.method
-    kind = method_class(method)
     given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
     given |= {name: value for name, value in flags.items() if value is not None}
     named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
-    named |= dict(assignment(kind, text) for text in assignments)
+    data = read_value(given.get("data", before.data), tuple[str, ...], "data")
+    named |= dict(assignment(blank(method, data), text) for text in assignments)
     own = before.hyper if method == before.method else {}
     settings = replace(before, **given | {"method": method, "hyper": {**own, **named}})
     settings.build_method()
@@ -216,23 +217,48 @@ def method_class(name: str) -> type[Method]:
     return METHODS[name]
 
 
+def blank(method: str, data: Sequence[str] = ()) -> Method:
+    """Make a method with the defaults that it has for this data: pictures alone, or pictures that are asked questions.
+
+    A `SettingError` where the data asks questions and the method answers none.
+    """
+    kind = method_class(method)
+    asking = next((text for text in data if asks_questions(text)), None)
+    if asking is None:
+        return kind()
+    asked = declared(kind).asked
+    if asked is None:
+        able = [name for name in sorted(METHODS) if declared(METHODS[name]).asked]
+        raise SettingError(
+            f"{asking} asks questions about its pictures, and {method} answers none: use {', '.join(able)}."
+        )
+    return asked.make()
+
+
 def preset_of(
-    method: str, preset: PresetName, backbone: str = "", hyper: Mapping[str, Any] | None = None
+    method: str,
+    preset: PresetName,
+    backbone: str = "",
+    hyper: Mapping[str, Any] | None = None,
+    data: Sequence[str] = (),
 ) -> Mapping[str, Any]:
-    """Return what a preset stands for with one method, a backbone's name and the hyper-parameters that are given."""
-    kind = METHODS[method]
-    found = presets.preset_of(kind, preset, backbone, hyper or {})
-    known = hyper_types(kind)
+    """Return what a preset stands for with one method, a backbone's name, hyper-parameters that are given, and data."""
+    found = presets.preset_of(METHODS[method], preset, backbone, hyper or {}, asked=any(map(asks_questions, data)))
+    known = hyper_types(blank(method, data))
     return {**found, "hyper": {name: value for name, value in found.get("hyper", {}).items() if name in known}}
 
 
-def hyper_types(kind: type[Any]) -> dict[str, Any]:
-    """List every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as its own."""
-    types = hints(kind)
+def hyper_types(method: Any) -> dict[str, Any]:
+    """List every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as its own.
+
+    `method` is one, or its class with the defaults.
+    """
+    instance = method() if isinstance(method, type) else method
+    types = hints(type(instance))
     found: dict[str, Any] = {}
-    for entry in fields(kind):
-        wanted = types[entry.name]
-        found.update(hyper_types(wanted) if isinstance(wanted, type) and is_dataclass(wanted) else {entry.name: wanted})
+    for entry in fields(instance):
+        value = getattr(instance, entry.name)
+        found.update(hyper_types(value) if is_dataclass(value) else {entry.name: types[entry.name]})
     return found
 
 
@@ -245,37 +271,39 @@ def hyper_values(method: Any) -> dict[str, Any]:
     return found
 
 
-def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
-    """Make an instance from flat hyper-parameters; what is not named keeps the default of `kind`, in its recipe too.
+def build(make: Callable[[], Any], hyper: Mapping[str, Any]) -> Any:
+    """Adjust what `make` gives by flat hyper-parameters; what is not named keeps its default, in its recipe too.
+
+    `make` is a method's class, or gives a method (`blank`).
 
     Raises:
         SettingError: a name that the method does not have, or a value of another type or out of range.
     """
-    return _adjusted(kind(), hyper)
+    return _adjusted(make(), hyper)
 
 
 def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
-    kind = type(instance)
-    types = hints(kind)
-    known = hyper_types(kind)
+    types = hints(type(instance))
+    known = hyper_types(instance)
     for name in hyper:
         if name not in known:
-            raise SettingError(f"{kind.__name__} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
+            kind = type(instance).__name__
+            raise SettingError(f"{kind} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
     values: dict[str, Any] = {}
-    for entry in fields(kind):
-        nested = types[entry.name]
-        if is_dataclass(nested) and isinstance(nested, type):
-            inner = {name: value for name, value in hyper.items() if name in hyper_types(nested)}
-            values[entry.name] = _adjusted(getattr(instance, entry.name), inner)
+    for entry in fields(instance):
+        value = getattr(instance, entry.name)
+        if is_dataclass(value):
+            inner = {name: given for name, given in hyper.items() if name in hyper_types(value)}
+            values[entry.name] = _adjusted(value, inner)
         elif entry.name in hyper:
-            values[entry.name] = read_value(hyper[entry.name], nested, entry.name)
+            values[entry.name] = read_value(hyper[entry.name], types[entry.name], entry.name)
     return replace(instance, **values)
 
 
-def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
+def assignment(method: Any, text: str) -> tuple[str, HyperValue]:
     """Read `key=value` by the type of the method's field; a `SettingError` where there is no such key or value."""
     key, equals, value = text.partition("=")
-    known = hyper_types(kind)
+    known = hyper_types(method)
     if not known:
         raise SettingError(f"--set {text}: this method has no hyper-parameters; leave --set out.")
     if not equals:

@@ -87,7 +87,7 @@ class _Model:
     module: ScoreModule = field(init=False)
 
     def __post_init__(self) -> None:
-        made = self.predictor.module
+        made = self.predictor.score_module
         kinds = graph_maps(made.backbone, made.options.readout)
         self.module = ScoreModule(made.backbone, made.options, "values" if kinds else None).to(self.device).eval()
         self.tensors = {n: torch.from_numpy(np.array(v)).to(self.device) for n, v in self.predictor.tensors.items()}
@@ -161,10 +161,10 @@ def measure_maps(
         masks: not 0 in the lesion, where outlines are known.
     """
     model = _Model(predictor, device or torch.device("cpu"))
-    backbone = predictor.module.backbone
+    backbone = predictor.score_module.backbone
     cells, work = occlusion_cells(backbone), model.gflop(backbone.spec.image_px)
     passes = 1 + 2 * len(WAYS) * (
-        regions.RANDOM_QUARTERS + 1 + len(graph_maps(backbone, predictor.module.options.readout))
+        regions.RANDOM_QUARTERS + 1 + len(graph_maps(backbone, predictor.score_module.options.readout))
     )
     occludes = work * (cells + 1) <= MOST_GFLOP
     passes += (cells + 2 * len(WAYS)) * occludes

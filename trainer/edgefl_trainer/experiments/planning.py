@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_trainer.data.partition_plan import PartitionPlan
-from edgefl_trainer.engine.settings import RunSettings, hyper_types, method_class, preset_of, resolve
+from edgefl_trainer.engine.settings import RunSettings, blank, hyper_types, preset_of, resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.experiments.files import SHARED, Experiment, MethodRow, Part, Pretrain, plan_of
 from edgefl_trainer.typed_values import nearest
@@ -118,12 +118,13 @@ def _check_given(experiment: Experiment, choice: Choice) -> None:
     flags = [f"--{name.replace('_', '-')}" for name in given] + [f"--set {PRETRAIN}{name}" for name in learned]
     if flags and not first:
         raise SettingError(f"the experiment has no pre-training runs: leave {flags[0]} out.")
-    _check_hyper([*experiment.hyper, *tuned], [row.method for row in experiment.rows])
-    _check_hyper([*experiment.pretrain.hyper, *experiment.tiny.pretrain.hyper, *learned], first)
+    data = [text for part in experiment.parts for text in part.data]
+    _check_hyper([*experiment.hyper, *tuned], [row.method for row in experiment.rows], data)
+    _check_hyper([*experiment.pretrain.hyper, *experiment.tiny.pretrain.hyper, *learned], first, data)
 
 
-def _check_hyper(names: Sequence[str], methods: Sequence[str]) -> None:
-    known = {name for method in methods for name in hyper_types(method_class(method))}
+def _check_hyper(names: Sequence[str], methods: Sequence[str], data: Sequence[str]) -> None:
+    known = {name for method in methods for name in hyper_types(blank(method, data))}
     for name in names:
         if name not in known:
             raise SettingError(f"no method here has a hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
@@ -155,8 +156,8 @@ def _planned(
     first = None if row.pretrain is None else _pretraining(experiment, choice, part, row.pretrain, given, environment)
     if first is not None:
         given["backbone"] = first.settings.backbone  # which presets ask for; the run itself is not there yet
-    given["hyper"] = _known_hyper(row.method, experiment.hyper) | dict(row.hyper)
-    settings = resolve(row.method, given, None, _known_assignments(row.method, choice.assignments))
+    given["hyper"] = _known_hyper(row.method, experiment.hyper, data) | dict(row.hyper)
+    settings = resolve(row.method, given, None, _known_assignments(row.method, choice.assignments, data))
     if first is not None:
         settings = replace(settings, backbone=f"run:{first.folder}")
     folder = choice.out / part.name / row.folder / f"seed-{seed}"
@@ -183,22 +184,23 @@ def _pretraining(
     given |= {name: choice.flags[flag] for flag, name in PRETRAIN_FLAGS.items() if choice.flags.get(flag) is not None}
     if "backbone" in given:
         given["backbone"] = expanded(given["backbone"], environment)
-    given["hyper"] = _known_hyper(stage.method, hyper) | dict(stage.hyper)
+    data = second["data"]
+    given["hyper"] = _known_hyper(stage.method, hyper, data) | dict(stage.hyper)
     assigned = [text.removeprefix(PRETRAIN) for text in choice.assignments if text.startswith(PRETRAIN)]
-    settings = resolve(stage.method, {**given, **shared}, None, _known_assignments(stage.method, assigned))
+    settings = resolve(stage.method, {**given, **shared}, None, _known_assignments(stage.method, assigned, data))
     place = Path(PRETRAINING) / part.shared / stage.folder / f"seed-{settings.seed}"
     return PlannedPretraining(settings=settings, folder=choice.out / place, name=str(place))
 
 
-def _known_hyper(method: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """Of hyper-parameters for every row those that a method has."""
-    known = hyper_types(method_class(method))
+def _known_hyper(method: str, hyper: Mapping[str, Any], data: Sequence[str]) -> dict[str, Any]:
+    """Of hyper-parameters for every row those that a method has with this data."""
+    known = hyper_types(blank(method, data))
     return {name: value for name, value in hyper.items() if name in known}
 
 
-def _known_assignments(method: str, assignments: Sequence[str]) -> list[str]:
-    """Of `key=value` texts for every row those of a method."""
-    known = hyper_types(method_class(method))
+def _known_assignments(method: str, assignments: Sequence[str], data: Sequence[str]) -> list[str]:
+    """Of `key=value` texts for every row those of a method with this data."""
+    known = hyper_types(blank(method, data))
     return [text for text in assignments if text.partition("=")[0] in known]
 
 
@@ -275,7 +277,9 @@ def commands(runs: Sequence[PlannedRun]) -> Iterator[str]:
 
 def _run_line(settings: RunSettings, folder: Path, architecture: str = "") -> str:
     """The command of one run; `architecture` is that of a pre-training which is still to come."""
-    preset = preset_of(settings.method, settings.preset, architecture or settings.backbone, settings.hyper)
+    preset = preset_of(
+        settings.method, settings.preset, architecture or settings.backbone, settings.hyper, settings.data
+    )
     words = ["edgefl-train", "run", settings.method, *_options(_told(settings, preset))]
     for name, value in settings.hyper.items():
         if preset.get("hyper", {}).get(name) != value:

@@ -7,7 +7,7 @@ docs/methods.md: prefix prompts, prior, evidential loss, readout and feature sta
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -31,7 +31,7 @@ from edgefl_trainer.contract import Arrays, Declaration, Predictor, Presets, Sit
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
-from edgefl_trainer.learning.loss_terms import Step, Term
+from edgefl_trainer.learning.loss_terms import Step, Term, TermShares
 from edgefl_trainer.learning.named_arrays import as_tensors, moments_of, restore_moments
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.losses import class_prior, evidential_loss
@@ -43,7 +43,6 @@ from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_facto
 
 HEAD_TENSORS = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
-LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +82,21 @@ class EvidentialRecipe:
     def trained(self) -> tuple[str, ...]:
         """Tensors that learn."""
         return (*self.prompt_names, *HEAD_TENSORS)
+
+    def averaged_as(self, share: Literal["b", "bt", "g"], *, maps: bool) -> "EvidentialRecipe":
+        """Return the recipe of a method that averages these prompts with the head, and with `maps` shares those.
+
+        A `SettingError` where the recipe has no such prompts.
+        """
+        if self.prompts == "g" and share != "g":
+            raise SettingError(
+                "prompts is 'g', but this method shares one set of prompts with --set share=g: leave prompts out."
+            )
+        if self.prompts != "none":
+            return replace(self, prompts="g" if share == "g" else "bt")
+        if share != "bt" or maps:
+            raise SettingError("prompts is 'none', so only the head can be shared: leave out share and kd.")
+        return self
 
     def standardises(self, spec: BackboneSpec) -> bool:
         """Tell whether features are standardised before the head."""
@@ -204,37 +218,27 @@ def learn(
     need_maps = any(term.needs_maps for term in terms)
     count = site.task.epochs if epochs is None else epochs
     batches = partial(labelled_batches, site, recipe.batch, recipe.augment, round_)
-    totals = np.zeros(1 + len(terms))  # of an epoch's images: dead ones, and each term's share of the loss
+    shares, dead_images = TermShares(terms), 0.0  # of an epoch
 
     def loss_of(batch: LabelledBatch) -> Tensor:
+        nonlocal dead_images
         images, target, epoch = batch
         kl_weight = recipe.kl_weight(round_, epoch, site.task.epochs)
         seen, loss, dead = _forward(module, recipe, site, images, target, tensors, prior, kl_weight, need_maps)
-        added = [term(seen) for term in terms]
-        shares = [float(term.detach()) / max(1e-12, float(loss.detach())) for term in added]
-        totals[:] += len(images) * np.array([dead, *shares])
+        dead_images += len(images) * dead
+        added = shares.added(seen, loss)
         if watch is not None:
             watch(count - 1 - epoch, seen)
-        return loss + sum(added)
+        return loss + added
 
-    largest = np.zeros(len(terms))
     for epoch, sums in enumerate(run_epochs(site, round_, range(count), batches, loss_of, optimizer)):
-        dead, *shares = (float(mean) for mean in totals / len(site.train))
-        totals[:] = 0
-        largest = np.maximum(largest, shares)
-        named = {f"{term.name}_share": share for term, share in zip(terms, shares, strict=True)}
-        site.report({"summary": 1, "loss": sums.mean_of_images, "zero_evidence_share": dead, **named})
+        dead, dead_images = dead_images / len(site.train), 0.0
+        told = shares.of_epoch(len(site.train))
+        site.report({"summary": 1, "loss": sums.mean_of_images, "zero_evidence_share": dead, **told})
         if (warning := dead_warning(dead, round_, epoch)) is not None:
             site.report({"warning": f"{site.name}: {warning}; try --set evidence=softplus"})
-    for term, share in zip(terms, largest, strict=True):
-        if share < LEAST_SHARE:
-            site.report(
-                {
-                    "warning": (
-                        f"{site.name}: the term {term.name} stays at {share:.1e} of the loss, so it has no effect"
-                    )
-                }
-            )
+    for line in shares.warnings(site.name):
+        site.report({"warning": line})
 
 
 def make_optimizer(

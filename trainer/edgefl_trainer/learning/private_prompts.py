@@ -36,8 +36,9 @@ def private_round(
     terms: Sequence[Term] = (),
     mode: PrefixMode = "renormalise",
     watch: Callable[[int, Step], None] | None = None,
+    epochs: int | None = None,
 ) -> State:
-    """Learn E epochs from where the site stopped (an empty state starts it) and return its new state.
+    """Learn E epochs, or as many as named, from where the site stopped; return its new state. An empty one starts it.
 
     Of the broadcast the `round` is read, and where it has them a `readout` and feature statistics common to all sites.
     """
@@ -55,6 +56,7 @@ def private_round(
         terms=terms,
         mode=mode,
         watch=watch,
+        epochs=epochs,
     )
     kept = evidential.optimizer_state(recipe, optimizer, tensors) if keep_optimizer else State()
     values = {"readout": before.values["readout"], **kept.values}

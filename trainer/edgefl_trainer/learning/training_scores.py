@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from edgefl_trainer.contract import Predictor, Site
 from edgefl_trainer.learning.named_arrays import as_tensors
-from edgefl_trainer.models.scoring import ScoreModule
 
 BATCH = 64
 
@@ -28,7 +27,7 @@ def training_scores(site: Site, predictor: Predictor) -> TrainingScores:
     parts: dict[str, list[NDArray[np.float32]]] = {}
     with torch.inference_mode():
         for images, _ in site.train.in_order(BATCH):
-            for name, value in predictor.module(images.to(site.device), tensors).named().items():
+            for name, value in predictor.score_module(images.to(site.device), tensors).named().items():
                 parts.setdefault(name, []).append(value.cpu().numpy())
     found = {name: np.concatenate(values) for name, values in parts.items()}
     return TrainingScores(found["probabilities"], found.get("vacuity"), found.get("map"))
@@ -36,7 +35,7 @@ def training_scores(site: Site, predictor: Predictor) -> TrainingScores:
 
 def training_features(site: Site, predictor: Predictor) -> NDArray[np.float32]:
     """Return what the head reads of the site's training rows, (n, D)."""
-    module: ScoreModule = predictor.module
+    module = predictor.score_module
     tensors = as_tensors(predictor.tensors, site.device)
     parts = []
     with torch.inference_mode():

@@ -21,6 +21,7 @@ from edgefl_trainer.methods.local_cl import LocalCL
 from edgefl_trainer.methods.p_pt import PPT
 from edgefl_trainer.methods.pep_fedpt import PepFedPT
 from edgefl_trainer.methods.pfedpg import PFedPG
+from edgefl_trainer.methods.pfl_vqa import PflVQA
 from edgefl_trainer.methods.random_init import RandomInit
 from edgefl_trainer.methods.sgpt import SGPT
 
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Method]] = {
     "p-pt": PPT,
     "pep-fedpt": PepFedPT,
     "pfedpg": PFedPG,
+    "pfl-vqa": PflVQA,
     "random-init": RandomInit,
     "sgpt": SGPT,
 }

@@ -15,7 +15,9 @@ from typing import ClassVar
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State
-from edgefl_trainer.learning import evidential, method_parts
+from edgefl_trainer.learning import method_parts
+from edgefl_trainer.learning.learners.answers import AnswerRecipe
+from edgefl_trainer.learning.learners.learner import Learner, declares_both
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -29,7 +31,7 @@ class FedAvgPers:
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 2411.10071"
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = evidential.DECLARES
+    declares: ClassVar[Declaration] = declares_both(lambda: FedAvgPers(base=FedAvg(recipe=AnswerRecipe())))
 
     base: FedAvg = field(default_factory=FedAvg)
     final_epochs: int = 0  # of the fine-tuning; 0: as many as a round has
@@ -38,6 +40,11 @@ class FedAvgPers:
     start = method_parts.start_of_base
     broadcast = method_parts.broadcast_of_base
     aggregate = method_parts.aggregate_of_base
+
+    @property
+    def learner(self) -> Learner:
+        """What learns at a site."""
+        return self.base.learner
 
     def __post_init__(self) -> None:
         check_bounds(self, final_epochs=(0 <= self.final_epochs <= 10_000, "0 (as many as a round has) to 10000"))

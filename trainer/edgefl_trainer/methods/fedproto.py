@@ -179,6 +179,6 @@ def _nearest(predictor: Predictor, prototypes: Prototypes, known: NDArray[np.boo
     width = wide.shape[1]
     bias = np.where(known, -(wide**2).sum(axis=1) / width, FAR)
     head = {"head.weight": (2 * wide / width).astype(np.float32), "head.bias": bias.astype(np.float32)}
-    options = replace(predictor.module.options, output="softmax")
+    options = replace(predictor.score_module.options, output="softmax")
     kept = {name: value for name, value in predictor.tensors.items() if name in options.tensors}
-    return replace(predictor, module=ScoreModule(predictor.module.backbone, options), tensors={**kept, **head})
+    return replace(predictor, module=ScoreModule(predictor.score_module.backbone, options), tensors={**kept, **head})

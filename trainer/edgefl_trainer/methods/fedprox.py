@@ -18,7 +18,9 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Site, State
-from edgefl_trainer.learning import evidential, method_parts
+from edgefl_trainer.learning import method_parts
+from edgefl_trainer.learning.learners.answers import AnswerRecipe
+from edgefl_trainer.learning.learners.learner import Learner, declares_both
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
@@ -49,7 +51,7 @@ class FedProx:
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 1812.06127"
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = evidential.DECLARES
+    declares: ClassVar[Declaration] = declares_both(lambda: FedProx(base=FedAvg(recipe=AnswerRecipe())))
 
     base: FedAvg = field(default_factory=FedAvg)
     mu: float = 0.01  # weight of the squared distance to what was sent
@@ -61,6 +63,11 @@ class FedProx:
     aggregate = method_parts.aggregate_of_base
     predictor = method_parts.predictor_of_base
 
+    @property
+    def learner(self) -> Learner:
+        """What learns at a site."""
+        return self.base.learner
+
     def __post_init__(self) -> None:
         check_bounds(self, mu=(0 <= self.mu <= 10, "0 to 10"))
 
@@ -68,7 +75,7 @@ class FedProx:
         """Learn E epochs, held back towards the broadcast."""
         if broadcast.scalars["phase"] == "warm":
             return self.base.local_round(site, state, broadcast)
-        received = {name: broadcast.arrays[name] for name in self.base.shared}
+        received = {name: broadcast.arrays[name] for name in self.base.shared(site.task)}
         terms = [Proximal(self.mu, as_tensors(received, site.device))] if self.mu > 0 else []
         new = self.base.learned(site, state, broadcast, terms)
         return new, self.base.reply(site, new, broadcast)

@@ -3,7 +3,8 @@
     site c: E epochs of b-prompts, t-prompts and head on its own images      local_round
     server: nothing is sent, nothing is averaged                             aggregate
 
-Differs from the paper: AdamW, softplus evidence and standardised features where the paper is silent (docs/methods.md).
+Differs from the paper: AdamW, softplus evidence and standardised features where the paper is silent (docs/methods.md);
+where pictures are asked questions, a site learns an answer model.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Declaration, Site, State, Task
-from edgefl_trainer.learning import evidential, method_parts, private_prompts
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
-from edgefl_trainer.learning.private_prompts import private_round
+from edgefl_trainer.contract import Declaration, Predictor, Site, State, Task
+from edgefl_trainer.learning import method_parts
+from edgefl_trainer.learning.evidential import EvidentialRecipe
+from edgefl_trainer.learning.learners.answers import AnswerRecipe
+from edgefl_trainer.learning.learners.learner import Learner, Recipe, declares_both, learner_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +30,31 @@ class Local:
     paper: ClassVar[str] = "arXiv 2411.10071"
     travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = evidential.DECLARES
+    declares: ClassVar[Declaration] = declares_both(lambda: Local(recipe=AnswerRecipe()))
 
-    recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
+    recipe: Recipe = field(default_factory=EvidentialRecipe)
     optimizer_state: Literal["keep", "reset"] = "keep"  # across rounds; reset makes one site equal to `fedavg`
 
     phases = method_parts.train_rounds
     broadcast = method_parts.nothing_sent
     aggregate = method_parts.nothing_averaged
-    predictor = private_prompts.predictor
+
+    @property
+    def learner(self) -> Learner:
+        """What learns at a site."""
+        return learner_of(self.recipe)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Begin with an empty state: the server knows nothing."""
-        check_fits(self.recipe, task.backbone, len(task.classes))
+        self.learner.initial(task)  # raises where the task does not fit
         return State()
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Learn E epochs at home."""
+        before = self.learner.begun(site, state, broadcast)
         keep = self.optimizer_state == "keep"
-        return private_round(self.recipe, site, state, broadcast, keep_optimizer=keep), Payload({}, {})
+        return self.learner.learned(site, before, broadcast, keep_optimizer=keep), Payload({}, {})
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """Return the site's own model; the initial one where it took part in no round."""
+        return self.learner.predictor(site, self.learner.begun(site, state, broadcast))
