@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.sources.foreign import read_foreign
+from edgefl_trainer.data.specs import asks_questions
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.held_out import federation_report
 from edgefl_trainer.engine.models import FinishedRun, predict
@@ -122,7 +124,7 @@ def _score_sites(
         seen[name] = predictor.seen
         facts[name]["classes_learned"] = sum(map(bool, predictor.seen))
         examples = replace(examples_of(federation, rows), labels=labels)
-        scored[name] = score(predictor, examples, federation.lesions, device)
+        scored[name] = score(predictor, examples, federation, name, device)
     return scored, facts, seen
 
 
@@ -152,7 +154,17 @@ def map_tables(
 
 
 def _read_data(run: FinishedRun, data: Sequence[str]) -> Federation:
-    """Data to judge a run on, with its classes; it may lack some that the run's task names."""
+    """Data to judge a run on, with its classes, or its answers and words; it may lack some that the run's task names.
+
+    A `DataError` where the run answers questions and the data asks none, or the reverse.
+    """
+    asking = any(map(asks_questions, data))
+    if asking != (run.questions is not None):
+        kinds = ("pictures alone", "questions about pictures")
+        raise DataError(
+            f"The run in {run.folder} learned from {kinds[not asking]}, and the data holds {kinds[asking]}: "
+            "name data of the run's kind."
+        )
     return load_federation(
         data,
         image_px=run.backbone.spec.image_px,
@@ -161,6 +173,7 @@ def _read_data(run: FinishedRun, data: Sequence[str]) -> Federation:
         classes=run.settings.classes or None,
         seed=run.settings.seed,
         partition=_partition_of(run),
+        vocabulary=None if run.questions is None else Vocabulary(run.classes, run.questions),
     )
 
 

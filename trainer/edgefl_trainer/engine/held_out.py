@@ -13,6 +13,7 @@ from typing import Any
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.evaluate.answer_figures import answer_summary
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
 from edgefl_trainer.evaluate.one_class import others
@@ -60,4 +61,4 @@ def summary_of(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     apart = {name: found for name, found in figures.items() if found.get("held_out")}
     held_out = {"held_out": {"sites": sorted(apart), **federation_summary(apart)}} if apart else {}
     several = {"several_classes": found} if (found := others(trained)) else {}
-    return {**federation_summary(trained), **several, **held_out}
+    return {**federation_summary(trained), **several, **held_out, **answer_summary(trained)}

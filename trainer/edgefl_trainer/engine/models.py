@@ -7,7 +7,7 @@ one way, its further models lie in `DIR/models/WAY/NAME.safetensors`.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Examples, Prediction, Predictor
 from edgefl_trainer.engine.folder import is_worked_on, make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
@@ -33,6 +34,7 @@ from edgefl_trainer.models.scoring import ScoreModule, options_from_json, option
 
 MAX_MODEL_BYTES = 1 << 30
 NETWORK = "network."  # begins the names of a site's own backbone weights
+QUESTIONS_FILE = "questions.json"
 SCORES, ANSWERS = "options", "answers"  # which options a file holds: of a score, or of an answer
 BATCH = 64
 
@@ -55,6 +57,21 @@ class FinishedRun:
     def classes(self) -> tuple[str, ...]:
         """Class names; a class index counts in them."""
         return tuple(self.summary["classes"])
+
+    @cached_property
+    def questions(self) -> Questions | None:
+        """What the run's models know of questions; None where they score pictures alone.
+
+        A `RunError` where the file is damaged.
+        """
+        path = self.folder / QUESTIONS_FILE
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(read_bounded(path, MAX_MODEL_BYTES))
+            return Questions(tuple(map(str, found["words"])), int(found["length"]))
+        except (EdgeflError, KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{path} is damaged ({error}): put it back from a copy.", "damaged") from error
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -112,6 +129,11 @@ def open_run(folder: Path) -> FinishedRun:
             f"the results in {folder} are damaged ({error}): run it again with --resume.", "damaged"
         ) from error
     return FinishedRun(folder, settings, summary, calibration)
+
+
+def save_questions(folder: Path, questions: Questions) -> None:
+    """Write what the models of a run know of questions: the words, and how many of a question are read."""
+    write_atomic(folder / QUESTIONS_FILE, json.dumps(asdict(questions)).encode() + b"\n")
 
 
 def save_predictor(path: Path, predictor: Predictor) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
+from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
@@ -23,6 +24,7 @@ from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.engine.suspicion import save_tune_scores
+from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
     fit_temperature,
@@ -30,7 +32,7 @@ from edgefl_trainer.evaluate.calibration import (
     relu_evidence,
     softplus_evidence,
 )
-from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.intervals import AskedRows, Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.report import thin_sites
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
@@ -105,10 +107,10 @@ def predictor_results(
         facts[name] = _facts_of_trained(site, predictor, kept, task)
         seen[name] = predictor.seen
         rows = report_rows(federation, name)
-        scored[name] = score(predictor, rows, federation.lesions, site.device)
+        scored[name] = score(predictor, rows, federation, name, site.device)
         for way, one in further_models(method, site, kept).items():
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
-            further[way][name] = score(one, rows, federation.lesions, site.device)
+            further[way][name] = score(one, rows, federation, name, site.device)
     means = _means(calibration)
     models = _held_out_models(folder, method, task, final.server, held_out, means["temperature"])
     calibration |= dict.fromkeys(models, means)
@@ -120,7 +122,7 @@ def predictor_results(
             facts[name]["readout"] = model.module.options.readout
             facts[name]["classes_learned"] = sum(map(bool, model.seen))
             seen[name] = model.seen
-            scored[name] = score(model, rows, federation.lesions, held_out[name].device)
+            scored[name] = score(model, rows, federation, name, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
     return {
@@ -213,14 +215,25 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
     return Calibrated(calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}, scores)
 
 
-def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: torch.device) -> Scored:
-    """Score some rows; none gives none. `lesions` are those of every row of the federation."""
-    names = tuple(lesions[i] for i in rows.rows)
+def score(predictor: Predictor, rows: Examples, federation: Federation, site: str, device: torch.device) -> Scored:
+    """Score some rows of a site; none gives none. An answer that no training row has is one more class, never named."""
+    names = tuple(federation.lesions[i] for i in rows.rows)
+    questions = federation.questions
+    classes = len(predictor.seen) + (questions is not None)
     if len(rows) == 0:
-        empty = np.zeros((0, len(predictor.seen)), dtype=np.float32)
+        empty = np.zeros((0, classes), dtype=np.float32)
         return Scored(empty, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None, names)
     scores = predict_rows(predictor, rows, device)
-    return Scored(scores.probabilities, rows.targets, scores.predicted, scores.vacuity, names)
+    if questions is None:
+        return Scored(scores.probabilities, rows.targets, scores.predicted, scores.vacuity, names)
+    probabilities = np.pad(scores.probabilities, ((0, 0), (0, 1)))
+    target = np.where(rows.targets == OTHER_ANSWER, classes - 1, rows.targets)
+    learned = federation.sites[site].train
+    usual = usual_answers(
+        rows.labels[learned], [questions.kinds[i] for i in learned], [questions.kinds[i] for i in rows.rows]
+    )
+    asked = AskedRows(questions.closed[rows.rows], usual)
+    return Scored(probabilities, target, scores.predicted, scores.vacuity, names, asked)
 
 
 def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> NDArray[np.float64]:

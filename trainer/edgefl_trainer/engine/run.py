@@ -36,6 +36,7 @@ from edgefl_trainer.engine.federation import FederationState, InProcessSite, Loc
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.held_out import without_model
+from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
@@ -87,6 +88,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     with working_in(folder, settings, resume=resume), repeatable(device):
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         write_atomic(folder / "environment.json", _json(environment(settings)))
+        if task.questions is not None:
+            save_questions(folder, task.questions)
         if partition is not None:
             write_atomic(folder / PARTITION_FILE, partition.to_bytes())
         asked = what_was_asked(settings, method, partition)

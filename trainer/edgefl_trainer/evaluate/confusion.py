@@ -22,8 +22,8 @@ Matrix = Int[np.ndarray, "K K1"]
 
 
 def confusions(scored: Mapping[str, Scored]) -> dict[str, list[list[int]]] | None:
-    """Count each site's answers by true class; None where there are too many classes."""
-    if any(rows.probabilities.shape[1] > MAX_CLASSES for rows in scored.values()):
+    """Count each site's answers by true class; None where there are too many classes, or questions were asked."""
+    if any(rows.probabilities.shape[1] > MAX_CLASSES or rows.asked is not None for rows in scored.values()):
         return None
     return {
         name: confusion_matrix(rows.target, rows.predicted, rows.probabilities.shape[1]).tolist()
@@ -37,9 +37,9 @@ def pooled_matrix(found: Mapping[str, Sequence[Sequence[int]]]) -> Matrix:
 
 
 def recalls(scored: Scored) -> dict[str, list[Any] | None]:
-    """Compute `recall` and `recall_interval`, in class order; None where there are too many classes."""
+    """Compute `recall` and `recall_interval`, in class order; None as in `confusions`."""
     classes = scored.probabilities.shape[1]
-    if classes > MAX_CLASSES:
+    if classes > MAX_CLASSES or scored.asked is not None:
         return {"recall": None, "recall_interval": None}
     matrix = confusion_matrix(scored.target, scored.predicted, classes)
     rows = matrix.sum(axis=1)

@@ -25,6 +25,14 @@ BLOCK_VALUES = 4_000_000  # weights in memory at once
 
 
 @dataclass(frozen=True)
+class AskedRows:
+    """What is known of the questions of some rows."""
+
+    closed: Bool[np.ndarray, " B"]
+    usual: Int[np.ndarray, " B"]  # the most frequent training answer to questions of their kind; -1 without one
+
+
+@dataclass(frozen=True)
 class Scored:
     """Scored rows of one site, or of several together, and what is true of them."""
 
@@ -33,6 +41,7 @@ class Scored:
     predicted: Int[np.ndarray, " B"]  # -1: abstained
     vacuity: Float[np.ndarray, " B"] | None
     lesions: tuple[str, ...]  # of each row
+    asked: AskedRows | None = None  # where the rows are questions
 
     @property
     def uncertainty(self) -> Float[np.ndarray, " B"]:
@@ -43,7 +52,8 @@ class Scored:
         """Return some of the rows, in the order given."""
         vacuity = None if self.vacuity is None else self.vacuity[rows]
         lesions = tuple(self.lesions[i] for i in rows)
-        return Scored(self.probabilities[rows], self.target[rows], self.predicted[rows], vacuity, lesions)
+        asked = None if self.asked is None else AskedRows(self.asked.closed[rows], self.asked.usual[rows])
+        return Scored(self.probabilities[rows], self.target[rows], self.predicted[rows], vacuity, lesions, asked)
 
 
 def pooled(parts: Sequence[Scored]) -> Scored:
@@ -55,7 +65,14 @@ def pooled(parts: Sequence[Scored]) -> Scored:
         np.concatenate([part.predicted for part in parts]),
         np.concatenate(vacuities) if len(vacuities) == len(parts) else None,
         tuple(lesion for part in parts for lesion in part.lesions),
+        _asked_together([part.asked for part in parts if part.asked is not None]),
     )
+
+
+def _asked_together(parts: Sequence[AskedRows]) -> AskedRows | None:
+    if not parts:
+        return None
+    return AskedRows(np.concatenate([part.closed for part in parts]), np.concatenate([part.usual for part in parts]))
 
 
 def resample(scored: Scored, resamples: int = RESAMPLES) -> dict[str, Float[np.ndarray, " R"]]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from edgefl_protocol.sentences import counted
+from edgefl_trainer.evaluate.answer_figures import answer_figures
 from edgefl_trainer.evaluate.confusion import confusions, recalls
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
@@ -52,7 +53,8 @@ def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
         f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
         for name in METRIC_NAMES
     }
-    return {**figures, **intervals, **recalls(scored), "classes_tested": len(np.unique(scored.target))}
+    tested = {"classes_tested": len(np.unique(scored.target))}
+    return {**figures, **intervals, **recalls(scored), **tested, **answer_figures(scored)}
 
 
 def thin_sites(
@@ -74,7 +76,7 @@ def thin_sites(
                 f"site {name} has one class in its training rows, {known[0]}: it can predict no other, so its "
                 "figures mean nothing"
             )
-        elif missing:
+        elif missing and scored[name].asked is None:  # of hundreds of answers, most stand in no row of a site
             some = ", ".join(missing[:MOST_NAMED]) + (" and others" if len(missing) > MOST_NAMED else "")
             found.append(
                 f"site {name} has no {rows} row of class {some}: its figures cover the "
