@@ -182,7 +182,8 @@ class AnswerModule(nn.Module):
         prompts = self._prompts(patches, words.shape[1], tensors)
         looks = []
         for block in self.options.fusion:
-            tokens, attention = block(tokens, there, tensors, prompts, dropped)
+            most = 1 if block == self.options.fusion[-1] else None  # of the last, the class token alone is read
+            tokens, attention = block(tokens, there, tensors, prompts, dropped, most)
             looks.append(attention[:, :, 0, 1 : 1 + patches].mean(dim=1))  # (B, N)
         features = norm(tokens[:, 0], tensors, "fusion.norm")
         return features, max_normalise(torch.stack(looks).mean(dim=0)) if patches else None

@@ -21,21 +21,22 @@ from torch.nn import functional
 
 HIDDEN = 2  # width of a block's MLP, in widths of its tokens
 FAR_BELOW = -1e9  # a score that leaves no weight; finite, so that a row of padding alone stays a number
+PARTS = ("weight", "bias")
 DEVIATION = 0.02  # of fresh embeddings and prompts
 
 
 class Prompts(NamedTuple):
-    """The prompt tokens of a block: `tokens` (P, d), and `allowed` (T, P), which of them each token may attend to."""
+    """The prompt tokens of a block, p, and which of them each token of a sequence may attend to."""
 
     tokens: Float[Tensor, "P d"]
     allowed: Bool[Tensor, "T P"]
 
 
 class Mixed(NamedTuple):
-    """What a block makes of a sequence: `tokens` (B, T, d), and the `attention` of each of its heads (B, h, T, T)."""
+    """What a block makes of the first R tokens of a sequence: `tokens`, and the `attention` of each of its heads."""
 
-    tokens: Float[Tensor, "B T d"]
-    attention: Float[Tensor, "B h T T"]
+    tokens: Float[Tensor, "B R d"]
+    attention: Float[Tensor, "B h R T"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Block:
         tensors: Mapping[str, Tensor],
         prompts: Prompts | None = None,
         dropout: float = 0.0,
+        most: int | None = None,
     ) -> Mixed:
         """Mix a sequence.
 
@@ -85,34 +87,43 @@ class Block:
             tensors: by the names of `tensors`; others are ignored.
             prompts: p; None leaves the term with g out.
             dropout: share of the values of each branch that is dropped; of 0, nothing is drawn.
+            most: R, how many of the first tokens are wanted: the others are attended to alone. None: all.
         """
         normed = norm(tokens, tensors, f"{self.name}.norm1")
-        mixed, attention = self._attend(normed, present, tensors)
-        after = tokens + _dropped(mixed, dropout)
+        mixed, attention = self._attend(normed, normed[:, :most], present, tensors)
+        after = tokens[:, :most] + _dropped(mixed, dropout)
         if prompts is not None:
+            wanted = Prompts(prompts.tokens, prompts.allowed[:most])
             after = after + tensors[f"{self.name}.gate"] * prompt_attention(
-                normed, prompts, *(tensors[f"{self.name}.prompt_{kind}.weight"] for kind in ("query", "key", "value"))
+                normed[:, :most],
+                wanted,
+                *(tensors[f"{self.name}.prompt_{kind}.weight"] for kind in ("query", "key", "value")),
             )
         hidden = functional.gelu(linear(norm(after, tensors, f"{self.name}.norm2"), tensors, f"{self.name}.mlp1"))
         changed = linear(hidden, tensors, f"{self.name}.mlp2")
         return Mixed(after + _dropped(changed, dropout), attention)
 
     def _attend(
-        self, normed: Float[Tensor, "B T d"], present: Bool[Tensor, "B T"], tensors: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B h T T"]]:
-        """Multi-head attention among the tokens that are present."""
-        batch, length, width = normed.shape
-        parts = linear(normed, tensors, f"{self.name}.qkv").chunk(3, dim=-1)
+        self,
+        normed: Float[Tensor, "B T d"],
+        wanted: Float[Tensor, "B R d"],
+        present: Bool[Tensor, "B T"],
+        tensors: Mapping[str, Tensor],
+    ) -> tuple[Float[Tensor, "B R d"], Float[Tensor, "B h R T"]]:
+        """Multi-head attention of some tokens to those that are present."""
+        batch, _, width = normed.shape
+        weight, bias = (tensors[f"{self.name}.qkv.{part}"] for part in PARTS)
+        parts = (
+            functional.linear(wanted, weight[:width], bias[:width]),
+            *functional.linear(normed, weight[width:], bias[width:]).chunk(2, dim=-1),
+        )
         query, key, value = (
-            part.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2) for part in parts
-        )  # (B, h, T, d/h)
-        scores = query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5  # (B, h, T, T)
+            part.reshape(batch, part.shape[1], self.heads, width // self.heads).transpose(1, 2) for part in parts
+        )  # (B, h, R or T, d/h)
+        scores = query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5  # (B, h, R, T)
         attention = scores.masked_fill(~present[:, None, None, :], FAR_BELOW).softmax(dim=-1)
-        mixed = (attention @ value).transpose(1, 2).reshape(batch, length, width)
+        mixed = (attention @ value).transpose(1, 2).reshape(batch, wanted.shape[1], width)
         return linear(mixed, tensors, f"{self.name}.proj"), attention
-
-
-PARTS = ("weight", "bias")
 
 
 def prompt_attention(
