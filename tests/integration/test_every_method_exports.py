@@ -28,7 +28,9 @@ from edgefl_trainer.methods import METHODS
 DATA = "lesions:sites=2,images=24,px=36"
 ENOUGH = "lesions:sites=2,images=80,px=36"  # training rows for a site to know what is usual there
 CNN, VIT = "cnn:test_resnet", "vit:64x2/12"
-MODELS = sorted(name for name in METHODS if not declared(METHODS[name]).encoder)
+MODELS = sorted(  # of pictures: those of questions are in `test_questions.py`
+    name for name, kind in METHODS.items() if not declared(kind).encoder and not declared(kind).questions_only
+)
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
     ("local", "loss=ce", VIT),
     ("local", "prompts=none", CNN),

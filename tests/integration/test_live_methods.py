@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 SITES = ("site-1", "site-2")
 DATA = "lesions:sites=2,images=40,px=36"
-NOTHING_TO_JOIN = {"random-init"}
+NOTHING_TO_JOIN = {"random-init", "pfl-vqa"}  # no phase; a live federation carries no questions
 EXTRA: dict[str, list[str]] = {"fedclf": ["batch=8"], "fedmae": ["batch=8"]}
 
 

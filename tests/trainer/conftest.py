@@ -191,6 +191,51 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ward: str, mae: Path) -> 
     return {method: root / method for method in ("local", "fedavg", "fedevprompt")}
 
 
+COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+
+
+def make_asked(root: Path, counts: Mapping[str, int], *, test: int = 0, seed: int = 0) -> Path:
+    """Coloured pictures in VQA-RAD's layout, by organ: two questions about each, which the picture alone answers.
+
+    Open: which colour, three answers. Closed: whether it is a colour, as often as not. So a model that does not look
+    has a third of the open ones right and half of the closed ones.
+
+    Args:
+        counts: training pictures of each organ (HEAD, CHEST, ABD).
+        test: test pictures of each organ; 0: no `testset.json`.
+    """
+    rng, names = np.random.default_rng(seed), list(COLOURS)
+    lists: dict[str, list[dict]] = {"trainset.json": [], "testset.json": []}
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    for organ, count in counts.items():
+        for i in range(count + test):
+            colour = names[i % 3]
+            name = f"{organ.lower()}-{i:03d}.png"
+            pixels = rng.normal(COLOURS[colour], 25, (36, 36, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "images" / name)
+            other = colour if (i // 3) % 2 else names[(i + 1 + (i // 6) % 2) % 3]
+            about = {"image_name": name, "image_organ": organ}
+            questions = [
+                ("what colour is it", colour, "OPEN", "COLOR"),
+                (f"is it {other}", "yes" if other == colour else "no", "CLOSED", "PRES"),
+            ]
+            for question, answer, kind, asked in questions:
+                found = lists["trainset.json" if i < count else "testset.json"]
+                given = {"question": question, "answer": answer, "answer_type": kind, "question_type": asked}
+                found.append({"qid": len(found), **about, **given})
+    for file, found in lists.items():
+        if found:
+            (root / file).write_text(json.dumps(found))
+    return root
+
+
+@pytest.fixture(scope="session")
+def asked(tmp_path_factory: pytest.TempPathFactory, cached: None) -> str:
+    """Three sites whose pictures are asked questions: the SPEC of a `vqa-rad:`."""
+    counts = {"HEAD": 40, "CHEST": 36, "ABD": 30}
+    return f"vqa-rad:{make_asked(tmp_path_factory.mktemp('asked'), counts, test=18)}"
+
+
 def records(**changes: str) -> list[dict[str, str]]:
     """Twelve rows at two sites; `changes` replaces values of row 5."""
     rows = [

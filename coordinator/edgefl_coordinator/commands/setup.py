@@ -145,6 +145,7 @@ def task_of_method(
         OperatorError: there is no such method, setting or value, or it goes on from weights that do not travel.
         EdgeflError: there is no such backbone, or it is untrained and the method would freeze it, but for a trial.
     """
+    from edgefl_trainer.contract import declared
     from edgefl_trainer.engine.run import check_start
     from edgefl_trainer.engine.settings import method_class, preset_of
     from edgefl_trainer.errors import SettingError
@@ -153,6 +154,12 @@ def task_of_method(
         kind = method_class(method)
     except SettingError as error:
         raise OperatorError(str(error), USAGE) from error
+    if declared(kind).questions_only:
+        raise OperatorError(
+            f"{method} answers questions about pictures, and a live federation learns from pictures alone: name "
+            "another method",
+            USAGE,
+        )
     backbone = backbone or _usual_backbone(method, preset, image_px)
     check_start(method, kind, backbone, preset)
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]

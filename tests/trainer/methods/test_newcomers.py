@@ -11,7 +11,7 @@ from edgefl_trainer.engine.models import predict
 from edgefl_trainer.methods import METHODS
 
 __all__ = ["backbone"]  # a fixture: two blocks
-AT_HOME = {"local", "fedevprompt", "fedproto", "feddistill", "pfedpg"}  # the head never leaves: NA in the papers
+AT_HOME = {"local", "fedevprompt", "fedproto", "feddistill", "pfedpg", "pfl-vqa"}  # the head never leaves: NA in papers
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Phase, Scalar
-from edgefl_trainer.engine.federation import Probed
+from edgefl_trainer.engine.federation import RIGHT, Probed, judged_figure
 from edgefl_trainer.evaluate.one_class import beside, mean_of
 
 BAR_WIDTH = 20  # columns
@@ -181,10 +181,11 @@ class Display:
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
-        figures = {name: found.get("tune_balanced_accuracy") for name, found in metrics.items()}
+        what = "accuracy" if any(RIGHT in found for found in metrics.values()) else "balanced accuracy"
+        figures = {name: judged_figure(found) for name, found in metrics.items()}
         known = {name: figure for name, figure in figures.items() if isinstance(figure, float)}
         if known:
-            self._say(f"{self._phase}: tune balanced accuracy {_mean_line(known, self._one_class)}")
+            self._say(f"{self._phase}: tune {what} {_mean_line(known, self._one_class)}")
 
     def phase_probed(self, phase: Phase, probed: Probed) -> None:
         """Print what the encoder's features are worth."""

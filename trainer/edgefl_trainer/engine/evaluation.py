@@ -61,6 +61,10 @@ def evaluate(
         raise RunError(
             f"the run in {run.folder} learned a backbone and has no model to judge: name a run that uses it."
         )
+    if run.questions is not None and (foreign or maps is not None):
+        raise RunError(
+            "the models of this run answer questions: leave --ood and --maps out, which judge pictures alone."
+        )
     federation = _read_data(run, data)
     labels = _labels_of_run(run, federation.classes, federation.labels)
     where = choose_device(device)

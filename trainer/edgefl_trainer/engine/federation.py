@@ -28,6 +28,7 @@ from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
 METRICS = "metrics.jsonl"
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
+RIGHT = "tune_accuracy"  # the same of a model that answers questions
 OPEN = "tune_open_accuracy"  # the same for tables whose paper lets a model name any class
 
 
@@ -304,10 +305,16 @@ class LocalEngine:
         """The sites whose model after this phase is at least as good as their best one before: ties go to the later."""
         better = {}
         for name in sorted(self.selecting & broadcasts.keys()):
-            figure = judged[name].metrics.get(JUDGED)
+            figure = judged_figure(judged[name].metrics)
             if figure is not None and (name not in best or figure >= best[name].figure):
                 better[name] = Candidate(phase.round, figure, broadcasts[name])
         return better
+
+
+def judged_figure(metrics: Mapping[str, Any]) -> float | None:
+    """Return the figure that rounds of a site are compared by; None where it has no tune rows."""
+    found: float | None = metrics.get(RIGHT, metrics.get(JUDGED))
+    return found
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.suspicion import site_suspicion
+from edgefl_trainer.errors import RunError
 
 
 def predict_files(
@@ -32,6 +33,11 @@ def predict_files(
 
     `class_info` is the file that the bundle is made with, see `data.class_info`.
     """
+    if run.questions is not None:
+        raise RunError(
+            f"the run in {run.folder} answers questions about pictures, and a picture alone asks none: judge it with "
+            "`edgefl-train evaluate`, or export it and ask with `edgefl ask`."
+        )
     predictor = run.predictor(site)
     info = known_among(run.classes, None if class_info is None else read_class_info(class_info, run.classes))
     rules = referral_rules_of(run, site, info)

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Method, Scalar, Site, State
-from edgefl_trainer.engine.federation import JUDGED, OPEN
+from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.evaluate.metrics import site_metrics
@@ -46,7 +46,10 @@ def tune_judge(
             return {}
         scores = predict_rows(predictor, some, site.device)
         figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
-        found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
+        if some.tokens is not None:  # of hundreds of answers most are given to one question
+            found = {RIGHT: figures.get("accuracy")}
+        else:
+            found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
         return {name: figure for name, figure in found.items() if figure is not None}
 
     return judge_site

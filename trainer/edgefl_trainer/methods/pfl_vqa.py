@@ -94,7 +94,7 @@ class PromptDistance:
         """See `Term`."""
         names = sorted(self.shared)
         own, other = (torch.cat([of[name].flatten() for name in names]) for of in (step.tensors, self.shared))
-        return self.alpha * (1 - cosine_similarity(own, other, dim=0))
+        return self.alpha * (1 - cosine_similarity(own, other.detach(), dim=0))
 
 
 @dataclass(frozen=True, kw_only=True)
