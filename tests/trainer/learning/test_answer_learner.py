@@ -125,7 +125,7 @@ def test_rows_are_answered_as_the_module_answers_them(task, backbone, rows):
 
 
 def test_a_vision_transformer_learns_where_it_is_asked_to(task, backbone, rows, tmp_path):
-    """`encoder=learned`: from the run's weights, which stay as they are; the site keeps its own and scores with them."""
+    """`encoder=learned`: from the run's weights, which stay as they are; the site scores with its own."""
     recipe = replace(RECIPE, encoder="learned")
     weights = weights_of(backbone.network)
     task = replace(task, initial={name: value.copy() for name, value in weights.items()})
