@@ -105,7 +105,7 @@ def test_a_killed_run_goes_on_to_the_same_digest(asked, tmp_path, kill_after):
     assert summary(tmp_path / "one")["state_sha256"] == summary(tmp_path / "two")["state_sha256"]
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - set(ASKING)))
+@pytest.mark.parametrize("method", sorted(n for n, kind in METHODS.items() if kind.needs_labels and n not in ASKING))
 def test_any_other_method_refuses_questions(method, asked, tmp_path):
     done = run(method, asked, tmp_path / "run")
     assert done.code == 2
@@ -113,6 +113,17 @@ def test_any_other_method_refuses_questions(method, asked, tmp_path):
         f"{asked} asks questions about its pictures, and {method} answers none: use {', '.join(ASKING)}."
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_is_learned_from_the_pictures_whatever_is_asked(asked, tmp_path):
+    """`fedmae` needs no labels: its network can then be the one whose tokens are asked about."""
+    mae = ("run", "fedmae", "--data", asked, *TINY, "--rounds", "1", "--set", "batch=8", "--set", "decoder_width=32")
+    done = edgefl_train(*mae, "--out", tmp_path / "mae")
+    assert done.code == 0, done.err
+    assert not (tmp_path / "mae" / "questions.json").exists()
+    given = ("--data", asked, "--out", tmp_path / "vqa", "--preset", "tiny", "--device", "cpu", "--rounds", "1", *SMALL)
+    done = edgefl_train("run", "pfl-vqa", *given, "--backbone", f"run:{tmp_path / 'mae'}")
+    assert done.code == 0, done.err
 
 
 def test_a_method_of_questions_refuses_pictures_alone(ward, tmp_path):

@@ -238,7 +238,7 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
         epochs=settings.epochs,
         seed=settings.seed,
         initial=weights_of(backbone.network) if starts else {},
-        questions=None if federation.questions is None else federation.questions.vocabulary,
+        questions=federation.questions.vocabulary if federation.questions and method.needs_labels else None,
     )
 
 

@@ -220,11 +220,12 @@ def method_class(name: str) -> type[Method]:
 def blank(method: str, data: Sequence[str] = ()) -> Method:
     """Make a method with the defaults that it has for this data: pictures alone, or pictures that are asked questions.
 
-    A `SettingError` where the data asks questions and the method answers none.
+    One without labels learns from the pictures, whatever is asked about them. A `SettingError` where the data asks
+    questions and a method with labels answers none.
     """
     kind = method_class(method)
     asking = next((text for text in data if asks_questions(text)), None)
-    if asking is None:
+    if asking is None or not kind.needs_labels:
         return kind()
     asked = declared(kind).asked
     if asked is None:

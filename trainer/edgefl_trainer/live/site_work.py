@@ -17,7 +17,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import dealt_rows
-from edgefl_trainer.data.specs import parse_spec, read_spec
+from edgefl_trainer.data.specs import asks_questions, parse_spec, read_spec
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites
@@ -118,6 +118,8 @@ def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
         )
     if not kind.needs_labels and options.balance != "none":
         raise SettingError(f"{told.method} uses no labels, so --balance {options.balance} has no effect: leave it out.")
+    if kind.needs_labels and any(map(asks_questions, options.data)):
+        raise SettingError("a live federation learns no answers, and the data holds questions: name other data.")
     unlabelled = options.unlabelled or ("none" if kind.needs_labels else "spread")
     try:
         settings = RunSettings(
@@ -245,10 +247,8 @@ def _chosen(names: Sequence[str], site: str) -> str:
 def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
     """Number the labels of the rows by the federation's classes; a site may lack some of them.
 
-    A `SettingError` where the data has a class that the federation does not know, or holds questions.
+    A `SettingError` where the data has a class that the federation does not know.
     """
-    if federation.questions is not None:
-        raise SettingError("a live federation learns no answers, and the data holds questions: name other data.")
     unknown = [name for name in federation.classes if name not in classes]
     if unknown:
         raise SettingError(
