@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
-from edgefl_trainer.engine.presets import PresetName
-from edgefl_trainer.engine.settings import build, hyper_values, preset_of
+from edgefl_trainer.contract import declared
+from edgefl_trainer.engine.presets import PresetName, preset_of
+from edgefl_trainer.engine.settings import build, hyper_values
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.typed_values import allowed, hints
@@ -47,13 +48,22 @@ def purpose(kind: type[Any]) -> str:
     return f"{lines[0] if lines else ''} {whom}".strip()
 
 
-def settings_of(name: str) -> list[Described]:
-    """Describe every setting that `--set` can name, in the order of the fields."""
+def settings_of(name: str, *, asked: bool = False) -> list[Described]:
+    """Describe every setting that `--set` can name, in the order of the fields.
+
+    `asked`: those it has where pictures are asked questions; none where it answers no questions.
+    """
     kind = METHODS[name]
-    values = hyper_values(kind())
-    declared = list(_declared(kind))
-    comments = {owner: _comments(owner) for owner in dict.fromkeys(owner for owner, _ in declared)}
-    chosen = {preset: preset_of(name, preset).get("hyper", {}) for preset in get_args(PresetName)}
+    made = kind()
+    if asked:
+        answers = declared(kind).asked
+        if answers is None:
+            return []
+        made = answers.make()
+    values = hyper_values(made)
+    owned = list(_declared(made))
+    comments = {owner: _comments(owner) for owner in dict.fromkeys(owner for owner, _ in owned)}
+    chosen = {preset: _preset(kind, preset, values, asked=asked) for preset in get_args(PresetName)}
     return [
         Described(
             key=key,
@@ -61,23 +71,27 @@ def settings_of(name: str) -> list[Described]:
             presets={
                 preset: given[key] for preset, given in chosen.items() if given.get(key, values[key]) != values[key]
             },
-            allowed=_allowed(kind, key, hints(owner)[key]),
+            allowed=_allowed(made, key, hints(owner)[key]),
             meaning=comments[owner].get(key, ""),
             source=_source(kind, owner),
         )
-        for owner, key in declared
+        for owner, key in owned
     ]
 
 
-def _declared(kind: type[Any]) -> Iterator[tuple[type[Any], str]]:
+def _preset(kind: type[Any], preset: PresetName, values: Mapping[str, Any], *, asked: bool) -> Mapping[str, Any]:
+    given: Mapping[str, Any] = preset_of(kind, preset, "", {}, asked=asked).get("hyper", {})
+    return {key: value for key, value in given.items() if key in values}
+
+
+def _declared(made: Any) -> Iterator[tuple[type[Any], str]]:
     """The class that declares each setting, and its key; nested recipes in place."""
-    types = hints(kind)
-    for entry in fields(kind):
-        wanted = types[entry.name]
-        if isinstance(wanted, type) and is_dataclass(wanted):
-            yield from _declared(wanted)
+    for entry in fields(made):
+        value = getattr(made, entry.name)
+        if is_dataclass(value):
+            yield from _declared(value)
         else:
-            yield kind, entry.name
+            yield type(made), entry.name
 
 
 def _comments(kind: type[Any]) -> dict[str, str]:
@@ -94,13 +108,13 @@ def _comments(kind: type[Any]) -> dict[str, str]:
     return found
 
 
-def _allowed(kind: type[Any], key: str, wanted: Any) -> str:
+def _allowed(made: Any, key: str, wanted: Any) -> str:
     """What may be written: choices of the type, or what a refusal of an absurd number says."""
     if get_args(wanted) and get_origin(wanted) is not tuple:
         return ", ".join(map(str, get_args(wanted)))
     for value in _FAR.get(wanted, ()):
         try:
-            build(kind, {key: value})
+            build(lambda: made, {key: value})
         except SettingError as error:
             if refused := _REFUSED.search(str(error)):
                 return refused["allowed"]

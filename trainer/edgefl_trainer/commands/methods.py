@@ -34,14 +34,20 @@ def methods(name: str | None, as_json: bool) -> None:
         click.echo(json.dumps(facts) if as_json else "\n".join(_text(fact) for fact in facts))
         return
     fact, settings = _facts(name, method_class(name)), settings_of(name)
+    answers = [] if fact["needs_questions"] else settings_of(name, asked=True)
     if as_json:
-        click.echo(json.dumps({**fact, "settings": [asdict(one) for one in settings]}))
+        told = {"settings": [asdict(one) for one in settings]}
+        more = {"settings_of_questions": [asdict(one) for one in answers]} if answers else {}
+        click.echo(json.dumps({**fact, **told, **more}))
     else:
         click.echo(f"{_text(fact)}\n\n{settings_table(settings)}")
+        if answers:
+            click.echo(f"\nWhere the data asks questions about its pictures:\n\n{settings_table(answers)}")
 
 
 def _facts(name: str, kind: Any) -> dict[str, Any]:
     from edgefl_trainer.commands.described import purpose
+    from edgefl_trainer.contract import declared
 
     return {
         "name": name,
@@ -50,11 +56,15 @@ def _facts(name: str, kind: Any) -> dict[str, Any]:
         "paper": kind.paper,
         "travels": list(kind().travels),
         "needs_labels": kind.needs_labels,
+        "answers_questions": declared(kind).asked is not None,
+        "needs_questions": declared(kind).questions_only,
     }
 
 
 def _text(fact: dict[str, Any]) -> str:
     labels = "labelled images" if fact["needs_labels"] else "no labels"
+    if fact["answers_questions"]:
+        labels = "images with questions and answers" if fact["needs_questions"] else f"{labels}, or such with questions"
     sent = ", ".join(fact["travels"]) or "nothing"
     return f"{fact['name']:<14}{fact['purpose']}\n{'':<14}Sends {sent}; needs {labels}; {fact['paper']}."
 

@@ -6,6 +6,7 @@ from typing import Any
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
+from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.one_class import MARK, SAYS, beside, is_one_class, mean_of, others
 from edgefl_trainer.evaluate.undefined import why_undefined
 
@@ -33,7 +34,9 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 
 
 def site_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Write the balanced accuracy of each site, then mean, spread and worst."""
+    """Write the balanced accuracy of each site, then mean, spread and worst; of answers how many are right."""
+    if USUAL in summary:
+        return answer_lines(summary)
     lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy, 95 % interval"]
     tuned = summary.get("select") == "tune"
     for name, site in summary["sites"].items():
@@ -62,6 +65,26 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     for source, found in summary.get("ood", {}).items():
         area = "undefined" if found["mean_auroc"] is None else f"{found['mean_auroc']:.3f}"
         lines.append(f"{found['images']} foreign pictures of {source}: AUROC of the uncertainty {area}, mean of sites")
+    return lines
+
+
+def answer_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Write the share of right answers of each site: of all questions, of open and of closed ones; then mean and worst.
+
+    Beside it stands the share of the usual answer, which reads neither picture nor question.
+    """
+    lines = [
+        f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   accuracy, 95 % interval    open    closed   usual answer"
+    ]
+    for name, site in summary["sites"].items():
+        whole = f"{_pct(site['accuracy'])}{_interval(site.get('accuracy_interval'))}"
+        beside = "".join(f"{_pct(site.get(f'accuracy{part}')):>10}" for part in PARTS[1:])
+        usual = _pct(site.get(USUAL, {}).get("accuracy"))
+        lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {whole:<23}{beside}{usual:>12}")
+    for which in ("mean", "worst"):
+        all_, *parts = (_pct(summary[f"{which}_accuracy{part}"]) for part in PARTS)
+        usual = _pct(summary[USUAL][f"{which}_accuracy"])
+        lines.append(f"{which} {all_}, open {parts[0]}, closed {parts[1]}; usual answer {usual}")
     return lines
 
 
