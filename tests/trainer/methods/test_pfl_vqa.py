@@ -1,4 +1,4 @@
-"""pFL-VQA against its definition (Zhu et al., arXiv 2402.09677, abstract; docs/methods.md 6)."""
+"""pFL-VQA against its definition (Zhu et al., arXiv 2402.09677, abstract; docs/methods.md 11)."""
 
 import dataclasses
 import re

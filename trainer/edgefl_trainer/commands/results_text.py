@@ -73,9 +73,8 @@ def answer_lines(summary: Mapping[str, Any]) -> list[str]:
 
     Beside it stands the share of the usual answer, which reads neither picture nor question.
     """
-    lines = [
-        f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   accuracy, 95 % interval    open    closed   usual answer"
-    ]
+    head = f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}"
+    lines = [f"{head}   {'accuracy, 95 % interval':<23}{'open':>10}{'closed':>10}{'usual':>12}"]
     for name, site in summary["sites"].items():
         whole = f"{_pct(site['accuracy'])}{_interval(site.get('accuracy_interval'))}"
         beside = "".join(f"{_pct(site.get(f'accuracy{part}')):>10}" for part in PARTS[1:])

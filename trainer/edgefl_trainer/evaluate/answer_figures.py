@@ -3,7 +3,7 @@
 The usual answer is the most frequent training answer to questions of the same kind at the same site: it reads neither
 the picture nor the words of a question. Whether a question is closed, and of which kind, stands in the data. Each site
 counts once in the means over sites; intervals as in `evaluate.intervals`, by picture.
-Source: docs/methods.md 6.4.
+Source: docs/methods.md 11.4.
 """
 
 from collections.abc import Mapping, Sequence

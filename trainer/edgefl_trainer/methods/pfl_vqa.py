@@ -11,7 +11,7 @@ arXiv 2402.09677 (ICASSP 2024).
 
 Differs from the paper, of which the abstract alone was to be had: the form of prompt-based residual attention, R,
 alpha, beta, lengths and schedule are ours; a similarity below 0 counts 0; where nothing speaks for any site (as before
-the first reply) all count alike; a site without others learns without L_d (docs/methods.md 6).
+the first reply) all count alike; a site without others learns without L_d (docs/methods.md 11).
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ token's attention to the picture tokens, mean over blocks and heads, max-normali
 
 Guarantees: `edgefl-train` runs this module and the exported graph is traced from it, so a device answers as the trainer
 does; the tensors are arguments, never constants; everything after the vision transformer is float32; padding behind a
-question changes nothing. Source: Zhu et al., arXiv 2402.09677; docs/methods.md 6.2.
+question changes nothing. Source: Zhu et al., arXiv 2402.09677; docs/methods.md 11.1.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ Attn(Q, K, V) = softmax(QKᵀ/√d)V, and g is a number that begins at 0: a fres
 term with g out. Guarantees: the tensors are arguments, never constants; nothing is drawn but dropout while training; a
 token that may attend to no prompt takes nothing from any. Padded tokens are attended to by no other.
 
-Source: Zhu et al., arXiv 2402.09677, whose equations were not to be had; docs/methods.md 6.2 gives the form.
+Source: Zhu et al., arXiv 2402.09677, whose equations were not to be had; docs/methods.md 11.1 gives the form.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@
 Sites begin with equal tensors: prompts of models that began apart say nothing to one another. Of a frozen vision
 transformer the tokens of a picture never change, so each picture passes it once a round, however many questions are
 asked about it. Pictures are not turned or mirrored: left and right are asked for.
-Source: Zhu et al., arXiv 2402.09677; docs/methods.md 6.
+Source: Zhu et al., arXiv 2402.09677; docs/methods.md 11.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
