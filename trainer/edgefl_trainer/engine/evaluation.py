@@ -61,11 +61,7 @@ def evaluate(
         raise RunError(
             f"the run in {run.folder} learned a backbone and has no model to judge: name a run that uses it."
         )
-    if run.questions is not None and (foreign or maps is not None):
-        raise RunError(
-            "the models of this run answer questions: leave --ood and --maps out, which judge pictures alone."
-        )
-    federation = _read_data(run, data)
+    federation = _read_data(run, data, pictures_alone=bool(foreign) or maps is not None)
     labels = _labels_of_run(run, federation.classes, federation.labels)
     where = choose_device(device)
     known = [name for name in federation.sites if name in run.sites]
@@ -157,11 +153,16 @@ def map_tables(
     return found
 
 
-def _read_data(run: FinishedRun, data: Sequence[str]) -> Federation:
+def _read_data(run: FinishedRun, data: Sequence[str], *, pictures_alone: bool) -> Federation:
     """Data to judge a run on, with its classes, or its answers and words; it may lack some that the run's task names.
 
-    A `DataError` where the run answers questions and the data asks none, or the reverse.
+    A `DataError` where the run answers questions and the data asks none, or the reverse; a `RunError` where it answers
+    questions and what is asked for judges `pictures_alone`.
     """
+    if run.questions is not None and pictures_alone:
+        raise RunError(
+            "the models of this run answer questions: leave --ood and --maps out, which judge pictures alone."
+        )
     asking = any(map(asks_questions, data))
     if asking != (run.questions is not None):
         kinds = ("pictures alone", "questions about pictures")

@@ -25,7 +25,7 @@ from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, di
 from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
-from edgefl_trainer.learning.learners.learner import Learner, Recipe, declares_both, learner_of
+from edgefl_trainer.learning.learners.learner import Recipe, SiteLearner, declares_both, learner_of
 from edgefl_trainer.learning.loss_terms import Term
 from edgefl_trainer.learning.named_arrays import as_arrays
 
@@ -52,7 +52,7 @@ class FedAvg:
         object.__setattr__(self, "recipe", self.recipe.averaged_as(self.share, maps=self.kd))
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> SiteLearner:
         """What learns at a site."""
         return learner_of(self.recipe, self.maps.rollout)
 

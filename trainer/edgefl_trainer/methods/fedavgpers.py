@@ -17,7 +17,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
-from edgefl_trainer.learning.learners.learner import Learner, declares_both
+from edgefl_trainer.learning.learners.learner import SiteLearner, declares_both
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -42,7 +42,7 @@ class FedAvgPers:
     aggregate = method_parts.aggregate_of_base
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> SiteLearner:
         """What learns at a site."""
         return self.base.learner
 

@@ -20,7 +20,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Site, State
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
-from edgefl_trainer.learning.learners.learner import Learner, declares_both
+from edgefl_trainer.learning.learners.learner import SiteLearner, declares_both
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
@@ -64,7 +64,7 @@ class FedProx:
     predictor = method_parts.predictor_of_base
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> SiteLearner:
         """What learns at a site."""
         return self.base.learner
 

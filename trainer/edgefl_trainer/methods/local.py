@@ -16,7 +16,7 @@ from edgefl_trainer.contract import Declaration, Predictor, Site, State, Task
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
-from edgefl_trainer.learning.learners.learner import Learner, Recipe, declares_both, learner_of
+from edgefl_trainer.learning.learners.learner import Recipe, SiteLearner, declares_both, learner_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Local:
     aggregate = method_parts.nothing_averaged
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> SiteLearner:
         """What learns at a site."""
         return learner_of(self.recipe)
 

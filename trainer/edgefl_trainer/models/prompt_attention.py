@@ -32,7 +32,7 @@ class Prompts(NamedTuple):
     allowed: Bool[Tensor, "T P"]
 
 
-class Mixed(NamedTuple):
+class AfterBlock(NamedTuple):
     """What a block makes of the first R tokens of a sequence: `tokens`, and the `attention` of each of its heads."""
 
     tokens: Float[Tensor, "B R d"]
@@ -78,7 +78,7 @@ class Block:
         prompts: Prompts | None = None,
         dropout: float = 0.0,
         most: int | None = None,
-    ) -> Mixed:
+    ) -> AfterBlock:
         """Mix a sequence.
 
         Args:
@@ -101,7 +101,7 @@ class Block:
             )
         hidden = functional.gelu(linear(norm(after, tensors, f"{self.name}.norm2"), tensors, f"{self.name}.mlp1"))
         changed = linear(hidden, tensors, f"{self.name}.mlp2")
-        return Mixed(after + _dropped(changed, dropout), attention)
+        return AfterBlock(after + _dropped(changed, dropout), attention)
 
     def _attend(
         self,

@@ -1,4 +1,4 @@
-"""How a site learns to answer questions about its pictures, as a `Learner`: an answer model, cross-entropy, Adam.
+"""How a site learns to answer questions about its pictures, as a `SiteLearner`: an answer model, cross-entropy, Adam.
 
     L = L_CE + beta R, and what a method adds;  R: squared norm of all tensors that learn
 
@@ -110,7 +110,7 @@ class AnswerRecipe:
 
 @dataclass(frozen=True)
 class AnswerLearner:
-    """See `Learner`; nothing has to be settled before round 1."""
+    """See `SiteLearner`; nothing has to be settled before round 1."""
 
     recipe: AnswerRecipe
     settled: ClassVar[tuple[str, ...]] = ()
@@ -122,7 +122,7 @@ class AnswerLearner:
         return self.recipe.encoder == "learned"
 
     def trained(self, task: Task) -> tuple[str, ...]:
-        """The tensors of an answer but its temperature; then the vision transformer's, where it learns."""
+        """Name the tensors of an answer but its temperature; then the vision transformer's, where it learns."""
         own = tuple(name for name in self.recipe.options().tensors if name != "temperature")
         return (*own, *(f"{NETWORK}{name}" for name in sorted(task.initial) if self.recipe.encoder == "learned"))
 
@@ -173,7 +173,7 @@ class AnswerLearner:
         terms: Sequence[Term] = (),
         epochs: int | None = None,
     ) -> State:
-        """Learn E epochs, or as many as named; see `Learner`. Other prompts of the state (`SHARED`) stay as they are.
+        """Learn E epochs, or as many as named; see `SiteLearner`. Shared prompts of the state stay as they are.
 
         A `TrainingError` where the loss is not finite.
         """

@@ -22,7 +22,7 @@ from edgefl_trainer.rollout import PrefixMode
 Recipe = EvidentialRecipe | AnswerRecipe
 
 
-class Learner(Protocol):
+class SiteLearner(Protocol):
     """A model that one site learns, as named tensors."""
 
     @property
@@ -74,7 +74,7 @@ class Learner(Protocol):
         """Make what a site scores with."""
 
 
-def learner_of(recipe: Recipe, mode: PrefixMode = "renormalise") -> Learner:
+def learner_of(recipe: Recipe, mode: PrefixMode = "renormalise") -> SiteLearner:
     """Return the learner behind a recipe; `mode` is what rollout maps do with the columns of prompts."""
     return PromptLearner(recipe, mode) if isinstance(recipe, EvidentialRecipe) else AnswerLearner(recipe)
 

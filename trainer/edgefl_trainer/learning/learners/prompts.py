@@ -1,4 +1,4 @@
-"""Prompts and head of a frozen network, learned with the evidential loss, as a `Learner`."""
+"""Prompts and head of a frozen network, learned with the evidential loss, as a `SiteLearner`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from edgefl_trainer.rollout import PrefixMode
 
 @dataclass(frozen=True)
 class PromptLearner:
-    """See `Learner`; readout and feature statistics are what sites settle."""
+    """See `SiteLearner`; readout and feature statistics are what sites settle."""
 
     recipe: EvidentialRecipe
     mode: PrefixMode = "renormalise"
@@ -31,7 +31,7 @@ class PromptLearner:
         return features_sent(self.recipe.head_norm)
 
     def trained(self, task: Task) -> tuple[str, ...]:
-        """Prompts in block order, then the head."""
+        """Name the prompts in block order, then the head."""
         return self.recipe.trained
 
     def initial(self, task: Task) -> dict[str, Tensor]:
