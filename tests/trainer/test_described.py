@@ -6,6 +6,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.commands.described import purpose, settings_of
+from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.settings import build, hyper_types, resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
@@ -64,3 +65,18 @@ def test_a_method_is_shown_with_its_settings():
     assert "It has no settings." in edgefl_train("methods", "random-init").out
     outcome = edgefl_train("methods", "fedevpromt")
     assert outcome.code == 2 and "did you mean fedevprompt" in outcome.sentence()
+
+
+def test_settings_of_answers_stand_beside_those_of_pictures():
+    """`edgefl-train methods NAME`: what a run over questions takes, in one table of its own."""
+    for name, kind in METHODS.items():
+        answers = declared(kind).asked
+        expected = [] if answers is None else list(hyper_types(answers.make()))
+        assert [one.key for one in settings_of(name, asked=True)] == expected
+    found = {one.key: one for one in settings_of("fedavg", asked=True)}
+    assert found["width"].presets == {"tiny": 64} and found["prompt_site"].allowed == "image, text, both"
+    assert all(one.meaning for one in found.values())
+    text = edgefl_train("methods", "fedavg").out
+    assert "Where the data asks questions" in text and text.count("prompt_site") == 1
+    assert "Where the data" not in edgefl_train("methods", "pfl-vqa").out
+    assert "settings_of_questions" in edgefl_train("methods", "local", "--json").json()

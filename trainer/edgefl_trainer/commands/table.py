@@ -7,6 +7,7 @@ import click
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 
+ANSWERS = ("accuracy_open_questions", "accuracy_closed_questions")  # of runs over questions alone
 SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module imports
     "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy", "ece",
     "brier", "aurc", "open_accuracy", "open_balanced_accuracy",
@@ -24,9 +25,10 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
 )
 @click.option(
     "--metric",
-    type=click.Choice(SITE_FIGURES),
+    type=click.Choice((*SITE_FIGURES, *ANSWERS)),
     metavar="NAME",
-    help=f"Figure to compare: {', '.join(SITE_FIGURES)}.  [default: balanced_accuracy; with --experiment the paper's]",
+    help=f"Figure to compare: {', '.join((*SITE_FIGURES, *ANSWERS))}.  "
+    "[default: balanced_accuracy, of answers accuracy; with --experiment the paper's]",
 )
 @click.option(
     "--spread",
@@ -61,7 +63,7 @@ def table(
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.evaluate.metric_plot import plot_metric
     from edgefl_trainer.evaluate.recall_table import render_recall
-    from edgefl_trainer.evaluate.table import chance_of, origin, render_table, table_rows
+    from edgefl_trainer.evaluate.table import chance_of, origin, render_table, table_rows, usual_metric
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -77,7 +79,7 @@ def table(
             folders = [path for folder in runs for path in run_folders(folder)]
             summaries = [open_run(folder).summary for folder in folders]
             machine = origin([environment_of(folder) for folder in folders])
-            named, metric = metric, metric or "balanced_accuracy"
+            named, metric = metric, metric or usual_metric(summaries)
             click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))
             if style == "md" and (recall := render_recall(summaries)):
                 click.echo(recall)

@@ -37,7 +37,7 @@ from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federati
 from edgefl_trainer.evaluate.report import thin_sites
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.learning.unusual_features import with_usual
-from edgefl_trainer.models.answers import AnswerModule
+from edgefl_trainer.models.answers import SHARED, AnswerModule
 from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreOptions
@@ -94,6 +94,7 @@ def predictor_results(
     facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
     further: dict[str, dict[str, Scored]] = defaultdict(dict)
+    size = 0
     for name, kept in _kept_rounds(method, task, final, sorted(sites)).items():
         site = sites[name]
         predictor = method.predictor(site, kept.state, kept.broadcast)
@@ -104,7 +105,7 @@ def predictor_results(
         if calibrated.tune is not None:
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        facts[name] = _facts_of_trained(site, predictor, kept, task)
+        facts[name], size = _facts_of_trained(site, predictor, kept, task), _model_bytes(predictor)
         seen[name] = predictor.seen
         rows = report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
@@ -129,9 +130,16 @@ def predictor_results(
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
+        **({} if task.questions is None else {"model_bytes": size}),
         **federation_report(scored, facts),
         **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
     }
+
+
+def _model_bytes(predictor: Predictor) -> int:
+    """Sum the bytes of what a site has learned: what it would send if it sent its model."""
+    learned = {name: value for name, value in predictor.tensors.items() if not name.startswith((SHARED, "temperature"))}
+    return sum(value.nbytes for value in (*learned.values(), *predictor.network.values()))
 
 
 def _facts_of_trained(site: Site, predictor: Predictor, kept: SelectedRound, task: Task) -> dict[str, Any]:

@@ -114,9 +114,11 @@ def write_summary(
 
     `states` are the sites' at the end; `evaluated` is the seconds that judging took.
     """
+    sent = traffic(folder)
     summary = {
         **head,
-        **traffic(folder),
+        **sent,
+        **share_of_models(head, sent["bytes_up_per_round"]),
         **speed(folder),
         **privacy_cost(states),
         "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
@@ -293,6 +295,12 @@ def traffic(folder: Path) -> dict[str, float]:
         figures[f"bytes_{way}_per_round"] = round(train / rounds, 1)
         figures[f"bytes_{way}_total"] = sum(int(line[f"bytes_{way}"]) for line in lines)
     return figures
+
+
+def share_of_models(head: Mapping[str, Any], bytes_up: float) -> dict[str, float]:
+    """Compute what a round's replies are of the models that learn, all sites' together; nothing where that is open."""
+    whole = head.get("model_bytes", 0) * sum(not site.get("held_out") for site in head.get("sites", {}).values())
+    return {"share_of_models": bytes_up / whole} if whole else {}
 
 
 def speed(folder: Path) -> dict[str, float]:

@@ -6,7 +6,7 @@ counts once in the means over sites; intervals as in `evaluate.intervals`, by pi
 Source: docs/methods.md 11.4.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights
 
 USUAL = "usual_answer"
+KEPT = ("task", "seed", "preset", "rounds", "reported_rows", "partition_sha256")  # of a run, for the usual answer's row
 PARTS = ("", "_open_questions", "_closed_questions")  # of the questions
 
 
@@ -59,6 +60,26 @@ def answer_summary(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     usual = [figures.get(USUAL, {}) for figures in sites.values()]
     return {**_summed(list(sites.values())), USUAL: _summed(usual)}
+
+
+def usual_runs(summaries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Make a run's summary of the usual answer, one for each seed, to stand beside the runs in a table."""
+    seeds = set()
+    for run in summaries:
+        if USUAL in run and run.get("seed") not in seeds:
+            seeds.add(run.get("seed"))
+            kept = {name: run[name] for name in KEPT if name in run}
+            sites = {name: site[USUAL] for name, site in run["sites"].items() if USUAL in site}
+            nothing = {"bytes_up_per_round": 0, "bytes_down_per_round": 0}
+            pooled = run.get("pooled", {}).get(USUAL, {})
+            yield {
+                **kept,
+                **nothing,
+                "method": "usual answer",
+                "label": "usual answer",
+                "sites": sites,
+                "pooled": pooled,
+            }
 
 
 def _summed(figures: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edgefl_trainer.evaluate.answer_figures import USUAL, usual_runs
 from edgefl_trainer.evaluate.one_class import MARK, SAYS, is_one_class
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
@@ -80,6 +81,11 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
     return _numbered([_row(runs, metric, ddof) for runs in _groups(summaries)])
 
 
+def usual_metric(summaries: Sequence[Summary]) -> str:
+    """Return the figure that these runs are compared by where none is named."""
+    return "accuracy" if any(USUAL in summary for summary in summaries) else "balanced_accuracy"
+
+
 def row_names(summaries: Sequence[Summary]) -> list[str]:
     """Return the name of the row in which each summary stands, as `render_table` writes it."""
     groups = zip(_groups(summaries), named(table_rows(summaries)), strict=True)
@@ -97,7 +103,7 @@ def named(rows: Sequence[TableRow]) -> list[str]:
 def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
     """The runs of each row."""
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
-    for summary in chain.from_iterable(map(_answers, summaries)):
+    for summary in chain(chain.from_iterable(map(_answers, summaries)), usual_runs(summaries)):
         key = tuple(
             summary.get(name) for name in ("label", "method", "preset", "rounds", "reported_rows", "settings_sha256")
         )
