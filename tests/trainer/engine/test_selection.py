@@ -139,7 +139,7 @@ def test_a_selecting_run_judges_every_tune_row(monkeypatch):
     """A draw of 200 is watched; selection reads all, for the error of a draw is as large as what rounds differ by."""
     here = replace(site([0, 1]), tune=rows_of([0, 1] * 150))
     seen = []
-    monkeypatch.setattr(selection, "predict", lambda predictor, images, device: seen.append(len(images)) or Scores)
+    monkeypatch.setattr(selection, "predict_rows", lambda predictor, rows, device: seen.append(len(rows)) or Scores)
     monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": 0.5, "open_accuracy": 0.4})
     for most in (200, None):
         judge = tune_judge(Scores, {"east": here}, most=most)
