@@ -5,15 +5,15 @@ where the lower ends of both intervals, of balanced accuracy and of AUROC, lie a
 these sentences of the same figures: `metrics.site` of a card is the site's entry in `summary.json` (docs/design.md 5).
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
+from edgefl_protocol.bundle.figures import HALF, CardFigure, figures_of, number, site_figures, temperature_at_bound
 from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.question_table import QuestionTable
+from edgefl_protocol.bundle.question_words import question_lines, question_weaknesses
 from edgefl_protocol.pictures.class_info import undescribed
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
-from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 from edgefl_protocol.sentences import counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
@@ -21,30 +21,6 @@ _NO_THRESHOLD: Final = (
     "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
     f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
 )
-_HALF: Final = 0.5  # of the answers
-_NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Figure:
-    name: str
-    value: float
-    interval: tuple[float, float] | None  # 95 %, by lesion
-    chance: float | None  # what guessing reaches; None where the card does not say how many classes were tested
-
-    @property
-    def above_chance(self) -> bool | None:
-        """Whether its lower end lies above chance; None where nobody can tell."""
-        if self.chance is None:
-            return None
-        if self.interval is None:
-            return False if self.value <= self.chance else None
-        return self.interval[0] > self.chance
-
-    def __str__(self) -> str:
-        beside = [] if self.interval is None else [f"95% interval {self.interval[0]:.3f} to {self.interval[1]:.3f}"]
-        beside += [] if self.chance is None else [f"chance {self.chance:.3f}"]
-        return f"{self.name} {self.value:.3f}" + (f" ({', '.join(beside)})" if beside else "")
 
 
 def better_than_chance(figures: Mapping[str, object]) -> bool | None:
@@ -62,8 +38,10 @@ def at_chance_sentence(figures: Mapping[str, object], site: str | None, labels: 
     return f"This model was not found better than chance: {_judged(figures, site, labels)}."
 
 
-def quality_lines(card: Card, labels: Labels) -> tuple[str, str]:
-    """Say in two lines how right the model was, and what its rule for suspicious classes reached."""
+def quality_lines(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, str]:
+    """Say in two lines how right the model was, and what its rule for suspicious classes or its threshold reached."""
+    if questions is not None:
+        return question_lines(card, labels, questions)
     figures = site_figures(card)
     right = (
         _judged(figures, card.site, labels)
@@ -73,36 +51,28 @@ def quality_lines(card: Card, labels: Labels) -> tuple[str, str]:
     return f"how right it was: {right}", f"suspicious classes: {_suspicion(card, labels)}"
 
 
-def card_lines(card: Card, labels: Labels) -> list[str]:
+def card_lines(card: Card, labels: Labels, questions: QuestionTable | None = None) -> list[str]:
     """Give the two lines, and what speaks against the model but for a missing threshold: the second line says it."""
-    return [*quality_lines(card, labels), *(one for one in weaknesses(card, labels) if one != _NO_THRESHOLD)]
+    against = (one for one in weaknesses(card, labels, questions) if one != _NO_THRESHOLD)
+    return [*quality_lines(card, labels, questions), *against]
 
 
-def weaknesses(card: Card, labels: Labels) -> tuple[str, ...]:
-    """Say in sentences what its own card says against a model."""
+def weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, ...]:
+    """Say in sentences what its own card says against a model; `questions` of a bundle that answers some."""
+    if questions is not None:
+        return question_weaknesses(card, questions)
     figures = site_figures(card)
     said = [at_chance_sentence(figures, card.site, labels), _mostly_wrong(figures, card.site, labels)]
     if _has_suspicious(labels) and (card.suspicion is None or card.suspicion.threshold is None):
         said.append(_NO_THRESHOLD)
-    low, high = TEMPERATURE_BOUNDS
-    if not low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
-        said.append(
-            f"Its temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to {high:g}), so "
-            "its probabilities and its vacuity may be far from true."
-        )
+    said.append(temperature_at_bound(card, "its probabilities and its vacuity"))
     return tuple(one for one in said if one is not None)
-
-
-def site_figures(card: Card) -> Mapping[str, object]:
-    """Give the figures of the site whose model it is; empty where the card states none."""
-    found = card.metrics.get("site")
-    return found if isinstance(found, dict) else {}
 
 
 def _mostly_wrong(figures: Mapping[str, object], site: str | None, labels: Labels) -> str | None:
     """Say that most answers were wrong where the model is not at chance: the best of eight classes may be wrong."""
-    accuracy = _number(figures.get("accuracy"))
-    if accuracy is None or accuracy >= _HALF or better_than_chance(figures) is False:
+    accuracy = number(figures.get("accuracy"))
+    if accuracy is None or accuracy >= HALF or better_than_chance(figures) is False:
         return None
     return f"More than half of its answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site, labels)}."
 
@@ -176,24 +146,7 @@ def _has_suspicious(labels: Labels) -> bool:
     return labels.suspicious is not None and any(labels.suspicious)
 
 
-def _figures(figures: Mapping[str, object]) -> list[_Figure]:
+def _figures(figures: Mapping[str, object]) -> list[CardFigure]:
     tested = figures.get("classes_tested")
     chances = {"auroc": 0.5, "balanced_accuracy": 1 / tested if type(tested) is int and tested > 0 else None}
-    found = []
-    for key, name in _NAMES.items():
-        value = _number(figures.get(key))
-        if value is not None:
-            interval = _interval(figures.get(f"{key}_interval"))
-            found.append(_Figure(name=name, value=value, interval=interval, chance=chances[key]))
-    return found
-
-
-def _interval(given: object) -> tuple[float, float] | None:
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
-        return None
-    low, high = (_number(end) for end in given)
-    return None if low is None or high is None else (low, high)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return figures_of(figures, _NAMES, chances)

@@ -9,13 +9,15 @@ The checks run in this order and the first that fails decides; nothing of a step
     (5) in time, readable by this version, not older than one seen    expired, client_too_old, rolled_back
     (6) members are exactly those of the manifest, from the known names, with its sizes and SHA-256   wrong_members,
                                                                       wrong_hash
-    (7) preprocess, labels and card are the strict records            bad_preprocess, bad_labels, bad_card
+    (7) preprocess, labels, card and questions are the strict records    bad_preprocess, bad_labels, bad_card,
+                                                                      bad_questions
     (8) weights are finite tensors in bounds                          bad_weights
     (9) every graph is self-contained, of allowed operators; the scoring graph takes these weights and gives the
         documented outputs, among them the map that the card speaks of    external_data, bad_graph,
                                                                       forbidden_operator, wrong_inputs, wrong_outputs
-    (10) a training graph has its record, takes what that names and gives it back    wrong_members, bad_training,
-                                                                      wrong_inputs, wrong_outputs
+    (10) a training graph has its record, takes what that names and gives it back; a bundle that answers questions
+         has none                                                     wrong_members, bad_training, wrong_inputs,
+                                                                      wrong_outputs
 
 A file is identified by its SHA-256, a model by `id` = federation/line/task with its version. Verified bytes, never a
 path, go to the runtime. `build_bundle` gives the same bytes for the same input, and checks them with `load_bundle`.
@@ -53,6 +55,7 @@ from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.onnx_rules import check_operators, check_score_graph
 from edgefl_protocol.bundle.onnx_training import check_graphs, read_plan
 from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
+from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.pictures.imaging import Preprocess
@@ -77,8 +80,7 @@ class Bundle:
     card: Card  # the model card
     score_onnx: bytes  # the scoring graph, for the runtime
     weights: Mapping[str, NDArray[Any]]  # tensors by name (read-only), the graph's inputs besides `image`
-    # optional members that are there, by name (`train_step.onnx`, `training.json`, `encode.onnx`, `tokenizer.json`,
-    # `answers.json`)
+    # optional members that are there, by name (`train_step.onnx`, `training.json`, `encode.onnx`, `questions.json`)
     extras: Mapping[str, bytes]
     outputs: tuple[str, ...]  # names of the scoring graph's outputs, in order
     sha256: str  # of the file, 64 hex digits
@@ -86,6 +88,7 @@ class Bundle:
     training: LearningPlan | None = (
         None  # how a device learns with `train_step.onnx`; None where the bundle only scores
     )
+    questions: QuestionTable | None = None  # the words it knows; None for a bundle that scores pictures alone
 
     @property
     def id(self) -> str:
@@ -130,9 +133,11 @@ def load_bundle(
     preprocess = _read("preprocess", _preprocess, members["preprocess.json"])  # (7)
     labels = _read("labels", Labels.from_bytes, members["labels.json"])
     card = _read("card", Card.from_bytes, members["card.json"])
+    questions = _read("questions", QuestionTable.from_bytes, members[MEMBER]) if MEMBER in members else None
     weights = _weights(members["weights.safetensors"])  # (8)
-    graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes)  # (9)
-    _check_map(card, graph.outputs)
+    words = None if questions is None else questions.vocabulary.length
+    graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes, words)  # (9)
+    _check_map(card, graph.outputs, asked=questions is not None)
     extras = {name: content for name, content in members.items() if name in OPTIONAL_MEMBERS}
     graphs = {name: check_operators(content) for name, content in extras.items() if name.endswith(".onnx")}
     types = {name: TensorType(array.dtype.name, array.shape) for name, array in weights.items()}
@@ -149,15 +154,16 @@ def load_bundle(
         sha256=archive.sha256,
         signers=signers,
         training=training,
+        questions=questions,
     )
 
 
-def _check_map(card: Card, outputs: Mapping[str, TensorType]) -> None:
-    """Step 9: the map that the card speaks of is there."""
+def _check_map(card: Card, outputs: Mapping[str, TensorType], *, asked: bool) -> None:
+    """Step 9: the map that the card speaks of is there; `map` is a rollout, or attention where questions are asked."""
     said = card.map
     if said is None or not said.shown or said.kind in (None, "occlusion"):
         return
-    if "shown" not in outputs and (said.kind != "rollout" or "map" not in outputs):
+    if "shown" not in outputs and (said.kind != ("attention" if asked else "rollout") or "map" not in outputs):
         raise BundleError(
             f"the card describes a map of kind {said.kind}, which score.onnx does not give", "wrong_outputs"
         )
@@ -169,6 +175,8 @@ def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: 
         raise BundleError(f"a bundle has both {GRAPH} and {RECORD} or neither; build it again", "wrong_members")
     if RECORD not in members:
         return None
+    if MEMBER in members:
+        raise BundleError("no device learns a model that answers questions; build it without training", "wrong_members")
     plan = _read("training", read_plan, members[RECORD])
     check_graphs(graphs, plan, score)
     return plan

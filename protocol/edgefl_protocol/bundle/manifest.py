@@ -26,7 +26,9 @@ CLIENT_VERSION = VERSION  # what `min_client` is compared with
 MAX_SIGNATURES = 16
 
 REQUIRED_MEMBERS = frozenset({"score.onnx", "weights.safetensors", "preprocess.json", "labels.json", "card.json"})
-OPTIONAL_MEMBERS = frozenset({"train_step.onnx", "training.json", "encode.onnx", "tokenizer.json", "answers.json"})
+OPTIONAL_MEMBERS = frozenset(
+    {"train_step.onnx", "training.json", "encode.onnx", "questions.json", "tokenizer.json", "answers.json"}
+)  # nobody writes or reads the last two; a bundle that holds them loads as it always did
 
 _KEYS = {
     "format",

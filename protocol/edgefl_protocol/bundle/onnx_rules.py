@@ -6,9 +6,10 @@ graph. The lists hold what a transformer or convolutional network, its evidence 
 purpose: control flow, random numbers, sequences, optionals and text, image decoders, and operators whose output size
 depends on values of the picture (NonZero, Unique, Compress, NonMaxSuppression).
 
-Guarantees of `check_score_graph`: inputs are `image` uint8 (B, S, S, 3) and exactly the bundle's tensors with their
-types and shapes; outputs are one of the documented sequences, float32, with a free batch axis and otherwise fixed,
-bounded lengths. So no output can be larger than the batch times a known row.
+Guarantees of `check_score_graph`: inputs are `image` uint8 (B, S, S, 3), where the bundle answers questions `question`
+int64 (B, L), and exactly the bundle's tensors with their types and shapes; outputs are one of the documented sequences,
+float32, with a free batch axis and otherwise fixed, bounded lengths. So no output can be larger than the batch times a
+known row.
 
 Source: docs/security.md, attack list 3, check 30.
 """
@@ -20,6 +21,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.onnx_wire import Graph, TensorType, read_graph
+from edgefl_protocol.bundle.question_table import INPUT
 from edgefl_protocol.errors import BundleError
 
 MAX_MAP_TOKENS: Final = 65_536
@@ -60,6 +62,7 @@ OUTPUTS: Final = (
     ("probabilities", "map"),
     ("probabilities",),
 )
+ANSWER_OUTPUTS: Final = (("probabilities", "map"), ("probabilities",))  # of a model that answers questions
 MAPS: Final = ("map", "shown")
 
 
@@ -76,35 +79,50 @@ def check_operators(data: bytes) -> Graph:
     return graph
 
 
-def check_score_graph(data: bytes, weights: Mapping[str, NDArray[Any]], size_px: int, classes: Sequence[str]) -> Graph:
-    """Check that `score.onnx` takes the bundle's own tensors and gives the documented outputs."""
+def check_score_graph(
+    data: bytes,
+    weights: Mapping[str, NDArray[Any]],
+    size_px: int,
+    classes: Sequence[str],
+    question_words: int | None = None,
+) -> Graph:
+    """Check that `score.onnx` takes the bundle's own tensors and gives the documented outputs.
+
+    Args:
+        question_words: words of a question that the network reads; None for a network that is asked none.
+    """
     graph = check_operators(data)
+    given = {"image": TensorType("uint8", (None, size_px, size_px, 3))}
+    if question_words is not None:
+        given[INPUT] = TensorType("int64", (None, question_words))
     expected = {name: TensorType(array.dtype.name, tuple(array.shape)) for name, array in weights.items()}
-    if set(graph.inputs) != {"image", *expected} or "image" in expected:
-        odd = sorted(set(graph.inputs) ^ {"image", *expected})
+    both = set(given) & set(expected)
+    if set(graph.inputs) != {*given, *expected} or both:
+        odd = sorted(set(graph.inputs) ^ {*given, *expected} | both)
         raise BundleError(
-            f"score.onnx must take `image` and the bundle's tensors; they differ in {', '.join(odd)[:300]}",
+            f"score.onnx must take {' and '.join(f'`{name}`' for name in given)} and the bundle's tensors; they differ "
+            f"in {', '.join(odd)[:300]}",
             "wrong_inputs",
         )
-    image = graph.inputs["image"]
-    if image.dtype != "uint8" or image.dims != (None, size_px, size_px, 3):
-        raise BundleError(
-            f"input image is {_spoken(image)}; it must be uint8 (free, {size_px}, {size_px}, 3)", "wrong_inputs"
-        )
+    for name, kind in given.items():
+        if graph.inputs[name] != kind:
+            raise BundleError(
+                f"input {name} is {_spoken(graph.inputs[name])}; it must be {_spoken(kind)}", "wrong_inputs"
+            )
     for name, kind in expected.items():
         if graph.inputs[name] != kind:
             raise BundleError(
                 f"input {name} is {_spoken(graph.inputs[name])}, but weights.safetensors holds {_spoken(kind)}",
                 "wrong_inputs",
             )
-    _check_outputs(graph.outputs, len(classes))
+    _check_outputs(graph.outputs, len(classes), OUTPUTS if question_words is None else ANSWER_OUTPUTS)
     return graph
 
 
-def _check_outputs(outputs: Mapping[str, TensorType], class_count: int) -> None:
+def _check_outputs(outputs: Mapping[str, TensorType], class_count: int, sequences: Sequence[Sequence[str]]) -> None:
     names = tuple(outputs)
-    if names not in OUTPUTS:
-        allowed = "; ".join(", ".join(sequence) for sequence in OUTPUTS)
+    if names not in sequences:
+        allowed = "; ".join(", ".join(sequence) for sequence in sequences)
         raise BundleError(f"score.onnx gives {', '.join(names)[:300]}; allowed: {allowed}", "wrong_outputs")
     for name, kind in outputs.items():
         per_class = name in ("probabilities", "evidence")

@@ -160,22 +160,23 @@ def _is_share(value: object) -> bool:
     return _is_number(value) and 0 <= value <= 1  # type: ignore[operator]
 
 
-def how_true(said: ShownMap | None) -> str:
+def how_true(said: ShownMap | None, noun: str = "picture") -> str:
     """Say what the card says of its map, in a sentence for whoever reads the picture.
 
     Args:
         said: None for a bundle from before maps were measured.
+        noun: what it was measured on: pictures, or questions about them.
     """
     if said is None:
         return "No map is drawn: this model does not say how true its map is."
     least = said.least
     if least is None:
-        return f"No map is drawn: {_WHY[said.why or 'no_pictures'].format(said.pictures)}."
+        return f"No map is drawn: {_WHY[said.why or 'no_pictures'].format(f'{said.pictures} {noun}s')}."
     marked = _answers(least.marked, said.pictures)
     other = _answers(least.random, RANDOM_QUARTERS * said.pictures)
     figures = (
-        f"Measured on {counted(said.pictures, 'picture')}: hiding the strongest quarter of the map changed {marked}; "
-        f"hiding a random quarter, {RANDOM_QUARTERS} times for each picture, changed {other}."
+        f"Measured on {counted(said.pictures, noun)}: hiding the strongest quarter of the map changed {marked}; "
+        f"hiding a random quarter, {RANDOM_QUARTERS} times for each {noun}, changed {other}."
     )
     if said.shown:
         return figures
@@ -191,7 +192,7 @@ def level_words(said: ShownMap) -> str:
 
 _WHY: Final[Mapping[str, str]] = {
     "no_map": "a device cannot compute a map of this network in time",
-    "few_pictures": "{} pictures were too few to find out whether it would be true",
+    "few_pictures": "{} were too few to find out whether it would be true",
     "no_pictures": "when this model was made, nobody could measure whether it would be true",
     "chance": "it is no better than chance",
 }

@@ -102,6 +102,12 @@ class Measures:
     entropy_nats: float  # entropy of the probabilities
 
 
+def entropy_nats(probabilities: NDArray[np.float32]) -> float:
+    """Entropy of the probabilities (K,) of one picture."""
+    positive = probabilities[probabilities > 0].astype(np.float64)
+    return float(-(positive * np.log(positive)).sum()) + 0.0  # no minus zero
+
+
 def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:
     """Return the index of the class to name; None where nothing is predicted: too little evidence, or no skin.
 

@@ -15,6 +15,7 @@ from edgefl_protocol.pictures.class_info import ClassInfo, undescribed
 from edgefl_protocol.pictures.referral import (
     Measures,
     ReferralRules,
+    entropy_nats,
     predicted_class,
     refer_reasons,
     rules_tried,
@@ -149,12 +150,11 @@ def make_score(
         info: what the classes mean; None where the bundle does not say.
     """
     probabilities = outputs["probabilities"]
-    positive = probabilities[probabilities > 0].astype(np.float64)
     measures = Measures(
         probabilities=probabilities,
         vacuity=float(outputs["vacuity"]) if "vacuity" in outputs else None,
         dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
-        entropy_nats=float(-(positive * np.log(positive)).sum()) + 0.0,  # no minus zero
+        entropy_nats=entropy_nats(probabilities),
     )
     index = predicted_class(measures, seen, gate)
     reasons = refer_reasons(measures, seen, rules, gate=gate, expired=expired)

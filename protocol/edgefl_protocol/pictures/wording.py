@@ -242,9 +242,9 @@ def _digits(score: Score) -> int:
         compared.append({first, first - (score.heatmap_fall or 0.0)})
     if score.suspicious_probability is not None and score.suspicious_from is not None:
         compared.append({score.suspicious_probability, score.suspicious_from})
-    return max(map(_enough, compared), default=0)
+    return max(map(digits_apart, compared), default=0)
 
 
-def _enough(values: set[float]) -> int:
+def digits_apart(values: set[float]) -> int:
     """Count the digits in which no value reads like another."""
     return next((n for n in range(16) if len({percent(value, n) for value in values}) == len(values)), 0)

@@ -1,0 +1,83 @@
+"""The figures that a card states of its site, read without trust in their form, and what one of them looks like."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgefl_protocol.bundle.model_card import Card
+from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
+
+HALF: Final = 0.5  # of the answers
+_NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFigure:
+    """One figure by its name."""
+
+    name: str
+    value: float
+    interval: tuple[float, float] | None  # 95 %, by lesion or picture
+    chance: float | None = None  # what guessing reaches; None where nobody can say
+
+    @property
+    def above_chance(self) -> bool | None:
+        """Whether its lower end lies above chance; None where nobody can tell."""
+        if self.chance is None:
+            return None
+        if self.interval is None:
+            return False if self.value <= self.chance else None
+        return self.interval[0] > self.chance
+
+    def __str__(self) -> str:
+        beside = [] if self.interval is None else [f"95% interval {self.interval[0]:.3f} to {self.interval[1]:.3f}"]
+        beside += [] if self.chance is None else [f"chance {self.chance:.3f}"]
+        return f"{self.name} {self.value:.3f}" + (f" ({', '.join(beside)})" if beside else "")
+
+
+def site_figures(card: Card) -> Mapping[str, object]:
+    """Give the figures of the site whose model it is; empty where the card states none."""
+    found = card.metrics.get("site")
+    return found if isinstance(found, dict) else {}
+
+
+def figures_of(
+    figures: Mapping[str, object], names: Mapping[str, str], chances: Mapping[str, float | None]
+) -> list[CardFigure]:
+    """Read figures with their intervals, as far as the card states them.
+
+    Args:
+        names: what each key is called.
+        chances: what guessing reaches, by key; a key that is not there has none.
+    """
+    found = []
+    for key, name in names.items():
+        value = number(figures.get(key))
+        if value is not None:
+            interval = _interval(figures.get(f"{key}_interval"))
+            found.append(CardFigure(name=name, value=value, interval=interval, chance=chances.get(key)))
+    return found
+
+
+def number(value: object) -> float | None:
+    """Read a finite number; None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def temperature_at_bound(card: Card, spoils: str) -> str | None:
+    """Say that a temperature was stopped by the bound of what may be chosen, and what that spoils; None: it was not."""
+    low, high = TEMPERATURE_BOUNDS
+    if low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
+        return None
+    return (
+        f"Its temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to {high:g}), so "
+        f"{spoils} may be far from true."
+    )
+
+
+def _interval(given: object) -> tuple[float, float] | None:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        return None
+    low, high = (number(end) for end in given)
+    return None if low is None or high is None else (low, high)

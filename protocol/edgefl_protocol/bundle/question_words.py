@@ -1,0 +1,95 @@
+"""How good a card says a model is that answers questions, in sentences for whoever asks it.
+
+Guarantees: a figure is never said without the number of questions behind it; a model that was not found to look at the
+picture is called that. The figures are the site's of `summary.json` (docs/design.md 5), and those of the questions
+that were kept from learning (`question_table`).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from edgefl_protocol.bundle.figures import HALF, figures_of, number, site_figures, temperature_at_bound
+from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.question_table import LEAST_TRIED, QuestionTable, TriedQuestions
+from edgefl_protocol.sentences import counted
+
+_NAMES: Final = {
+    "accuracy": "accuracy",
+    "accuracy_open_questions": "of open questions",
+    "accuracy_closed_questions": "of closed questions",
+}
+_NO_THRESHOLD: Final = "No threshold says when it is too unsure, so it answers every question of which it knows a word."
+
+
+def question_lines(card: Card, labels: Labels, table: QuestionTable) -> tuple[str, str]:
+    """Say in two lines how right the model was, and what it knows and did on questions kept from learning."""
+    figures = site_figures(card)
+    told = figures_of(figures, _NAMES, {})
+    right = ", ".join([*map(str, told), _counted_on(figures, card.site)]) if told else "its card states no accuracy"
+    usual = figures.get("usual_answer")
+    always = number(usual.get("accuracy")) if isinstance(usual, dict) else None
+    if told and always is not None:
+        right += f"; giving the usual answer to each kind of question has accuracy {always:.3f}"
+    words = len(table.vocabulary.words)
+    knows = f"{counted(len(labels.classes), 'answer')} and {counted(words, 'word')}"
+    return f"how right it was: {right}", f"questions: it knows {knows}; {kept_from_learning(table)}"
+
+
+def kept_from_learning(table: QuestionTable) -> str:
+    """Say, as a clause, how the model did on questions kept from learning, which a card's figures do not show."""
+    tried = table.tried
+    if tried is None:
+        return "nobody tried it on questions kept from learning"
+    answered = f"of {counted(tried.questions, 'question')} kept from learning it answered {tried.answered}"
+    if tried.answered == 0:
+        return answered
+    share = tried.answered_right / tried.answered
+    return f"{answered}, {tried.answered_right} of these rightly ({share:.1%})"
+
+
+def question_weaknesses(card: Card, table: QuestionTable) -> tuple[str, ...]:
+    """Say in sentences what its own card says against a model."""
+    said = [
+        not_looking(table),
+        _mostly_wrong(site_figures(card), card.site),
+        _NO_THRESHOLD if card.refer_above is None else None,
+        _not_fitted(table),
+        temperature_at_bound(card, "its confidence"),
+    ]
+    return tuple(one for one in said if one is not None)
+
+
+def not_looking(table: QuestionTable) -> str | None:
+    """Say that a model was not found to look at the picture; None where it was, or nobody tried."""
+    if table.tried is None or table.tried.other_picture is None or table.looks:
+        return None
+    return f"This model was not found to look at the picture: {_with_other_pictures(table.tried)}."
+
+
+def _not_fitted(table: QuestionTable) -> str | None:
+    count = 0 if table.tried is None else table.tried.questions
+    if count >= LEAST_TRIED:
+        return None
+    kept = "no question was" if count == 0 else f"only {counted(count, 'question')} {'was' if count == 1 else 'were'}"
+    return f"Its confidence and its threshold were not fitted, for {kept} kept from learning."
+
+
+def _with_other_pictures(tried: TriedQuestions) -> str:
+    other = 0 if tried.other_picture is None else tried.other_picture.right
+    return (
+        f"of {counted(tried.questions, 'question')} kept from learning it answered {tried.right} rightly with their "
+        f"own picture, and {other} with the picture of another one"
+    )
+
+
+def _mostly_wrong(figures: Mapping[str, object], site: str | None) -> str | None:
+    accuracy = number(figures.get("accuracy"))
+    if accuracy is None or accuracy >= HALF:
+        return None
+    return f"More than half of its answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site)}."
+
+
+def _counted_on(figures: Mapping[str, object], site: str | None) -> str:
+    count = figures.get("n_test")
+    questions = counted(count, "question") if type(count) is int else "an unknown number of questions"
+    return f"on {questions}{'' if site is None else f' of the site {site}'}"

@@ -1,0 +1,177 @@
+"""What is said to one question about one picture, with the JSON keys that other programs rely on (docs/design.md 5).
+
+Guarantees: an answer is the most probable one of those that the site learned; where a rule refuses it there is none,
+and the probabilities beside it are no finding. The rules, in the order in which reasons are listed:
+
+1. `no_known_word`: no word that the network reads of the question is in its table. It is then not run at all.
+2. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+   photographs of skin, and were measured on them (docs/decisions/0046).
+3. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
+4. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+5. `model_expired`: the bundle is past its expiry date.
+
+That no rule refuses never means that the answer is right.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.pictures.referral import entropy_nats
+from edgefl_protocol.pictures.score import ModelInfo, RolloutMap
+from edgefl_protocol.rules.questions import FIRST, Questions, check_question, token_ids, words_of
+
+REFUSALS: Final = ("no_known_word", "size", "unsure", "unseen_answer", "model_expired")
+
+
+@dataclass(frozen=True, eq=False)
+class ReadQuestion:
+    """A question as the network reads it."""
+
+    text: str  # as it was asked
+    tokens: NDArray[np.int64]  # (L,) numbers of its first words
+    unknown: tuple[str, ...]  # of those, the words that are not in the table, each once
+    unread: tuple[str, ...]  # the words after them, which the network does not read
+
+    @property
+    def known(self) -> bool:
+        """Whether any word that is read is in the table."""
+        return bool((self.tokens >= FIRST).any())
+
+
+def read_question(text: str, vocabulary: Questions) -> ReadQuestion:
+    """Turn a question into numbers, and keep what is lost.
+
+    Raises:
+        QuestionError: it is too long, or has no word.
+    """
+    check_question(text)
+    words, table = words_of(text), vocabulary.table
+    read, unread = words[: vocabulary.length], words[vocabulary.length :]
+    unknown = tuple(dict.fromkeys(word for word in read if word not in table))
+    return ReadQuestion(text, token_ids(text, table, vocabulary.length), unknown, unread)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureAnswer:
+    """Result for one question about one picture."""
+
+    image: str | None  # name of the picture as the caller gave it, or None
+    question: ReadQuestion
+    answer: str | None  # None where it is refused
+    # probability of every answer that the model knows, the most probable first; empty where the network was not run
+    probabilities: Mapping[str, float]
+    refuse_reasons: tuple[str, ...]  # in the order of `REFUSALS`
+    rules_tried: tuple[str, ...]  # the rules that were asked, in the same order; some have no threshold or date
+    entropy_nats: float | None  # of the probabilities; None where the network was not run
+    entropy_from: float | None  # above which `unsure` refuses; None where no rule says
+    heatmap: str | None  # path of the drawn picture, or None
+    model: ModelInfo  # which model answered
+    milliseconds: float  # wall time of decoding, preparing and running
+    heatmap_fall: float | None = None  # of the answer's probability, by hiding the map's strongest part
+    map: RolloutMap | None = field(default=None, repr=False, compare=False)  # where the network looked; not in the JSON
+
+    @property
+    def refused(self) -> bool:
+        """Whether a rule refuses the answer."""
+        return bool(self.refuse_reasons)
+
+    @property
+    def confidence(self) -> float | None:
+        """The answer's probability, after the temperature; None where it is refused."""
+        return None if self.answer is None else self.probabilities[self.answer]
+
+    def ranked(self, top: int) -> list[tuple[str, float]]:
+        """List the `top` most probable answers with their probabilities."""
+        return list(self.probabilities.items())[:top]
+
+    def to_json(self, top: int) -> dict[str, Any]:
+        """Write the object that `edgefl ask --json` prints, with this many answers."""
+        return {
+            "image": self.image,
+            "question": self.question.text,
+            "answer": self.answer,
+            "confidence": self.confidence,
+            "answers": [{"answer": name, "confidence": share} for name, share in self.ranked(top)],
+            "refused": self.refused,
+            "refuse_reasons": list(self.refuse_reasons),
+            "rules_tried": list(self.rules_tried),
+            "unknown_words": list(self.question.unknown),
+            "unread_words": list(self.question.unread),
+            "entropy_nats": self.entropy_nats,
+            "entropy_from": self.entropy_from,
+            "heatmap": self.heatmap,
+            "heatmap_fall": self.heatmap_fall,
+            "model": self.model.to_json(),
+            "milliseconds": round(self.milliseconds, 3),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRules:
+    """What a bundle says of its answers."""
+
+    answers: tuple[str, ...]  # in the order of the network's outputs
+    seen: tuple[bool, ...]  # for each, whether the site's own questions had it
+    unsure_above: float | None  # entropy in nats; None switches the rule off
+
+
+def make_answer(
+    outputs: Mapping[str, NDArray[np.float32]] | None,
+    rules: AnswerRules,
+    question: ReadQuestion,
+    *,
+    name: str | None,
+    small: bool,
+    expired: bool | None,
+    model: ModelInfo,
+    milliseconds: float,
+) -> PictureAnswer:
+    """Judge one question from what the network gave for it.
+
+    Args:
+        outputs: one row of each output, `probabilities` (K,) and, where there is one, `map` (N,); None where the
+            network was not run, for want of a known word.
+        small: whether the picture has fewer pixels than the network reads.
+        expired: whether the model is past its date; None for a model without one.
+    """
+    probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
+    entropy = None if outputs is None else entropy_nats(probabilities)
+    best = None if outputs is None else int(probabilities.argmax())
+    found = {
+        "no_known_word": not question.known,
+        "size": small,
+        "unsure": entropy is not None and rules.unsure_above is not None and entropy > rules.unsure_above,
+        "unseen_answer": best is not None and not rules.seen[best],
+        "model_expired": expired is True,
+    }
+    reasons = tuple(reason for reason in REFUSALS if found[reason])
+    return PictureAnswer(
+        image=name,
+        question=question,
+        answer=None if reasons or best is None else rules.answers[best],
+        probabilities=_ranked(rules.answers, probabilities),
+        refuse_reasons=reasons,
+        rules_tried=_tried(rules, ran=outputs is not None, expired=expired),
+        entropy_nats=entropy,
+        entropy_from=rules.unsure_above,
+        heatmap=None,
+        model=model,
+        milliseconds=milliseconds,
+        map=None if outputs is None or "map" not in outputs else outputs["map"].copy(),
+    )
+
+
+def _tried(rules: AnswerRules, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
+    unsure = ran and rules.unsure_above is not None
+    asked = {"unsure": unsure, "unseen_answer": ran, "model_expired": expired is not None}
+    return tuple(rule for rule in REFUSALS if asked.get(rule, True))
+
+
+def _ranked(answers: Sequence[str], probabilities: NDArray[np.float32]) -> dict[str, float]:
+    """Sort from the most probable down; of equal ones the first in the bundle's order comes first."""
+    order = np.argsort(-probabilities, kind="stable")
+    return {answers[index]: float(probabilities[index]) for index in order}

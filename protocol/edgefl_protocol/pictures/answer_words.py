@@ -1,0 +1,77 @@
+"""What an answer says in words: the answer and its confidence, or why there is none, and what was not read.
+
+Guarantees: a refusal names no answer; no sentence says that an answer is right. Two numbers that differ are never
+written alike where a rule compares them. Source: docs/decisions/0046.
+"""
+
+from edgefl_protocol.pictures.answer import PictureAnswer
+from edgefl_protocol.pictures.wording import apart, digits_apart, percent
+from edgefl_protocol.sentences import listed
+
+NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is `model.at_chance`
+_REASONS = {
+    "no_known_word": "the model knows no word of this question",
+    "size": "the picture has fewer pixels than the model reads",
+    "unseen_answer": "the most probable answer is one that it never met in its own questions",
+    "model_expired": "the model is past its expiry date",
+}
+
+
+def headline(answer: PictureAnswer) -> str:
+    """Say the answer and its confidence, or that there is none and why."""
+    if answer.answer is None:
+        return f"No answer: {'; '.join(_reason(answer, one) for one in answer.refuse_reasons)}"
+    return f"{answer.answer}, confidence {_likely(answer, answer.answer)}"
+
+
+def next_answers(answer: PictureAnswer, top: int) -> str | None:
+    """Say the next most probable answers, so that `top` are told in all; None where none is told."""
+    others = [name for name, _ in answer.ranked(top)][1:]
+    if answer.answer is None or not others:
+        return None
+    return "Next: " + ", ".join(f"{name} {_likely(answer, name)}" for name in others)
+
+
+def not_read(answer: PictureAnswer) -> list[str]:
+    """Say in sentences which words of the question told the model nothing."""
+    said = []
+    if answer.question.unknown:
+        said.append(f"Not known to the model, so not asked: {listed(answer.question.unknown)}.")
+    if answer.question.unread:
+        said.append(f"Too late in the question to be read: {listed(answer.question.unread)}.")
+    return said
+
+
+def fall_words(answer: PictureAnswer) -> str | None:
+    """Say from what to what hiding a part lowers the confidence; None without an answer, or if nothing was hidden."""
+    if answer.confidence is None or answer.heatmap_fall is None:
+        return None
+    digits = _digits(answer)
+    return f"from {percent(answer.confidence, digits)} to {percent(answer.confidence - answer.heatmap_fall, digits)}"
+
+
+def what_it_is(answer: PictureAnswer) -> str:
+    """Say what an answer is, and what it is not."""
+    known = len(answer.probabilities)
+    return (
+        f"The most probable of the {known:,} answers that this model knows; it can give no other, and it may be wrong. "
+        "Its confidence is no proof: it is an average over questions like those that it was tried on."
+    )
+
+
+def _likely(answer: PictureAnswer, name: str) -> str:
+    return percent(answer.probabilities[name], _digits(answer))
+
+
+def _digits(answer: PictureAnswer) -> int:
+    """Count the digits of every probability: first and second stay apart, and the first with and without a part."""
+    first = [share for _, share in answer.ranked(2)]
+    hidden = {first[0], first[0] - (answer.heatmap_fall or 0.0)}
+    return max(digits_apart(set(first)), digits_apart(hidden))
+
+
+def _reason(answer: PictureAnswer, reason: str) -> str:
+    if reason != "unsure" or answer.entropy_nats is None or answer.entropy_from is None:
+        return _REASONS[reason]
+    number, limit = apart(answer.entropy_nats, answer.entropy_from)
+    return f"the model is too unsure (entropy {number} nats; the rule refuses above {limit})"

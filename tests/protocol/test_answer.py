@@ -1,0 +1,132 @@
+"""One question about one picture: what is answered, what is refused, and what is said of it.
+
+Source: docs/reference/answers.md, docs/decisions/0044.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl_protocol.errors import QuestionError
+from edgefl_protocol.pictures.answer import REFUSALS, AnswerRules, make_answer, read_question
+from edgefl_protocol.pictures.answer_words import headline, next_answers, not_read, what_it_is
+from edgefl_protocol.pictures.score import ModelInfo
+from edgefl_protocol.rules.questions import Questions
+
+VOCABULARY = Questions(("is", "there", "air"), 4)
+MODEL = ModelInfo(id="-/vqa/all", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+ANSWERS = ("no", "yes", "lung")
+KNOWN = read_question("Is there air?", VOCABULARY)
+
+
+def answer(probabilities=(0.2, 0.7, 0.1), question=KNOWN, **changes):
+    rules = AnswerRules(
+        answers=ANSWERS, seen=changes.pop("seen", (True,) * 3), unsure_above=changes.pop("unsure_above", 1.0)
+    )
+    given = {"name": "a.png", "small": False, "expired": None, "model": MODEL, "milliseconds": 1.0} | changes
+    outputs = None if probabilities is None else {"probabilities": np.array(probabilities, np.float32)}
+    return make_answer(outputs, rules, question, **given)
+
+
+def test_the_most_probable_answer_with_its_confidence():
+    found = answer()
+    assert (found.answer, found.refused, found.refuse_reasons) == ("yes", False, ())
+    assert found.confidence == pytest.approx(0.7)
+    assert [name for name, _ in found.ranked(2)] == ["yes", "no"]
+    assert headline(found) == "yes, confidence 70%" and next_answers(found, 2) == "Next: no 20%"
+
+
+REFUSED = {
+    "no_known_word": ({"probabilities": None, "question": read_question("pneumothorax?", VOCABULARY)}, "knows no word"),
+    "size": ({"small": True}, "fewer pixels than the model reads"),
+    "unsure": ({"unsure_above": 0.8}, "too unsure (entropy 0.802 nats; the rule refuses above 0.800)"),
+    "unseen_answer": ({"seen": (True, False, True)}, "never met in its own questions"),
+    "model_expired": ({"expired": True}, "past its expiry date"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_each_rule_refuses_and_no_answer_is_named(reason):
+    changes, words = REFUSED[reason]
+    found = answer(**changes)
+    assert found.refuse_reasons == (reason,) and found.refused
+    assert found.answer is None and found.confidence is None and found.to_json(3)["answer"] is None
+    assert words in headline(found) and headline(found).startswith("No answer: ")
+    assert not any(name in headline(found).split() for name in ANSWERS if name != "no")
+    assert next_answers(found, 3) is None
+
+
+def test_rules_without_a_threshold_or_date_are_not_tried():
+    assert answer(unsure_above=None, expired=False).rules_tried == (
+        "no_known_word", "size", "unseen_answer", "model_expired",
+    )  # fmt: skip
+    assert answer().rules_tried == ("no_known_word", "size", "unsure", "unseen_answer")
+    nothing = answer(None, read_question("x", VOCABULARY))
+    assert nothing.rules_tried == ("no_known_word", "size") and nothing.probabilities == {}
+    assert answer(unsure_above=None, probabilities=(0.34, 0.33, 0.33)).answer == "no"
+
+
+def test_at_the_threshold_it_still_answers():
+    entropy = answer().entropy_nats
+    assert answer(unsure_above=entropy).answer == "yes"
+    assert answer(unsure_above=np.nextafter(entropy, 0)).refuse_reasons == ("unsure",)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda one: sum(one) > 0.01))
+def test_answers_are_ranked_and_every_one_is_there(shares):
+    probabilities = np.array(shares, np.float32) / np.float32(sum(shares))
+    ranked = answer(probabilities, unsure_above=None).ranked(3)
+    assert sorted(name for name, _ in ranked) == sorted(ANSWERS)
+    assert [share for _, share in ranked] == sorted((float(one) for one in probabilities), reverse=True)
+    assert ranked[0][0] == ANSWERS[int(probabilities.argmax())]
+
+
+def test_words_that_are_not_known_and_words_that_come_too_late_are_told():
+    read = read_question("Is there (really) air, or is there a tube?", VOCABULARY)
+    assert read.unknown == ("really",) and read.unread == ("or", "is", "there", "a", "tube")
+    assert read.tokens.tolist() == [2, 3, 1, 4]
+    told = not_read(answer(question=read))
+    assert told == [
+        "Not known to the model, so not asked: really.",
+        "Too late in the question to be read: or, is, there, a and tube.",
+    ]
+
+
+def test_a_known_word_that_comes_too_late_does_not_count():
+    assert not read_question("one two three four air", VOCABULARY).known
+    assert read_question("one two three air", VOCABULARY).known
+
+
+@pytest.mark.parametrize("text", ["", "   ", "?!", "word " * 10_000, "a" * 1001, "\x00" * 50])
+def test_what_is_no_question_is_refused_in_one_sentence(text):
+    with pytest.raises(QuestionError) as caught:
+        read_question(text, VOCABULARY)
+    assert caught.value.code == "bad_question" and str(caught.value).count("\n") == 0 and len(str(caught.value)) < 200
+
+
+@given(st.text(max_size=1000))
+def test_any_text_is_read_or_refused(text):
+    try:
+        read = read_question(text, VOCABULARY)
+    except QuestionError:
+        return
+    assert read.tokens.shape == (4,) and read.tokens.dtype == np.int64
+    assert read.tokens.min() >= 0 and read.tokens.max() <= 4
+    assert read.known == any(word in VOCABULARY.words for word in read_words(text))
+    assert not set(read.unknown) & set(VOCABULARY.words)
+
+
+def read_words(text):
+    from edgefl_protocol.rules.questions import words_of
+
+    return words_of(text)[:4]
+
+
+def test_what_an_answer_is_not_is_said():
+    assert "3 answers" in what_it_is(answer()) and "may be wrong" in what_it_is(answer())
+
+
+def test_two_answers_that_differ_are_never_written_alike():
+    close = answer((0.2, 0.4012, 0.3988), unsure_above=None)
+    assert headline(close) == "yes, confidence 40.1%" and next_answers(close, 2) == "Next: lung 39.9%"
