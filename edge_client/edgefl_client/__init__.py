@@ -2,22 +2,27 @@
 
     >>> from edgefl_client import Scorer
 
-`Scorer(bundle).score(image)` gives a `Score`. Names are loaded when first used, so that importing this package, and
-with it the command line, costs nothing.
+`Scorer(bundle).score(image)` gives a `Score`, `Asker(bundle).ask(image, question)` a `PictureAnswer`. Names are loaded
+when first used, so that importing this package, and with it the command line, costs nothing.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl_client.scoring.scorer import ScoreError, Scorer
+    from edgefl_client.scoring.asker import Asker
+    from edgefl_client.scoring.network import ScoreError
+    from edgefl_client.scoring.scorer import Scorer
+    from edgefl_protocol.pictures.answer import PictureAnswer
     from edgefl_protocol.pictures.score import ModelInfo, Score
 
-__all__ = ["ModelInfo", "Score", "ScoreError", "Scorer"]
+__all__ = ["Asker", "ModelInfo", "PictureAnswer", "Score", "ScoreError", "Scorer"]
 
 _HOME = {
+    "PictureAnswer": "edgefl_protocol.pictures.answer",
+    "Asker": "edgefl_client.scoring.asker",
     "ModelInfo": "edgefl_protocol.pictures.score",
     "Score": "edgefl_protocol.pictures.score",
-    "ScoreError": "edgefl_client.scoring.scorer",
+    "ScoreError": "edgefl_client.scoring.network",
     "Scorer": "edgefl_client.scoring.scorer",
 }
 

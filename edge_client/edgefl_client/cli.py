@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import click
 
+from edgefl_client.commands.ask import ask
 from edgefl_client.commands.contribute import contribute
 from edgefl_client.commands.doctor import doctor
 from edgefl_client.commands.federation import enrol, pull, status
@@ -50,7 +51,7 @@ def advanced() -> None:
     """See what waits, undo learning, or do by hand what sync does. These commands are rarely needed."""
 
 
-for command in (score, use, watch, trust, enrol, sync, contribute, policy, train, status, doctor):
+for command in (score, ask, use, watch, trust, enrol, sync, contribute, policy, train, status, doctor):
     cli.add_command(command)
 for command in (outbox, personal, pull, rotate):
     advanced.add_command(command)

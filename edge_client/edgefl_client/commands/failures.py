@@ -10,7 +10,7 @@ from edgefl_exchange.enrolment import EnrolmentError
 from edgefl_exchange.errors import NotEnrolled, SignedRefusal, TlsRefused
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, InviteError, KeyMaterialError, RecordError
 
-FAILED, REFUSED = 1, 3
+FAILED, USAGE, REFUSED = 1, 2, 3
 
 _POLICY = frozenset(
     {
@@ -21,10 +21,13 @@ _POLICY = frozenset(
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
 _MIXED = (SignedRefusal, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
+_OTHER_KIND = "other_kind"  # a bundle that another command is for: nobody refused it
 
 
 def exit_code(error: EdgeflError) -> int:
     """Return the exit status of a command that ends with this error."""
+    if error.code == _OTHER_KIND:
+        return USAGE
     if isinstance(error, _REFUSALS):
         return FAILED if error.code in _RUNTIME_CODES else REFUSED
     return REFUSED if isinstance(error, _MIXED) and error.code in _POLICY else FAILED

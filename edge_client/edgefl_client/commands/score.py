@@ -24,6 +24,7 @@ from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
+    from edgefl_client.scoring.network import Network
     from edgefl_client.scoring.score_files import Result
     from edgefl_client.scoring.scorer import Scorer
     from edgefl_protocol.bundle import Bundle
@@ -128,7 +129,7 @@ def score(
     from edgefl_client.scoring.pictures import PictureReader
 
     troubles, failures = list[str](), list[score_files.Failure]()
-    with PictureReader(formats) as reader, open_log(log_file, home, scorer, bundle) as log:
+    with PictureReader(formats) as reader, open_log(log_file, home, scorer) as log:
         files = score_files.expand(images, reader.suffixes)
         unread = score_files.left_out(images, reader)
         if not files:
@@ -159,28 +160,13 @@ def score(
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
-    from edgefl_protocol.bundle.card_words import weaknesses
-    from edgefl_protocol.bundle.shown_map import how_true
-
-    if heatmaps is not None:
-        heatmaps.mkdir(parents=True, exist_ok=True)
     if unread is not None:
         click.echo(unread, err=True)
-    if bundle.card.research_use_only:
-        click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
+    before_scoring(bundle, scorer.network, heatmaps)
     if bundle.labels.info is None:
         click.echo(
             "This model does not say which of its classes are benign, so it asks for a look at every picture; its "
             "publisher can export it again with class information.",
-            err=True,
-        )
-    for weakness in weaknesses(bundle.card, bundle.labels):
-        click.echo(weakness, err=True)
-    left_days = scorer.days_left
-    if left_days is not None and left_days < SOON_DAYS:
-        click.echo(
-            f"The model expires in {counted(left_days, 'day')} and cannot be used after that; edgefl sync fetches a "
-            "newer one.",
             err=True,
         )
     if scorer.model.state_kind == "personal":
@@ -189,23 +175,44 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
             f"Scored with the personal values learned on this device; --weights bundle scores with the bundle's.{less}",
             err=True,
         )
+
+
+def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None) -> None:
+    """Make the folder of drawings, and say what any model has said of it before its first result."""
+    from edgefl_protocol.bundle.card_words import weaknesses
+    from edgefl_protocol.bundle.shown_map import how_true
+
+    if heatmaps is not None:
+        heatmaps.mkdir(parents=True, exist_ok=True)
+    if bundle.card.research_use_only:
+        click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
+    for weakness in weaknesses(bundle.card, bundle.labels, bundle.questions):
+        click.echo(weakness, err=True)
+    left_days = network.days_left
+    if left_days is not None and left_days < SOON_DAYS:
+        click.echo(
+            f"The model expires in {counted(left_days, 'day')} and cannot be used after that; edgefl sync fetches a "
+            "newer one.",
+            err=True,
+        )
     if heatmaps is not None and (bundle.card.map is None or not bundle.card.map.shown):
-        click.echo(f"{how_true(bundle.card.map)} The pictures are drawn without a map.", err=True)
+        said = how_true(bundle.card.map, "picture" if bundle.questions is None else "question")
+        click.echo(f"{said} The pictures are drawn without a map.", err=True)
 
 
 @contextmanager
 def open_log(
-    file: Path | None, home: "Home", scorer: "Scorer", bundle: "Bundle"
+    file: Path | None, home: "Home", scorer: "Scorer"
 ) -> "Iterator[Callable[[Result, str | None], None] | None]":
     """Open the log that takes each result; None where none is asked for."""
     if file is None:
         yield None
         return
-    from edgefl_client.scoring.score_log import ScoreLog, circumstances
+    from edgefl_client.scoring.log_file import LogFile, circumstances
+    from edgefl_client.scoring.log_forms import SCORES, score_columns
 
-    shared = circumstances(home, bundle, scorer.model, scorer.temperature, scorer.threads)
-    with ScoreLog(file, shared) as log:
-        yield log.note
+    with LogFile(file, SCORES, circumstances(home, scorer.model, scorer.network)) as log:
+        yield lambda result, image_sha256: log.append(image_sha256, score_columns(result))
 
 
 @contextmanager

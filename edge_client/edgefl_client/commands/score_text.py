@@ -1,4 +1,6 @@
-"""A result as a line: for a person, as JSON, or as a row of CSV. The columns and keys are docs/design.md, section 5.
+"""A score as a line for a person, as JSON or as a row of CSV; an answer as lines or JSON.
+
+The columns and keys are docs/design.md, section 5.
 
 Every line is UTF-8, also where the name of a file is not: its odd bytes become `\\udcXX`, which in JSON is the escape
 that gives Python the file's name back. What a person reads holds no line break and no control character: the name of a
@@ -9,8 +11,11 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from edgefl_client.scoring.score_files import Failure, Result
+from edgefl_protocol.pictures.answer import PictureAnswer
+from edgefl_protocol.pictures.answer_words import NOT_LOOKING, headline, next_answers, not_read, what_it_is
 from edgefl_protocol.pictures.wording import class_title, in_brief, likely, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
 
@@ -38,7 +43,7 @@ def printable(line: str) -> str:
 
 def json_line(result: Result) -> str:
     """Write one JSON object on one line."""
-    return _text(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
+    return utf8(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
 
 
 class CsvLines:
@@ -89,8 +94,39 @@ class CsvLines:
         out = io.StringIO()
         # Only characters of the line's end make the writer quote a value that holds one.
         csv.writer(out, lineterminator="\r\n").writerow(["" if value is None else value for value in values])
-        return _text(out.getvalue().removesuffix("\r\n"))
+        return utf8(out.getvalue().removesuffix("\r\n"))
 
 
-def _text(line: str) -> str:
+def answer_lines(result: PictureAnswer | Failure, how_right: str, top: int) -> list[str]:
+    """Write the answer, the next ones, what was not read of the question, and what an answer is worth.
+
+    Args:
+        how_right: how the model did on questions kept from learning, in a sentence.
+        top: how many answers are told.
+    """
+    if isinstance(result, Failure):
+        return [printable(f"edgefl: {of_file(result.image, result.message)}")]
+    drawn = f" [{result.heatmap}]" if result.heatmap else ""
+    lines = [f"{result.image}: {headline(result)}{drawn}"]
+    others = next_answers(result, top)
+    lines += [] if others is None else [f"{others}."]
+    lines += not_read(result)
+    lines += [] if result.model.at_chance is None else [NOT_LOOKING]
+    lines += [how_right] if result.refused else [how_right, what_it_is(result)]
+    return [printable(line) for line in lines]
+
+
+def answer_json(result: PictureAnswer | Failure, question: str, top: int) -> str:
+    """Write one JSON object on one line; a failure tells the question that was asked, too."""
+    found: dict[str, Any]
+    if isinstance(result, Failure):
+        told = result.to_json()
+        found = {"image": told["image"], "question": question, "error": told["error"]}
+    else:
+        found = result.to_json(top)
+    return utf8(json.dumps(found, ensure_ascii=False, allow_nan=False))
+
+
+def utf8(line: str) -> str:
+    """Escape what UTF-8 cannot write: odd bytes of a file's name."""
     return line.encode("utf-8", "backslashreplace").decode()

@@ -93,7 +93,7 @@ def watch(
         PictureReader(formats) as reader,
         watched_folder.open_output(out) as output,
         closing(watched_folder.Notes(home, folder)) as notes,
-        open_log(log_file, home, scorer, bundle) as log,
+        open_log(log_file, home, scorer) as log,
     ):
         prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)

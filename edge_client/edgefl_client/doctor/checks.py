@@ -163,9 +163,10 @@ def _speed(measured: dict[str, Any]) -> Finding:
 
 def _model(told: dict[str, Any], now_ms: int) -> Finding:
     age_days = max(now_ms - told["created_ms"], 0) // DAY_MS
+    does = "answers a question about a drawn picture" if told["answers"] else "scores a drawn picture"
     said = (
-        f"{told['name']} version {told['version']} scores a drawn picture with the {told['weights']} values; it was "
-        f"published {counted(age_days, 'day')} ago"
+        f"{told['name']} version {told['version']} {does} with the {told['weights']} values; it was published "
+        f" {counted(age_days, 'day')} ago"
     )
     left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
     if left_days is not None:

@@ -1,12 +1,12 @@
 """How fast a bundle scores on this very device, and what memory it takes; without PyTorch, on drawn pictures.
 
-What is measured is what `edgefl score` does: the same scorer, the same threads, on drawn pictures. Each row is warmed
-and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Beside it
-stand the floors: the network's linear layers alone, in float and in 8 bits (`linear_floor`), run in turn with the
-network. Where other work was running before, the table says so: its times and ratios are then no property of the
-device. Peak memory is that of this process from its beginning to the photo's score, with one model open and before any
-batch, so a caller that wants the figure of scoring alone asks in a process of its own (`second_process`); it holds the
-drawn photo and the libraries too, so scoring takes at most that much. Source: docs/results/device.md.
+What is measured is what `edgefl score` or `edgefl ask` does: the same network, the same threads, on drawn pictures.
+Each row is warmed and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person
+notices. Beside it stand the floors: the network's linear layers alone, in float and in 8 bits (`linear_floor`), run in
+turn with the network. Where other work was running before, the table says so: its times and ratios are then no property
+of the device. Peak memory is that of this process from its beginning to the photo's result, with one model open and
+before any batch, so a caller that wants the figure of scoring alone asks in a process of its own (`second_process`); it
+holds the drawn photo and the libraries too, so scoring takes at most that much. Source: docs/results/device.md.
 """
 
 import os
@@ -16,17 +16,53 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from edgefl_client.doctor.drawn_picture import camera_photo, drawn_picture
 from edgefl_client.memory import peak_memory_mib
 from edgefl_protocol.processor import has_vnni, multiplies_bytes
 
 if TYPE_CHECKING:
     from edgefl_client.doctor.linear_floor import LinearLayers
+    from edgefl_client.scoring.asker import Asker
+    from edgefl_client.scoring.network import Network
     from edgefl_client.scoring.scorer import Scorer
 
 REPEATS: Final = 9
 BATCH: Final = 8
 PHOTO_REPEATS: Final = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a model does here, to be timed."""
+
+    network: "Network"
+    drawn: Callable[[int], object]  # runs so many drawn pictures through the network, ready for it
+    photo: Callable[[], object]  # takes a photo of 12 megapixels from its bytes to its result
+
+
+def scoring(scorer: "Scorer") -> Work:
+    """Describe what `edgefl score` does."""
+    side, photo = _side(scorer.network), camera_photo()
+    small = scorer.prepare(drawn_picture(side, side))
+    return Work(scorer.network, lambda pictures: scorer.score_batch([small] * pictures), lambda: scorer.score(photo))
+
+
+def asking(asker: "Asker", question: str) -> Work:
+    """Describe what `edgefl ask` does; of several pictures it asks the same question."""
+    side, photo = _side(asker.network), camera_photo()
+    pixels = asker.prepare(drawn_picture(side, side)).pixels
+    tokens = asker.read(question).tokens
+    return Work(
+        asker.network,
+        lambda pictures: asker.network.run(np.stack([pixels] * pictures), tokens),
+        lambda: asker.ask(photo, question),
+    )
+
+
+def _side(network: "Network") -> int:
+    return max(network.side_px, 84)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,51 +111,49 @@ class Measured:
 
 
 def measure(
-    scorer: "Scorer", single: "Callable[[], Scorer]", layers: "Callable[[], LinearLayers | None]" = lambda: None
+    work: Work, single: Callable[[], Work], layers: "Callable[[], LinearLayers | None]" = lambda: None
 ) -> Measured:
-    """Time the network alone, in batches, on one thread, and a photo of 12 megapixels from its bytes to its score.
+    """Time the network alone, in batches, on one thread, and a photo of 12 megapixels from its bytes to its result.
 
     Args:
-        scorer: of the bundle, with the threads that scoring uses.
-        single: makes one of the same bundle, with one thread; called when memory was read.
+        work: of the bundle, with the threads that scoring uses.
+        single: makes that of the same bundle with one thread; called when memory was read.
         layers: reads the network's linear layers, of which the floors are; called when memory was read.
     """
     from edgefl_client.runtime import processors  # `doctor` imports this, and no runtime
 
     load_average = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
-    side = max(scorer.network_px, 84)
-    small = scorer.prepare(drawn_picture(side, side))
-    one = timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small]))
-    photo = camera_photo()
-    whole = timed("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=PHOTO_REPEATS)
+    threads = work.network.threads
+    one = timed("network, one picture", threads, lambda: work.drawn(1))
+    whole = timed("12-megapixel JPEG, all of it", threads, work.photo, repeats=PHOTO_REPEATS)
     peak_mib = round(peak_memory_mib(), 1)
-    batch = timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH)
+    batch = timed("network, 8 pictures", threads, lambda: work.drawn(BATCH), pictures=BATCH)
     alone = single()
     found = layers()
     return Measured(
-        precision=scorer.precision,
+        precision=work.network.precision,
         vnni=has_vnni(),
         whole_numbers=multiplies_bytes(),
-        rows=(one, timed("network, one picture", 1, lambda: alone.score_batch([small])), batch, whole),
+        rows=(one, timed("network, one picture", 1, lambda: alone.drawn(1)), batch, whole),
         peak_memory_mib=peak_mib,
         processors=processors(),
         load_average=load_average,
-        floors=() if found is None else _floors(found, scorer, lambda: scorer.score_batch([small])),
+        floors=() if found is None else _floors(found, work),
     )
 
 
-def _floors(layers: "LinearLayers", scorer: "Scorer", network: Callable[[], object]) -> tuple[Floor, ...]:
+def _floors(layers: "LinearLayers", work: Work) -> tuple[Floor, ...]:
     """Time the linear layers and the network in turn: a busy machine slows both."""
     from edgefl_client.doctor.linear_floor import floor_run
 
-    floors = []
+    floors, threads = [], work.network.threads
     for precision in ("fp32", "int8"):
-        part, beside_ms = medians_in_turn((floor_run(layers, precision, scorer.threads), network))
+        part, beside_ms = medians_in_turn((floor_run(layers, precision, threads), lambda: work.drawn(1)))
         milliseconds = part / layers.share
         floors.append(
             Floor(
                 precision=precision,
-                threads=scorer.threads,
+                threads=threads,
                 milliseconds=round(milliseconds, 2),
                 times=round(beside_ms / milliseconds, 2) if milliseconds else 0.0,
                 share=round(layers.share, 3),

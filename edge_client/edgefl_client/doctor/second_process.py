@@ -5,8 +5,8 @@ sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
     {"step": "model", "id", "name", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities",
-     "vacuity", "asks_always": whether nothing is known of its classes, "quality": what its card says of it in two
-     lines, "weaknesses": what that says against it, in sentences}
+     "vacuity", "asks_always": whether nothing is known of its classes, "answers": whether it answers questions,
+     "quality": what its card says of it in two lines, "weaknesses": what that says against it, in sentences}
     {"step": "speed", …}   what `measure.Measured` holds
 
 or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture
@@ -19,7 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,7 @@ from edgefl_client.doctor.drawn_picture import drawn_picture
 
 if TYPE_CHECKING:
     from edgefl_client.doctor.linear_floor import LinearLayers
-    from edgefl_client.scoring.scorer import Scorer
+    from edgefl_client.doctor.measure import Work
 
 MOST_SECONDS: Final = 240
 _START: Final = (
@@ -89,15 +90,15 @@ def answer(home: str, model: str | None, trusted: list[str], speed: bool, floors
     try:
         _say(step, _runtime())
         step = "model"
-        scorer, facts = _model(Path(home), model, trusted)
+        work, facts = _model(Path(home), model, trusted)
         _say(step, facts)
         step = "speed"
         if speed:
             from edgefl_client.doctor.measure import measure
 
             found = measure(
-                scorer,
-                lambda: _model(Path(home), model, trusted, threads=1)[0],
+                work(),
+                lambda: _model(Path(home), model, trusted, threads=1)[0](),
                 lambda: _layers(Path(home), model, trusted) if floors else None,
             )
             _say(step, found.to_json())
@@ -129,31 +130,42 @@ def _runtime() -> dict[str, Any]:
 
 def _model(
     home: Path, model: str | None, trusted: list[str], threads: int | None = None
-) -> "tuple[Scorer, dict[str, Any]]":
-    """Open the model as `edgefl score` does, and score the drawn picture with it; scorer and facts."""
+) -> "tuple[Callable[[], Work], dict[str, Any]]":
+    """Open the model as `edgefl score` or `edgefl ask` does, and try it on the drawn picture; its work, and facts."""
+    from edgefl_client.doctor.measure import asking, scoring
     from edgefl_client.home import Home
-    from edgefl_client.scoring.open_scorer import open_scorer
+    from edgefl_client.scoring.asker import Asker
+    from edgefl_client.scoring.open_scorer import open_either
     from edgefl_protocol.bundle.card_words import quality_lines, weaknesses
 
     file = None if model is None else Path(model)
-    scorer, bundle = open_scorer(Home(home), file, tuple(trusted), threads, None)
+    opened, bundle = open_either(Home(home), file, tuple(trusted), threads)
     side = max(bundle.preprocess.size, 84)
-    score = scorer.score(drawn_picture(side, side))
-    facts = {
+    picture = drawn_picture(side, side)
+    tried: dict[str, Any]
+    if isinstance(opened, Asker):
+        question = opened.a_question
+        answer = opened.ask(picture, question)
+        tried = {"probabilities": dict(answer.probabilities), "vacuity": None, "asks_always": False}
+        work = partial(asking, opened, question)
+    else:
+        score = opened.score(picture)
+        always = bundle.labels.info is None
+        tried = {"probabilities": dict(score.probabilities), "vacuity": score.vacuity, "asks_always": always}
+        work = partial(scoring, opened)
+    return work, {
         "id": bundle.id,
         "name": bundle.manifest.name,
         "version": bundle.manifest.version,
         "sha256": bundle.sha256,
         "created_ms": bundle.manifest.created_ms,
         "expires_ms": bundle.manifest.expires_ms,
-        "weights": scorer.model.state_kind,
-        "probabilities": dict(score.probabilities),
-        "vacuity": score.vacuity,
-        "asks_always": bundle.labels.info is None,
-        "quality": list(quality_lines(bundle.card, bundle.labels)),
-        "weaknesses": list(weaknesses(bundle.card, bundle.labels)),
+        "weights": opened.model.state_kind,
+        **tried,
+        "answers": bundle.questions is not None,
+        "quality": list(quality_lines(bundle.card, bundle.labels, bundle.questions)),
+        "weaknesses": list(weaknesses(bundle.card, bundle.labels, bundle.questions)),
     }
-    return scorer, facts
 
 
 def _layers(home: Path, model: str | None, trusted: list[str]) -> "LinearLayers | None":

@@ -79,6 +79,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
     from edgefl_protocol.bundle import Card, Labels, unverified_manifest
     from edgefl_protocol.bundle.archive import read_archive
     from edgefl_protocol.bundle.card_words import card_lines
+    from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
 
     file = models.current_file(home)
     told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
@@ -86,17 +87,21 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
         data = read_bounded(file, models.MAX_BUNDLE_FILE_BYTES)
         manifest, members = unverified_manifest(data)[0], read_archive(data)
         card, labels = Card.from_bytes(members["card.json"]), Labels.from_bytes(members["labels.json"])
+        questions = QuestionTable.from_bytes(members[MEMBER]) if MEMBER in members else None
     except (StorageError, BundleError, KeyError, ValueError):  # `edgefl doctor` says what is wrong with it
-        unknown = dict.fromkeys(("id", "name", "version", "classes", "age_days", "expires_in_days"))
+        unknown = dict.fromkeys(("id", "name", "version", "classes", "questions", "age_days", "expires_in_days"))
         return told | unknown | {"quality": [], "card": None}
     return told | {
         "id": manifest.id,
         "name": manifest.name,
         "version": manifest.version,
         "classes": list(labels.classes),
+        "questions": None
+        if questions is None
+        else {"answers": len(labels.classes), "words": len(questions.vocabulary.words)},
         "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
         "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
-        "quality": card_lines(card, labels),
+        "quality": card_lines(card, labels, questions),
         "card": parse_json(members["card.json"]),
     }
 
@@ -144,7 +149,7 @@ def status_text(report: dict[str, Any]) -> str:
     lines = [
         f"home: {report['home']}",
         _model_text(model),
-        *([] if model is None or not model["classes"] else [f"  classes: {listed(model['classes'])}"]),
+        *([] if model is None or not model["classes"] else [f"  {_knows(model)}"]),
         *([] if model is None else [f"  {line}" for line in model["quality"]]),
         f"weights: {weights_text(report['personal'])}",
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
@@ -165,6 +170,11 @@ def status_text(report: dict[str, Any]) -> str:
     if asked is not None and asked["error"] is not None:
         lines.append(f"coordinator: {asked['error']['message']}")
     return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
+
+
+def _knows(model: dict[str, Any]) -> str:
+    """Name the classes of a model, or its first answers."""
+    return f"{'classes' if model['questions'] is None else 'answers'}: {listed(model['classes'])}"
 
 
 def card_text(report: dict[str, Any]) -> str:

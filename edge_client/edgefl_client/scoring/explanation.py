@@ -19,6 +19,8 @@ class Explanation:
 
     def fall_of(self, score: Score) -> float | None:
         """Subtract: how much hiding the strongest part lowers the probability of the predicted class."""
-        if score.predicted is None or self.without is None:
-            return None
-        return score.probabilities[score.predicted] - self.without
+        return self.fall_from(None if score.predicted is None else score.probabilities[score.predicted])
+
+    def fall_from(self, likely: float | None) -> float | None:
+        """Do as `fall_of` for an answer of this probability; None without an answer."""
+        return None if likely is None or self.without is None else likely - self.without

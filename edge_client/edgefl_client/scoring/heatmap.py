@@ -14,43 +14,31 @@ What the drawing keeps to:
   of it those that are half as strong as the strongest (`rules.hidden_regions`). The caption counts them.
 * The colours of each map end at its own strongest part. The caption says how much hiding that part lowers the answer's
   probability, or that the colours do not tell.
-* The caption says the full name of the class and its probability, the second class, what the class means, what the
-  suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons
-  to refer in words or the rules that were tried, how true the map was found, and that this is for
-  research only. No sentence says that nothing needs a look.
+* The caption (`score_picture`, `answer_picture`) ends with how true the map was found, and that this is for research
+  only.
 * The last line names the photo's file and its digest, the model, its version and the kind of values, so that a print
   can be told.
-* Where a photo is at fault, taking it again comes first, and what its class means stands small.
 * Where no map is shown, or it is level, the photo stands alone, and the caption says why.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import (
-    class_title,
-    evidence_words,
-    faults_in_words,
-    likely,
-    meaning,
-    outcome,
-    second_class,
-    suspicious_words,
-    without_strongest,
-)
+from edgefl_protocol.pictures.score import ModelInfo
 from edgefl_protocol.rules.hidden_regions import LEAST_SPREAD, grid_side, ground, outlined_cells
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
-_Line = tuple[str, ImageFont.FreeTypeFont, tuple[int, int, int]]  # text, font, ink
+Ink = tuple[int, int, int]
 
 ENLARGE_BELOW_PX = 448
 REDUCE_ABOVE_PX = 1600
@@ -67,7 +55,17 @@ _STOPS = (
     (170, 220, 50), (253, 231, 37),
 )  # fmt: skip
 _LIGHT_SKIN, _DARK_SKIN = (232, 190, 172), (96, 62, 48)
-_INK, _PAPER, _QUIET, _WARN = (24, 24, 28), (255, 255, 255), (95, 95, 105), (130, 14, 8)
+INK, QUIET, WARN = (24, 24, 28), (95, 95, 105), (130, 14, 8)
+_PAPER = (255, 255, 255)
+HEAD, BODY, SMALL = 1.35, 1.0, 0.85  # size of text, in units of the body's
+
+
+class CaptionLine(NamedTuple):
+    """A line of a caption, wrapped where it is drawn."""
+
+    text: str
+    size: float
+    ink: Ink
 
 
 @dataclass(frozen=True)
@@ -195,15 +193,18 @@ def gap_px(width_px: int, height_px: int) -> int:
     return max(8, round(max(width_px, height_px) / 40))
 
 
-def draw_heatmap(
-    photo: Photo, score: Score, fit: str, explanation: Explanation, digits: str | None = None
+def draw_picture(
+    photo: Photo,
+    fit: str,
+    explanation: Explanation,
+    caption: "Callable[[Placed | None, str], Sequence[CaptionLine]]",
 ) -> Image.Image:
     """Draw the finished picture: the photo, the photo with map where one is shown, legend and caption.
 
     Args:
         photo: (H, W, 3), upright.
         explanation: the map and how true it is, or why there is none.
-        digits: first ones of the SHA-256 of the photo's file, which tell photos of one name apart; None without a file.
+        caption: makes the lines, given where the map lies and in words how the photo was enlarged or reduced.
     """
     shown, size_words = shown_photo(photo)
     height_px, width_px = shown.shape[:2]
@@ -211,12 +212,9 @@ def draw_heatmap(
     placed = None
     if explanation.values is not None:
         placed = place_map(explanation.values, height_px, width_px, fit)
-    score = replace(score, heatmap_fall=explanation.fall_of(score))
     whole_px = max(beside + width_px if placed else width_px, CAPTION_WIDTH_PX)
     unit = max(14, min(whole_px // (52 if placed else 34), 60))  # px, body text
-    lines = _caption(score, placed, unit, explanation, size_words)
-    lines.append((_origin(score, digits), text_font(round(unit * 0.85)), _QUIET))
-    panel = _panel(whole_px, beside, unit, placed, lines, _map_words(explanation))
+    panel = _panel(whole_px, beside, unit, placed, caption(placed, size_words), _map_words(explanation))
     picture = Image.new("RGB", (whole_px, height_px + panel.height), _PAPER)
     picture.paste(Image.fromarray(shown), (0, 0))
     if placed is not None:
@@ -224,6 +222,56 @@ def draw_heatmap(
         picture.paste(Image.fromarray(overlay(shown, placed, line_px)), (beside, 0))
     picture.paste(panel, (0, height_px))
     return picture
+
+
+def map_lines(placed: Placed | None, explanation: Explanation, fall: str | None, size_words: str) -> list[CaptionLine]:
+    """Say how true the map is and what its colours are, or why there is none; and what the picture is for.
+
+    Args:
+        fall: how hiding the strongest part changes the probability, `from 74% to 31%`; None where nobody tried.
+        size_words: how the photo was enlarged or reduced.
+    """
+    lines = [] if placed is None else [CaptionLine(_compared(fall), SMALL, INK)]
+    lines.append(CaptionLine(explanation.sentence, SMALL, INK))
+    note = "Research use only, not a diagnosis."
+    if placed is not None:
+        some, parts = placed.outlined
+        lines.append(
+            CaptionLine(
+                f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest.", SMALL, INK
+            )
+        )
+        note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
+        left, top, right, bottom = placed.box
+        if (right - left, bottom - top) != placed.values.shape[::-1]:
+            size_words += " Nothing outside the white frame was looked at."
+    lines.append(CaptionLine(note + size_words, SMALL, QUIET))
+    return lines
+
+
+def _compared(fall: str | None) -> str:
+    """Say how much the strongest part matters: the scale of colours ends there, however little it is."""
+    compare = "The colours compare parts of this picture"
+    if fall is None:
+        return f"{compare}; they do not say how much the answer changes."
+    return f"{compare}: hiding the strongest part lowers the probability {fall}."
+
+
+def origin(image: str | None, model: ModelInfo, digits: str | None, done: str) -> CaptionLine:
+    """Say which photo, model and values a printed picture shows. No date: the same result gives the same bytes.
+
+    Args:
+        digits: first ones of the SHA-256 of the photo's file, which tell photos of one name apart; None without a file.
+        done: `scored` or `answered`.
+    """
+    name = "-" if image is None else PurePath(image).name
+    shown = "a photo without a name" if name == "-" else "".join(one if one.isprintable() else "?" for one in name)
+    if len(shown) > LONGEST_NAME:
+        shown = f"{shown[: LONGEST_NAME // 2]}...{shown[-LONGEST_NAME // 2 :]}"
+    values = "the bundle's values" if model.state_kind == "bundle" else "personal values, learned on this device"
+    file = "" if digits is None else f" ({digits})"
+    by = f"{model.id.removeprefix('-/')} version {model.version} with {values}"
+    return CaptionLine(f"{shown}{file}, {done} by {by}.", SMALL, QUIET)
 
 
 def png_bytes(picture: Image.Image) -> bytes:
@@ -238,7 +286,7 @@ def _map_words(explanation: Explanation) -> str:
 
 
 def _panel(
-    width_px: int, beside: int, unit: int, placed: Placed | None, lines: list[_Line], map_words: str
+    width_px: int, beside: int, unit: int, placed: Placed | None, lines: Sequence[CaptionLine], map_words: str
 ) -> Image.Image:
     """Draw what stands under the photos: what each is, legend and caption.
 
@@ -249,19 +297,20 @@ def _panel(
     """
     margin = unit
     inner = width_px - 2 * margin
-    wrapped = [(part, font, ink) for text, font, ink in lines for part in _wrap(text, font, inner)]
+    fonts = {size: text_font(round(unit * size)) for size in {line.size for line in lines}}
+    wrapped = [(part, fonts[size], ink) for text, size, ink in lines for part in _wrap(text, fonts[size], inner)]
     heights = [round(font.size * 1.4) for _, font, _ in wrapped]
     top, legend_px = round(unit * 2.4), round(unit * 3.4) if placed else 0
     panel = Image.new("RGB", (width_px, top + legend_px + sum(heights) + margin), _PAPER)
     draw = ImageDraw.Draw(panel)
     for left, words in ((margin, PHOTO_WORDS), (max(beside, margin), map_words))[: 2 if placed else 1]:
-        draw.text((left, unit // 2), words, font=text_font(round(unit * 0.85)), fill=_QUIET)
+        draw.text((left, unit // 2), words, font=text_font(round(unit * 0.85)), fill=QUIET)
     if placed is not None:
         _legend(panel, (margin, top), inner, unit, placed)
     top += legend_px
     for (text, font, ink), step in zip(wrapped, heights, strict=True):
         draw.text((margin, top), text, font=font, fill=ink)
-        if ink == _WARN:  # a bar, for whoever sees no red
+        if ink == WARN:  # a bar, for whoever sees no red
             draw.rectangle((margin // 3, top, margin // 3 + unit // 4, top + step - 1), fill=ink)
         top += step
     return panel
@@ -277,78 +326,17 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     skin = np.empty((unit, bar_px, 3), dtype=np.uint8)
     skin[: unit // 2], skin[unit // 2 :] = _LIGHT_SKIN, _DARK_SKIN
     panel.paste(Image.fromarray(tint(skin, levels)), (left, top))
-    draw.rectangle((left, top, left + bar_px - 1, top + unit - 1), outline=_INK)
+    draw.rectangle((left, top, left + bar_px - 1, top + unit - 1), outline=INK)
     below = top + round(unit * 1.25)
-    draw.text((left, below), "least", font=font, fill=_QUIET)
-    draw.text((left + bar_px, below), "most in this picture", font=font, fill=_QUIET, anchor="ra")
+    draw.text((left, below), "least", font=font, fill=QUIET)
+    draw.text((left + bar_px, below), "most in this picture", font=font, fill=QUIET, anchor="ra")
     sample = left + bar_px + 2 * unit
     middle = top + unit // 2
     rim = max(3, unit // 4)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=(0, 0, 0), width=rim)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=_PAPER, width=max(1, rim // 3))
     words = "outlined: {} of {} parts".format(*placed.outlined)
-    draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
-
-
-def _caption(score: Score, placed: Placed | None, unit: int, explanation: Explanation, size_words: str) -> list[_Line]:
-    body, small = text_font(unit), text_font(round(unit * 0.85))
-    lines = [(_headline(score), text_font(round(unit * 1.35)), _INK)]
-    fault = bool(faults_in_words(score))  # a new picture comes first, and what this one is called reassures nobody
-    if fault:
-        lines.append((outcome(score), body, _WARN))
-    if score.predicted is not None:
-        lines.append((meaning(score, score.predicted), *((small, _QUIET) if fault else (body, _INK))))
-    if (second := second_class(score)) is not None:
-        lines.append((f"Second: {class_title(score, second)}, probability {likely(score, second)}", body, _INK))
-    if (suspicious := suspicious_words(score)) is not None:
-        lines.append((f"{suspicious[0].upper()}{suspicious[1:]}.", body, _INK))
-    lines.append((f"{evidence_words(score)}.", body, _INK))
-    if not fault:
-        lines.append((outcome(score), body, _WARN if score.refer else _INK))
-    if score.model.at_chance is not None:
-        lines.append((score.model.at_chance, body, _WARN))
-    if placed is not None:
-        lines.append((_compared(score), small, _INK))
-    lines.append((explanation.sentence, small, _INK))
-    note = "Research use only, not a diagnosis."
-    if placed is not None:
-        some, parts = placed.outlined
-        lines.append(
-            (f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest.", small, _INK)
-        )
-        note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
-        left, top, right, bottom = placed.box
-        if (right - left, bottom - top) != placed.values.shape[::-1]:
-            size_words += " Nothing outside the white frame was looked at."
-    note += size_words
-    lines.append((note, small, _QUIET))
-    return lines
-
-
-def _compared(score: Score) -> str:
-    """Say how much the strongest part matters: the scale of colours ends there, however little it is."""
-    compare, without = "The colours compare parts of this picture", without_strongest(score)
-    if without is None or score.predicted is None:
-        return f"{compare}; they do not say how much the answer changes."
-    fall = f"from {likely(score, score.predicted)} to {without}"
-    return f"{compare}: hiding the strongest part lowers the probability {fall}."
-
-
-def _origin(score: Score, digits: str | None) -> str:
-    """Say which photo, model and values a printed picture shows. No date: the same score gives the same bytes."""
-    name = "-" if score.image is None else PurePath(score.image).name
-    shown = "a photo without a name" if name == "-" else "".join(one if one.isprintable() else "?" for one in name)
-    if len(shown) > LONGEST_NAME:
-        shown = f"{shown[: LONGEST_NAME // 2]}...{shown[-LONGEST_NAME // 2 :]}"
-    values = "the bundle's values" if score.model.state_kind == "bundle" else "personal values, learned on this device"
-    file = "" if digits is None else f" ({digits})"
-    return f"{shown}{file}, scored by {score.model.id.removeprefix('-/')} version {score.model.version} with {values}."
-
-
-def _headline(score: Score) -> str:
-    if score.predicted is None:
-        return "No prediction"
-    return f"Prediction: {class_title(score, score.predicted)}, probability {likely(score, score.predicted)}"
+    draw.text((sample + round(2.6 * unit), top), words, font=font, fill=INK)
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The scorer of a device: its bundle read, verified and loaded, with the values learned here where there are some."""
+"""The scorer or the asker of a device: its bundle read, verified and loaded, with what was learned here if anything."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
+    from edgefl_client.scoring.asker import Asker
     from edgefl_client.scoring.personal import PersonalState
     from edgefl_client.scoring.scorer import Scorer
     from edgefl_protocol.bundle import Bundle
@@ -33,8 +34,59 @@ def open_scorer(
 
     Raises:
         click.UsageError: no picture could exceed the threshold.
+        BundleError: it is refused, or answers questions (`other_kind`).
         StorageError: it cannot be read, or there are no personal values (`no_personal`).
     """
+    bundle = _verified(home, model, trusted, "edgefl_client.scoring.scorer")
+    from edgefl_client.scoring.network import without_graphs
+    from edgefl_client.scoring.scorer import Scorer, largest_uncertainty, refuse_questions
+
+    refuse_questions(bundle)
+    most = largest_uncertainty(bundle)
+    if refer_above is not None and refer_above > most:
+        raise click.UsageError(f"--refer-above is {refer_above}; allowed for this model: 0 to {most:g}")
+    personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
+    scorer = Scorer(bundle, threads, refer_above, personal=personal)
+    return scorer, bundle if keep_graphs else without_graphs(bundle)
+
+
+def open_asker(
+    home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None
+) -> "tuple[Asker, Bundle]":
+    """Open the asker and its verified bundle.
+
+    Args:
+        model: a bundle's file; None for the one in use.
+
+    Raises:
+        BundleError: it is refused, or answers no questions (`other_kind`).
+        StorageError: it cannot be read.
+    """
+    bundle = _verified(home, model, trusted, "edgefl_client.scoring.asker")
+    from edgefl_client.scoring.asker import Asker
+    from edgefl_client.scoring.network import without_graphs
+
+    return Asker(bundle, threads), without_graphs(bundle)
+
+
+def open_either(
+    home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None
+) -> "tuple[Scorer | Asker, Bundle]":
+    """Open scorer or asker, whichever a bundle is for, and its verified bundle; as `open_scorer` and `open_asker`."""
+    bundle = _verified(home, model, trusted, "edgefl_client.scoring.scorer")
+    from edgefl_client.scoring.asker import Asker
+    from edgefl_client.scoring.network import without_graphs
+    from edgefl_client.scoring.scorer import Scorer
+
+    if bundle.questions is not None:
+        return Asker(bundle, threads), without_graphs(bundle)
+    personal = _personal(home, bundle, required=False)
+    return Scorer(bundle, threads, personal=personal), without_graphs(bundle)
+
+
+def _verified(home: "Home", model: Path | None, trusted: tuple[str, ...], needed: str) -> "Bundle":
+    """Read and verify a bundle; `needed` is the module that runs it, loaded with its libraries meanwhile."""
+    import importlib
     import time
     from concurrent.futures import ThreadPoolExecutor
 
@@ -48,18 +100,12 @@ def open_scorer(
     # little: on two processors the one hides the other.
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(models.read_file, home, model)
-        from edgefl_client.scoring.scorer import Scorer, largest_uncertainty, without_graphs
+        importlib.import_module(needed)
         from edgefl_client.trust import trusted_keys as signers
 
         extra = [signers.read_public_key(pub).public for pub in trusted]
         archive = reading.result()
-    bundle = models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
-    most = largest_uncertainty(bundle)
-    if refer_above is not None and refer_above > most:
-        raise click.UsageError(f"--refer-above is {refer_above}; allowed for this model: 0 to {most:g}")
-    personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
-    scorer = Scorer(bundle, threads, refer_above, personal=personal)
-    return scorer, bundle if keep_graphs else without_graphs(bundle)
+    return models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
 
 
 def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class Failure:
 
 
 Result = Score | Failure
+Ready = TypeVar("Ready")  # what a scorer or an asker makes of a picture's pixels
 
 
 def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -161,22 +162,43 @@ class _Loaded:
     pixels: NDArray[np.uint8] | None = None  # (H, W, 3), where a heat map needs them again
 
 
-def _load(name: str, task: ScoringJob) -> _Loaded:
+def read_picture(
+    name: str, reader: "PictureReader", use: Callable[[NDArray[np.uint8]], Ready]
+) -> tuple[Ready | Failure, NDArray[np.uint8] | None, str | None]:
+    """Read and decode a file, and make something of its pixels.
+
+    Returns:
+        What `use` made of it, or why nothing could be made; the pixels; the SHA-256 of the file's bytes.
+    """
     if not name:
-        return _Loaded(name, Failure(image=name, code="missing", message="the file name is empty; check the command"))
-    started, sha256 = time.perf_counter(), None
+        return Failure(image=name, code="missing", message="the file name is empty; check the command"), None, None
+    sha256 = None
     try:
         data = (
             sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == STANDARD_INPUT else read_bounded(name, MAX_FILE_BYTES)
         )
         if len(data) <= MAX_FILE_BYTES:
             sha256 = hashlib.sha256(data).hexdigest()
-        pixels = task.reader.read(data)
-        prepared = task.scorer.prepare(pixels)
+        pixels = reader.read(data)
+        return use(pixels), pixels, sha256
     except EdgeflError as error:
-        return _Loaded(name, Failure(image=name, code=error.code, message=str(error)), sha256)
+        return Failure(image=name, code=error.code, message=str(error)), None, sha256
     except ValueError:  # a name with a NUL byte
-        return _Loaded(name, Failure(image=name, code="missing", message="this is not a valid file name; check it"))
+        return Failure(image=name, code="missing", message="this is not a valid file name; check it"), None, None
+
+
+def drawing_file(folder: Path, name: str, sha256: str) -> tuple[Path, str]:
+    """Name the drawing of a picture in this folder, and give the digits that its last line tells."""
+    stem = "standard-input" if name == STANDARD_INPUT else Path(name).stem
+    digits = sha256[:_DIGITS]
+    return folder / f"{stem}-{digits}{_DRAWN}", digits
+
+
+def _load(name: str, task: ScoringJob) -> _Loaded:
+    started = time.perf_counter()
+    prepared, pixels, sha256 = read_picture(name, task.reader, task.scorer.prepare)
+    if isinstance(prepared, Failure):
+        return _Loaded(name, prepared, sha256)
     # Only a heat map needs the photograph again: a batch of large ones must not lie in memory.
     prepared = dataclasses.replace(prepared, milliseconds=(time.perf_counter() - started) * 1e3)
     return _Loaded(name, prepared, sha256, None if task.heatmaps is None else pixels)
@@ -203,11 +225,10 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Scor
         or "not_skin" in score.refer_reasons
     ):
         return score
-    stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
-    digits = photo.sha256[:_DIGITS]
-    path = folder / f"{stem}-{digits}{_DRAWN}"
-    from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
+    path, digits = drawing_file(folder, photo.name, photo.sha256)
+    from edgefl_client.scoring.heatmap import png_bytes  # only those who draw pay for loading fonts
+    from edgefl_client.scoring.score_picture import draw_heatmap
 
     explanation = task.scorer.explain(photo.found, score)
-    write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, task.scorer.fit, explanation, digits)))
+    write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, task.scorer.network.fit, explanation, digits)))
     return dataclasses.replace(score, heatmap=str(path), heatmap_fall=explanation.fall_of(score))

@@ -106,7 +106,7 @@ def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> 
         models.check_replaces(home, bundle, signers)
     known: dict[str, Any] = {"federation": manifest.federation, "line": manifest.line, "task": manifest.task}
     known |= {"version": manifest.version, "sha256": bundle.sha256, "signers": list(bundle.signers)}
-    known["quality"] = card_lines(bundle.card, bundle.labels)
+    known["quality"] = card_lines(bundle.card, bundle.labels, bundle.questions)
     for key in trusted:
         add_trusted(home, key, None, today())
     if models.is_in_use(home, bundle.sha256):
@@ -123,7 +123,7 @@ def _federation_of(home: Home) -> str | None:
 
 def _install(home: Home, data: bytes, bundle: Bundle) -> Path:
     """Use a verified bundle: what this runtime cannot load must not take the place of what it can."""
-    from edgefl_client.scoring.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
+    from edgefl_client.scoring.network import Network  # brings the runtime, which no other part of an exchange needs
 
-    Scorer(bundle, threads=1)
+    Network(bundle, threads=1)
     return models.install(home, data, bundle)

@@ -121,7 +121,7 @@ def test_what_is_no_bundle_is_one_sentence(run, tmp_path, content):
 
 def test_a_graph_that_does_not_load_is_not_put_into_use(run, labelled, lab, file, monkeypatch):
     """docs/security.md check 33: what cannot score must not take the place of what can."""
-    from edgefl_client.scoring import scorer
+    from edgefl_client.scoring import network
     from edgefl_protocol.errors import BundleError
 
     assert run("use", file(), "--trust", lab.SIGNER.public.hex())[0] == 0
@@ -130,7 +130,7 @@ def test_a_graph_that_does_not_load_is_not_put_into_use(run, labelled, lab, file
         raise BundleError("the graph cannot be loaded", "graph_load")
 
     with monkeypatch.context() as broken:
-        broken.setattr(scorer.Scorer, "__init__", cannot)
+        broken.setattr(network.Network, "__init__", cannot)
         assert run("use", file("b.edgefl", version=2))[0] == 1
     assert version_in_use(run, labelled) == 1
 

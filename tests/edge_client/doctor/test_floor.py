@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgefl_client.doctor.linear_floor import MOST_VALUES, LinearLayers, floor_graph, floor_run, linear_layers
-from edgefl_client.doctor.measure import measure, table
+from edgefl_client.doctor.measure import measure, scoring, table
 from edgefl_client.scoring.scorer import Scorer
 
 LAYERS = LinearLayers(5, ((16, 24), (24, 8), (16, 32)))
@@ -78,7 +78,7 @@ def test_large_networks_are_reckoned_from_a_part():
 def test_the_table_holds_both_floors(plain_bundle):
     """Floor and network are timed with the same threads, in turn; the table shows the figures of the JSON."""
     scorer = Scorer(plain_bundle, threads=1)
-    found = measure(scorer, lambda: scorer, lambda: LinearLayers(197, ((256, 512),) * 4)).to_json()
+    found = measure(scoring(scorer), lambda: scoring(scorer), lambda: LinearLayers(197, ((256, 512),) * 4)).to_json()
     assert [(one["precision"], one["threads"], one["share"]) for one in found["floors"]] == [
         ("fp32", 1, 1.0), ("int8", 1, 1.0),
     ]  # fmt: skip

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from edgefl_client import memory, runtime
 from edgefl_client.doctor import measure as measuring
 from edgefl_client.doctor.drawn_picture import camera_photo
-from edgefl_client.doctor.measure import measure, medians_in_turn, table, timed
-from edgefl_client.scoring.scorer import Scorer, without_graphs
+from edgefl_client.doctor.measure import measure, medians_in_turn, scoring, table, timed
+from edgefl_client.scoring.network import without_graphs
+from edgefl_client.scoring.scorer import Scorer
 from edgefl_protocol import processor
 from edgefl_protocol.pictures import imaging
 
@@ -38,7 +39,8 @@ def test_median_and_95th_percentile(taken):
 
 def test_a_bundle_is_measured_and_shown(plain_bundle):
     """Network alone, one thread, eight at a time, and a photo: figures as JSON and a line each."""
-    found = measure(Scorer(plain_bundle, threads=2), lambda: Scorer(plain_bundle, threads=1)).to_json()
+    two, one = (Scorer(plain_bundle, threads=number) for number in (2, 1))
+    found = measure(scoring(two), lambda: scoring(one)).to_json()
     assert [row["pictures"] for row in found["rows"]] == [1, 1, 8, 1]
     assert [row["threads"] for row in found["rows"]] == [2, 1, 2, 2]
     assert all(0 < row["milliseconds"] <= row["p95_milliseconds"] for row in found["rows"])
@@ -73,7 +75,7 @@ def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypa
         scorer, "score_batch", lambda rows, *names: events.append(f"batch of {len(rows)}") or batch(rows, *names)
     )
     monkeypatch.setattr(measuring, "peak_memory_mib", lambda: events.append("memory") or 10.0)
-    measure(scorer, lambda: events.append("second model") or scorer)
+    measure(scoring(scorer), lambda: events.append("second model") or scoring(scorer))
     assert [one for one in dict.fromkeys(events) if one != "batch of 1"] == [
         "photo", "memory", "batch of 8", "second model",
     ]  # fmt: skip

@@ -7,9 +7,10 @@ import pytest
 from onnx import TensorProto, helper, load_from_string
 
 from edgefl_client import Scorer
+from edgefl_client.scoring import network
 from edgefl_client.scoring import scorer as scoring
-from edgefl_client.scoring.heatmap import draw_heatmap
 from edgefl_client.scoring.score_files import ScoringJob, score_files
+from edgefl_client.scoring.score_picture import draw_heatmap
 from edgefl_protocol.bundle import build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true
@@ -66,13 +67,13 @@ def test_occlusion_equals_brute_force(explained, lab, with_map):
 
 def test_a_device_runs_the_network_as_often_as_the_card_says(explained, lab, monkeypatch):
     """Once for the score and once for each cell, in batches that are small."""
-    runs, original = [], scoring.run_graph
+    runs, original = [], network.run_graph
 
     def counted(graph, outputs, given, what):
         runs.append(len(given["image"]))
         return original(graph, outputs, given, what)
 
-    monkeypatch.setattr(scoring, "run_graph", counted)
+    monkeypatch.setattr(network, "run_graph", counted)
     occlusion = lab.true_map("occlusion", cells=36)
     explained(shown=occlusion)
     assert sum(runs) == occlusion.passes == 37 and max(runs) <= 8
@@ -158,7 +159,7 @@ def test_of_a_level_map_nothing_is_drawn_and_one_sentence_says_so(explained, lab
     cells = {"cells": 36} if kind == "occlusion" else {}
     scorer, _, score, found = explained(pixels, shown=lab.true_map(kind, **cells))
     assert found.values is None and words in found.sentence and "Measured" not in found.sentence
-    picture = np.asarray(draw_heatmap(pixels, score, scorer.fit, found))
+    picture = np.asarray(draw_heatmap(pixels, score, scorer.network.fit, found))
     assert picture.shape[1] == 600
     assert words in " ".join(said) and "least" not in " ".join(said) and "looked" not in " ".join(said)
 
@@ -192,9 +193,9 @@ def test_a_map_that_fails_costs_no_score(lab, make_bundle, tmp_path, monkeypatch
     scorer = Scorer(make_bundle(shown=lab.true_map("occlusion", cells=36)), threads=1)
 
     def fails(self, *_):
-        raise scoring.ScoreError("not finite")
+        raise network.ScoreError("not finite")
 
-    monkeypatch.setattr(Scorer, "_occlusion", fails)
+    monkeypatch.setattr(network.Network, "occlusion", fails)
     from edgefl_client.scoring.pictures import FORMATS, PictureReader
 
     told: list[str] = []

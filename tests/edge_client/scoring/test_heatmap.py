@@ -249,7 +249,8 @@ def test_a_large_photo_is_reduced_in_place(said, fit):
 _MEASURE = """
 import numpy as np
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes
+from edgefl_client.scoring.heatmap import png_bytes
+from edgefl_client.scoring.score_picture import draw_heatmap
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
 def peak_kib():

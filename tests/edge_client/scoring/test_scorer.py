@@ -13,7 +13,7 @@ from PIL import Image
 
 from edgefl_client import Scorer
 from edgefl_client.runtime import load_graph
-from edgefl_client.scoring.scorer import ScoreError
+from edgefl_client.scoring.network import ScoreError
 from edgefl_protocol.errors import BundleError, ImageError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.imaging import prepare

@@ -1,4 +1,4 @@
-"""`--log FILE.sqlite`: a row for every picture that was scored, or that could not be; off unless it is asked for.
+"""A log of results: an SQLite file that takes a row for each, durably, and is never changed otherwise.
 
 * A row is on the disk before its line is printed (SQLite, `synchronous=FULL`): what cannot be logged is not told.
 * A picture is known by the SHA-256 of its file's bytes; its name, its place and its pixels are never kept.
@@ -17,7 +17,7 @@ import os
 import platform
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,62 +26,27 @@ import onnxruntime
 import PIL
 
 from edgefl_client.home import Home
-from edgefl_client.scoring.score_files import Failure, Result
+from edgefl_client.scoring.network import Network
 from edgefl_exchange.errors import NotEnrolled
 from edgefl_exchange.membership import load_membership
-from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pictures.imaging import PREPROCESSING
-from edgefl_protocol.pictures.score import ModelInfo, Score
+from edgefl_protocol.pictures.score import ModelInfo
 
-_WHOSE = (0x45464C31, 1)  # application id "EFL1", and the number of the form of the table
 _MAGIC = b"SQLite format 3\0"
-_MARKS = ("PRAGMA application_id=1162234929", "PRAGMA user_version=1")
-_SCHEMA = """
-CREATE TABLE score (
-    number INTEGER PRIMARY KEY,
-    at TEXT NOT NULL,
-    device TEXT NOT NULL,
-    software TEXT NOT NULL,
-    threads INTEGER NOT NULL,
-    image_sha256 TEXT,
-    model_id TEXT NOT NULL,
-    model_sha256 TEXT NOT NULL,
-    model_version INTEGER NOT NULL,
-    weights TEXT NOT NULL,
-    weights_sha256 TEXT NOT NULL,
-    preprocessing TEXT NOT NULL,
-    temperature REAL,
-    predicted TEXT,
-    probabilities TEXT,
-    evidence TEXT,
-    vacuity REAL,
-    dissonance REAL,
-    entropy_nats REAL,
-    out_of_scope INTEGER,
-    refer INTEGER,
-    refer_reasons TEXT,
-    error_code TEXT
-) STRICT
-"""
-_INSERT = """
-INSERT INTO score (
-    at, device, software, threads, image_sha256, model_id, model_sha256, model_version, weights, weights_sha256,
-    preprocessing, temperature, predicted, probabilities, evidence, vacuity, dissonance, entropy_nats, out_of_scope,
-    refer, refer_reasons, error_code
-) VALUES (
-    :at, :device, :software, :threads, :image_sha256, :model_id, :model_sha256, :model_version, :weights,
-    :weights_sha256, :preprocessing, :temperature, :predicted, :probabilities, :evidence, :vacuity, :dissonance,
-    :entropy_nats, :out_of_scope, :refer, :refer_reasons, :error_code
-)
-"""
-_NUMBERS = (
-    "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "out_of_scope", "refer",
-    "refer_reasons", "error_code",
-)  # fmt: skip
-_OUT_OF_SCOPE = frozenset({"not_skin", "unseen_class"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogForm:
+    """What a log holds: its mark as a file, its table, and the columns that its results fill."""
+
+    noun: str  # of a row: `score` or `answer`
+    mark: tuple[int, int]  # application id, and number of the form of the table
+    beginning: tuple[str, ...]  # statements that make an empty file a log
+    insert: str  # the statement that appends a row, of `SharedColumns` and `columns`
+    columns: tuple[str, ...]  # that its results fill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +60,21 @@ class SharedColumns:
     threads: int  # of one run of the network
 
 
-def circumstances(
-    home: Home, bundle: Bundle, model: ModelInfo, temperature: float | None, threads: int
-) -> SharedColumns:
+def circumstances(home: Home, model: ModelInfo, network: Network) -> SharedColumns:
     """Collect what the rows of a run share."""
     try:
         device = load_membership(home.member).name
     except NotEnrolled:
         device = platform.node() or "unnamed"
-    settings = json.dumps(bundle.preprocess.to_json(), sort_keys=True).encode()
+    settings = json.dumps(network.bundle.preprocess.to_json(), sort_keys=True).encode()
     return SharedColumns(
-        device=device, model=model, temperature=temperature, threads=threads,
+        device=device, model=model, temperature=network.temperature, threads=network.threads,
         preprocessing=f"{PREPROCESSING} {hashlib.sha256(settings).hexdigest()}",
     )  # fmt: skip
 
 
-class ScoreLog:
-    """The log, open for appending.
+class LogFile:
+    """A log, open for appending.
 
     Args:
         path: the file; made where it is missing.
@@ -120,8 +83,10 @@ class ScoreLog:
         StorageError: the file cannot be used, or is none of these.
     """
 
-    def __init__(self, path: Path, shared: SharedColumns, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self._path, self._shared, self._clock_ns = path, shared, clock_ns
+    def __init__(
+        self, path: Path, form: LogForm, shared: SharedColumns, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._path, self._form, self._shared, self._clock_ns = path, form, shared, clock_ns
         self._software = f"{DISTRIBUTION} {VERSION}, onnxruntime {onnxruntime.__version__}, pillow {PIL.__version__}"
         with self._mapped():
             fresh = not path.exists()
@@ -148,26 +113,26 @@ class ScoreLog:
         """Close the file."""
         self._db.close()
 
-    def note(self, result: Result, image_sha256: str | None) -> None:
+    def append(self, image_sha256: str | None, values: Mapping[str, Any]) -> None:
         """Append a row, durably; where that fails, the result must not be told.
 
         Args:
-            result: what was found; its name is not kept.
             image_sha256: of the file's bytes; None where it could not be read at all.
+            values: for the columns of the form; one that is not there stays empty.
         """
         shared, model = self._shared, self._shared.model
         seconds, rest = divmod(self._clock_ns(), 10**9)
         at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 10**6:03d}Z"
         row: dict[str, Any] = {
-            **dict.fromkeys(_NUMBERS),
+            **dict.fromkeys(self._form.columns),
             "at": at, "device": shared.device, "software": self._software, "threads": shared.threads,
             "image_sha256": image_sha256, "model_id": model.id, "model_sha256": model.sha256,
             "model_version": model.version, "weights": model.state_kind, "weights_sha256": model.state_sha256,
             "preprocessing": shared.preprocessing, "temperature": shared.temperature,
-            **({"error_code": result.code} if isinstance(result, Failure) else _numbers(result)),
+            **values,
         }  # fmt: skip
         with self._mapped():
-            self._db.execute(_INSERT, row)
+            self._db.execute(self._form.insert, row)
 
     def _check_head(self) -> None:
         """Refuse, before SQLite opens it, a file that our journal mode could change: a log is never in WAL.
@@ -180,7 +145,10 @@ class ScoreLog:
             raise self._no_log()
 
     def _no_log(self) -> StorageError:
-        return StorageError(f"{self._path} is not a log of this version of edgefl; name another file", "not_a_log")
+        return StorageError(
+            f"{self._path} is not a log of {self._form.noun}s of this version of edgefl; name another file",
+            "not_a_log",
+        )
 
     def _found(self) -> tuple[tuple[int, int], bool]:
         """Read whose file it is, and whether nothing is in it yet."""
@@ -190,16 +158,16 @@ class ScoreLog:
 
     def _begin(self) -> None:
         found, empty = self._found()  # before anything that could change the file
-        if found != _WHOSE and not (empty and found == (0, 0)):
+        if found != self._form.mark and not (empty and found == (0, 0)):
             raise self._no_log()
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("BEGIN IMMEDIATE")
         found, empty = self._found()
         if empty and found == (0, 0):
-            for statement in (_SCHEMA, *_MARKS):
+            for statement in self._form.beginning:
                 self._db.execute(statement)
-        elif found != _WHOSE:
+        elif found != self._form.mark:
             raise self._no_log()
         self._db.execute("COMMIT")
 
@@ -211,21 +179,7 @@ class ScoreLog:
             full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
             why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
             raise StorageError(
-                f"the log {self._path} cannot be written: {why}; scoring stops, because every score must be logged",
+                f"the log {self._path} cannot be written: {why}; scoring stops, because every {self._form.noun} must "
+                "be logged",
                 "disk_full" if full else "log",
             ) from error
-
-
-def _numbers(score: Score) -> dict[str, Any]:
-    """Fill the columns of one score. Numbers are written so that reading them gives the same bits."""
-    return {
-        "predicted": score.predicted,
-        "probabilities": json.dumps(dict(score.probabilities)),
-        "evidence": None if score.evidence is None else json.dumps(dict(score.evidence)),
-        "vacuity": score.vacuity,
-        "dissonance": score.dissonance,
-        "entropy_nats": score.entropy_nats,
-        "out_of_scope": int(score.predicted is None or bool(_OUT_OF_SCOPE & set(score.refer_reasons))),
-        "refer": int(score.refer),
-        "refer_reasons": " ".join(score.refer_reasons),
-    }

@@ -1,0 +1,74 @@
+"""The picture of an answer: photo, map (`heatmap`), the question, and what is answered to it.
+
+The caption says the question, the answer with its confidence and the next ones, or why there is no answer; which words
+told the model nothing; how often it was right on questions kept from learning; and what an answer is not.
+"""
+
+from dataclasses import replace
+
+from PIL import Image
+
+from edgefl_client.scoring.explanation import Explanation
+from edgefl_client.scoring.heatmap import (
+    BODY,
+    HEAD,
+    INK,
+    SMALL,
+    WARN,
+    CaptionLine,
+    Photo,
+    Placed,
+    draw_picture,
+    map_lines,
+    origin,
+)
+from edgefl_protocol.pictures.answer import PictureAnswer
+from edgefl_protocol.pictures.answer_words import fall_words, headline, next_answers, not_read, what_it_is
+
+LONGEST_QUESTION = 300  # characters; of a longer one the end is left out
+
+
+def draw_answer(
+    photo: Photo,
+    answer: PictureAnswer,
+    fit: str,
+    explanation: Explanation,
+    how_right: str,
+    top: int,
+    digits: str | None,
+) -> Image.Image:
+    """Draw the finished picture of an answer.
+
+    Args:
+        photo: (H, W, 3), upright.
+        explanation: the map and how true it is, or why there is none.
+        how_right: how the model did on questions kept from learning, in a sentence.
+        top: how many answers are told.
+        digits: first ones of the SHA-256 of the photo's file, which tell photos of one name apart; None without a file.
+    """
+
+    told = replace(answer, heatmap_fall=explanation.fall_from(answer.confidence))
+
+    def caption(placed: Placed | None, size_words: str) -> list[CaptionLine]:
+        end = origin(answer.image, answer.model, digits, "answered")
+        lines = _lines(told, how_right, top)
+        return [*lines, *map_lines(placed, explanation, fall_words(told), size_words), end]
+
+    return draw_picture(photo, fit, explanation, caption)
+
+
+def _lines(answer: PictureAnswer, how_right: str, top: int) -> list[CaptionLine]:
+    text = "".join(one if one.isprintable() else "?" for one in answer.question.text)
+    asked = text if len(text) <= LONGEST_QUESTION else f"{text[:LONGEST_QUESTION]}..."
+    said = headline(answer)
+    lines = [
+        CaptionLine(f"Question: {asked}", BODY, INK),
+        CaptionLine(said if answer.refused else f"Answer: {said}", HEAD, WARN if answer.refused else INK),
+    ]
+    if (others := next_answers(answer, top)) is not None:
+        lines.append(CaptionLine(f"{others}.", BODY, INK))
+    lines += [CaptionLine(sentence, BODY, WARN) for sentence in not_read(answer)]
+    if answer.model.at_chance is not None:
+        lines.append(CaptionLine(answer.model.at_chance, BODY, WARN))
+    lines.append(CaptionLine(how_right, SMALL, INK))
+    return lines if answer.refused else [*lines, CaptionLine(what_it_is(answer), SMALL, INK)]

@@ -1,0 +1,93 @@
+"""The picture of a score: photo, map (`heatmap`), and what the score says in words.
+
+The caption says the full name of the class and its probability, the second class, what the class means, what the
+suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons to
+refer in words or the rules that were tried. No sentence says that nothing needs a look. Where a photo is at fault,
+taking it again comes first, and what its class means stands small.
+"""
+
+from dataclasses import replace
+
+from PIL import Image
+
+from edgefl_client.scoring.explanation import Explanation
+from edgefl_client.scoring.heatmap import (
+    BODY,
+    HEAD,
+    INK,
+    QUIET,
+    SMALL,
+    WARN,
+    CaptionLine,
+    Photo,
+    Placed,
+    draw_picture,
+    map_lines,
+    origin,
+)
+from edgefl_protocol.pictures.score import Score
+from edgefl_protocol.pictures.wording import (
+    class_title,
+    evidence_words,
+    faults_in_words,
+    likely,
+    meaning,
+    outcome,
+    second_class,
+    suspicious_words,
+    without_strongest,
+)
+
+
+def draw_heatmap(
+    photo: Photo, score: Score, fit: str, explanation: Explanation, digits: str | None = None
+) -> Image.Image:
+    """Draw the finished picture of a score.
+
+    Args:
+        photo: (H, W, 3), upright.
+        explanation: the map and how true it is, or why there is none.
+        digits: first ones of the SHA-256 of the photo's file, which tell photos of one name apart; None without a file.
+    """
+
+    told = replace(score, heatmap_fall=explanation.fall_of(score))
+
+    def caption(placed: Placed | None, size_words: str) -> list[CaptionLine]:
+        end = origin(score.image, score.model, digits, "scored")
+        return [*_lines(told), *map_lines(placed, explanation, _fall(told), size_words), end]
+
+    return draw_picture(photo, fit, explanation, caption)
+
+
+def _lines(score: Score) -> list[CaptionLine]:
+    lines = [CaptionLine(_headline(score), HEAD, INK)]
+    fault = bool(faults_in_words(score))  # a new picture comes first, and what this one is called reassures nobody
+    if fault:
+        lines.append(CaptionLine(outcome(score), BODY, WARN))
+    if score.predicted is not None:
+        lines.append(CaptionLine(meaning(score, score.predicted), *((SMALL, QUIET) if fault else (BODY, INK))))
+    if (second := second_class(score)) is not None:
+        lines.append(
+            CaptionLine(f"Second: {class_title(score, second)}, probability {likely(score, second)}", BODY, INK)
+        )
+    if (suspicious := suspicious_words(score)) is not None:
+        lines.append(CaptionLine(f"{suspicious[0].upper()}{suspicious[1:]}.", BODY, INK))
+    lines.append(CaptionLine(f"{evidence_words(score)}.", BODY, INK))
+    if not fault:
+        lines.append(CaptionLine(outcome(score), BODY, WARN if score.refer else INK))
+    if score.model.at_chance is not None:
+        lines.append(CaptionLine(score.model.at_chance, BODY, WARN))
+    return lines
+
+
+def _fall(score: Score) -> str | None:
+    without = without_strongest(score)
+    if without is None or score.predicted is None:
+        return None
+    return f"from {likely(score, score.predicted)} to {without}"
+
+
+def _headline(score: Score) -> str:
+    if score.predicted is None:
+        return "No prediction"
+    return f"Prediction: {class_title(score, score.predicted)}, probability {likely(score, score.predicted)}"
