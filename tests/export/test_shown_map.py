@@ -102,7 +102,7 @@ def test_maps_are_measured_on_tune_rows_alone(measured_run, monkeypatch):
     (site,) = federation.sites
     seen = {}
 
-    def measure(predictor, images, lesions, report):
+    def measure(predictor, images, lesions, questions, report):
         seen["images"] = images
         return SimpleNamespace(shown="measured")
 

@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 from tests.house.forks import COMMANDS, Forks
 from tests.shared import Shared
+from tests.trainer.conftest import make_asked
 
 from edgefl_trainer.data.lesions import draw_lesion
 
@@ -162,7 +163,7 @@ def _free_port() -> int:
 
 
 def _own_files(folder: Path) -> None:
-    """What the pages call yours: a 4:3 photo, a table of labelled pictures, and one long enough to learn from."""
+    """What the pages call yours: a photo, a table of labelled pictures, one to learn from, and questions."""
     drawn = Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0])
     drawn.resize((640, 480)).save(folder / "photo.jpg", quality=90)
     with (folder / "labels.csv").open("w", newline="") as file:
@@ -181,6 +182,9 @@ def _own_files(folder: Path) -> None:
                     folder / f"own/{label}{number}.png"
                 )
                 rows.writerow([f"{label}{number}.png", label, f"{label}-{number}"])
+    asked = make_asked(folder / "vqa_rad", {"HEAD": 24, "CHEST": 48, "ABD": 24})
+    shutil.copy(next((asked / "images").glob("chest-*.png")), folder / "chest.png")
+    shutil.make_archive(str(asked), "zip", asked)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +224,8 @@ def test_page(page: str, readme: Path, root: Path, environment, forks: Forks) ->
     folder.mkdir()
     for name in ("runs/first", "signer", "own"):
         shutil.copytree(readme / name, folder / name)
-    for file in [readme / "first.edgefl", *readme.glob("*.png"), readme / "photo.jpg", readme / "labels.csv"]:
+    photos = [*readme.glob("*.png"), readme / "photo.jpg"]
+    for file in [readme / "first.edgefl", *photos, readme / "labels.csv", readme / "vqa_rad.zip"]:
         shutil.copy(file, folder)
     reader = Reader(folder, environment, forks)
     try:

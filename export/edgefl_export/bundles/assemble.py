@@ -13,20 +13,30 @@ from numpy.typing import NDArray
 
 from edgefl_export.bundles.shown_map import with_map
 from edgefl_export.errors import ExportError
-from edgefl_export.graphs.score import GraphForm, export_score_graph
+from edgefl_export.graphs.score import GraphForm, ScoreGraph, export_answer_graph, export_score_graph
 from edgefl_export.int8.calibration import Calibration
 from edgefl_export.int8.precision import Agreement, FloatLayers, check_agreement, choose_layers
-from edgefl_export.parity.score_parity import Parity, Pictures, check_parity
+from edgefl_export.parity.score_parity import (
+    AskedWords,
+    Parity,
+    Pictures,
+    check_parity,
+    gate_images,
+    gate_questions,
+)
 from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.rules.questions import FIRST, Questions
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.tasks import task_word
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.suspicion import site_suspicion
+from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 
 INTENDED_USE = (
@@ -37,6 +47,14 @@ LICENCE_NOTE = (
     "The weights derive from the training sites' images, and the licences of those images bind this model: the images "
     "of ISIC 2019 are CC BY-NC 4.0, so a model learned from them is not for commercial use."
 )
+ANSWERS_USE = (
+    "Research on federated learning of medical visual question answering. Not a medical device: an answer is the most "
+    "probable of a fixed list, no finding and no report, and a doctor decides."
+)
+ANSWERS_LICENCE = (
+    "The weights derive from the training sites' images and questions and from the images that the network below was "
+    "learned on, and the licences of all bind this model: VQA-RAD is CC0 1.0, SLAKE CC BY 4.0, ISIC 2019 CC BY-NC 4.0."
+)
 SHOWN_LAYERS = 8  # the most sensitive ones, in the card
 
 
@@ -46,10 +64,11 @@ class SiteModel:
 
     predictor: Predictor
     classes: tuple[str, ...]
-    info: Mapping[str, ClassInfo]  # what the classes mean, by name
+    info: Mapping[str, ClassInfo] | None  # what the classes mean, by name; None of answers
     preprocess: Preprocess
     card: Card
     task: str
+    questions: Questions | None = None  # what it knows of questions; None where it scores pictures alone
 
 
 @dataclass(frozen=True)
@@ -74,28 +93,36 @@ def site_model(run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | Non
     Raises:
         EdgeflError: no such site, or the run lacks what a bundle needs.
     """
-    predictor = run.predictor(site)
+    predictor, asked = run.predictor(site), run.questions is not None
     figures = run.summary.get("sites", {})
     calibration = run.calibration.get("sites", {}).get(site, {})
     missing = [name for name in ("temperature", "refer_above") if name not in calibration]
     if missing:
         raise ExportError(f"the run in {run.folder} has no {missing[0]} for site {site}; finish the run with --resume")
-    info = known_among(run.classes, given)
+    if asked and given:
+        raise ExportError("class information is about classes of lesions, and this run's are answers; leave it out")
+    info = None if asked else known_among(run.classes, given)
     card = Card(
-        intended_use=INTENDED_USE,
+        intended_use=ANSWERS_USE if asked else INTENDED_USE,
         method=str(run.summary["method"]),
         site=site,
         sites={name: int(facts["n_train"]) for name, facts in figures.items()},
         metrics=_metrics(run.summary, site),
         temperature=float(np.float32(calibration["temperature"])),
         refer_above=float(calibration["refer_above"]),
-        backbone=backbone_name(predictor.score_module.backbone.spec),
-        licence_note=LICENCE_NOTE,
-        suspicion=site_suspicion(run, site, info),
+        backbone=backbone_name(predictor.module.backbone.spec),
+        licence_note=ANSWERS_LICENCE if asked else LICENCE_NOTE,
+        suspicion=None if info is None else site_suspicion(run, site, info),
     )
     task = task_word(str(run.summary["task"]))
     return SiteModel(
-        predictor=predictor, classes=run.classes, info=info, preprocess=run.preprocess, card=card, task=task
+        predictor=predictor,
+        classes=run.classes,
+        info=info,
+        preprocess=run.preprocess,
+        card=card,
+        task=task,
+        questions=run.questions,
     )
 
 
@@ -117,32 +144,33 @@ def backbone_name(spec: BackboneSpec) -> str:
 def build_members(
     model: SiteModel,
     images: Pictures | None = None,
+    questions: AskedWords | None = None,
     *,
     form: GraphForm = "fused",
     int8: Calibration | None = None,
     shown: ShownMap | None = None,
+    tried: TriedQuestions | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Members:
     """Trace, check and pack a model.
 
     Args:
         images: at least 64 prepared pictures for the export gates, (n, S, S, 3); drawn ones by default.
+        questions: what is asked about each of them, of a model that answers questions; drawn ones by default.
+        tried: how that did on the site's `tune` questions.
         int8: pictures for an 8-bit graph; None for fp32.
         shown: the map that a device shows, of `measured_map`; None leaves the card silent, and no map is drawn.
 
     Raises:
         ExportError: the graph cannot be made, or fails a gate.
     """
-    module = with_map(model.predictor.score_module.cpu(), shown).eval()
     tensors = _values(model)
     if len(model.classes) != len(model.predictor.seen) or len(model.classes) != tensors["head.bias"].shape[0]:
         raise ExportError(
             f"the run names {len(model.classes)} classes, but its head has {tensors['head.bias'].shape[0]}; run "
             "`edgefl-train run` again"
         )
-    graph = export_score_graph(module, tensors, form)
-    cells = None if shown is None or not shown.shown else shown.cells
-    parity = check_parity(graph.onnx, module, tensors, images, cells)
+    graph, parity = _gated(model, tensors, form, shown, images, questions)
     card, data, min_runtime, found = model.card, graph.onnx, graph.min_runtime, None
     card = replace(card, map=shown)
     if int8 is not None:
@@ -155,7 +183,36 @@ def build_members(
         "labels.json": Labels(model.classes, model.predictor.seen, model.info).to_bytes(),
         "card.json": card.to_bytes(),
     }
+    if model.questions is not None:
+        files[MEMBER] = QuestionTable(model.questions, tried).to_bytes()
     return Members(files, tuple(parity), min_runtime, found)
+
+
+def _gated(
+    model: SiteModel,
+    tensors: Mapping[str, NDArray[np.float32]],
+    form: GraphForm,
+    shown: ShownMap | None,
+    images: Pictures | None,
+    questions: AskedWords | None,
+) -> tuple[ScoreGraph, list[Parity]]:
+    """Return the graph of a model and the figures of its gates."""
+    cells = None if shown is None or not shown.shown else shown.cells
+    module, asked = model.predictor.module.cpu().eval(), model.questions
+    if asked is None:
+        scoring = with_map(model.predictor.score_module, shown).eval()
+        graph = export_score_graph(scoring, tensors, form)
+        return graph, check_parity(graph.onnx, scoring, tensors, images, cells)
+    assert isinstance(module, AnswerModule)
+    if not module.options.sees_picture:
+        raise ExportError("the model sees no picture: it is there to compare with, and no device asks it")
+    if tensors["words.embedding"].shape[0] != FIRST + len(asked.words):
+        raise ExportError("the run's list of words is not that of its model; run `edgefl-train run` again")
+    graph = export_answer_graph(module, tensors, asked.length)
+    side = module.backbone.spec.image_px
+    pictures = gate_images(side) if images is None else images
+    words = gate_questions(len(asked.words), asked.length, len(pictures)) if questions is None else questions
+    return graph, check_parity(graph.onnx, module, tensors, pictures, cells, words)
 
 
 def _quantised(
@@ -186,7 +243,7 @@ def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) ->
 
 def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
     """Return the tensors the graph takes, and no others: a bundle carries exactly its graph's inputs."""
-    names = model.predictor.score_module.options.tensors
+    names = model.predictor.module.options.tensors
     missing = [name for name in names if name not in model.predictor.tensors]
     if missing:
         raise ExportError(f"the model lacks the tensors {', '.join(missing)}; run `edgefl-train run` again")
@@ -196,5 +253,8 @@ def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
 def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:
     """Return the site's figures with their intervals by lesion, and the federation's means."""
     figures = dict(summary.get("sites", {}).get(site, {}))
-    federation = ("mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "reported_rows")
+    federation = (
+        "mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "mean_accuracy", "worst_accuracy",
+        "reported_rows",
+    )  # fmt: skip
     return {"site": figures, "federation": {name: summary[name] for name in federation if name in summary}}

@@ -31,7 +31,9 @@ def measured_map(run: FinishedRun, site: str, predictor: Predictor, report: Call
         return not_measured("few_pictures", len(tune))
     rows = np.random.default_rng(run.settings.seed).permutation(tune)
     lesions = [federation.lesions[row] for row in rows]
-    return measure_maps(predictor, federation.images[federation.places(rows)], lesions, report=report).shown
+    asked = None if federation.questions is None else federation.questions.tokens[rows]
+    images = federation.images[federation.places(rows)]
+    return measure_maps(predictor, images, lesions, questions=asked, report=report).shown
 
 
 def with_map(module: ScoreModule, shown: ShownMap | None) -> ScoreModule:

@@ -31,6 +31,8 @@ def learned_method(run: FinishedRun, predictor: Predictor) -> LearnedMethod:
     Raises:
         ExportError: no method of the table fits.
     """
+    if run.questions is not None:
+        raise ExportError("no device learns a model that answers questions: leave --with-training out")
     named = [GRAPHS[run.settings.method]] if run.settings.method in GRAPHS else []
     for method in (*named, *GRAPHS.values()):
         if method.fits(run, predictor):

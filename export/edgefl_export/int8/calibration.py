@@ -41,6 +41,8 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
     Raises:
         ExportError: the data is gone or has changed, or has too few `tune` rows.
     """
+    if run.questions is not None:
+        raise ExportError("no 8-bit graph is made of a model that answers questions; use --precision fp32")
     try:
         federation = federation_of(run)
     except ExportError as error:

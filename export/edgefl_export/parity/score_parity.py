@@ -1,9 +1,9 @@
 """The export gates: graph and trainer must score alike, or there is no bundle.
 
-On at least 64 images, in batches of 1 and of 8: probabilities, vacuity and dissonance within 1e-4; evidence within
-1e-4·(1 + evidence); max-normalised map, and the map that is shown, within 1e-3; a map by occlusion, on two of the
-images, within 2e-2. The worst figure of each is reported. A value that is not finite fails. Source: docs/design.md,
-section 7, export gates.
+On at least 64 images, each with a question where the model answers some, in batches of 1 and of 8: probabilities,
+vacuity and dissonance within 1e-4; evidence within 1e-4·(1 + evidence); max-normalised map, and the map that is shown,
+within 1e-3; a map by occlusion, on two of the images, within 2e-2. The worst figure of each is reported. A value that
+is not finite fails. Source: docs/design.md, section 7, export gates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
+from edgefl_protocol.bundle.question_table import INPUT
 from edgefl_protocol.processor import session_settings
 from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
+from edgefl_protocol.rules.questions import FIRST, PADDING, UNKNOWN
+from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.scoring import ScoreModule
 
 MIN_IMAGES = 64
@@ -35,6 +38,7 @@ OCCLUDED = 2  # images whose occlusion is compared
 
 Arrays = Mapping[str, NDArray[np.float32]]
 Pictures = UInt8[np.ndarray, "n S S 3"]
+AskedWords = Int[np.ndarray, "n L"]  # numbers of words
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,30 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
     return images
 
 
-def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch: int = 8) -> Arrays:
-    """Return what the trainer says of these images: outputs by name, n rows each."""
+def gate_questions(words: int, length: int, count: int = MIN_IMAGES, seed: int = 0) -> AskedWords:
+    """Draw questions of every length that a network reads, known and unknown words among them.
+
+    Args:
+        words: how many it knows.
+    """
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(UNKNOWN, FIRST + words, (count, length))
+    return np.where(np.arange(length) < rng.integers(1, length + 1, (count, 1)), tokens, PADDING)
+
+
+def trainer_scores(
+    module: ScoreModule | AnswerModule,
+    tensors: Arrays,
+    images: Pictures,
+    batch: int = 8,
+    questions: AskedWords | None = None,
+) -> Arrays:
+    """Return what the trainer says of these images, or to these questions: outputs by name, n rows each."""
     values = {name: torch.from_numpy(np.array(tensors[name])) for name in module.options.tensors}
+    given = [images] if questions is None else [images, questions]
     with torch.inference_mode():
         parts = [
-            module(torch.from_numpy(np.array(images[start : start + batch])), values).named()
+            module(*(torch.from_numpy(np.array(one[start : start + batch])) for one in given), values).named()
             for start in range(0, len(images), batch)
         ]
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
@@ -90,8 +112,14 @@ def open_session(graph: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images: Pictures, batch: int) -> Arrays:
-    """Return what the graph says of these images.
+def graph_scores(
+    session: onnxruntime.InferenceSession,
+    tensors: Arrays,
+    images: Pictures,
+    batch: int,
+    questions: AskedWords | None = None,
+) -> Arrays:
+    """Return what the graph says of these images, or to these questions.
 
     Args:
         tensors: values of its other inputs; those it does not take are ignored.
@@ -100,9 +128,11 @@ def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images:
         Outputs by name, n rows each.
     """
     names = [value.name for value in session.get_outputs()]
-    fixed = {value.name: tensors[value.name] for value in session.get_inputs() if value.name != "image"}
+    given = {"image": images} if questions is None else {"image": images, INPUT: questions}
+    fixed = {value.name: tensors[value.name] for value in session.get_inputs() if value.name not in given}
     parts = [
-        session.run(names, {"image": images[start : start + batch], **fixed}) for start in range(0, len(images), batch)
+        session.run(names, {**{name: one[start : start + batch] for name, one in given.items()}, **fixed})
+        for start in range(0, len(images), batch)
     ]
     return {name: np.concatenate([part[index] for part in parts]) for index, name in enumerate(names)}
 
@@ -133,14 +163,20 @@ def _same_class(expected: Arrays, found: Arrays) -> NDArray[np.bool_]:
 
 
 def compare_occlusion(
-    session: onnxruntime.InferenceSession, module: ScoreModule, tensors: Arrays, images: Pictures, cells: int
+    session: onnxruntime.InferenceSession,
+    module: ScoreModule | AnswerModule,
+    tensors: Arrays,
+    images: Pictures,
+    cells: int,
+    questions: AskedWords | None = None,
 ) -> Parity:
     """Return the largest difference between the trainer's and the graph's occlusion maps of the likeliest class."""
     worst, batch = 0.0, BATCHES[-1]
-    for image in images:
+    for index, image in enumerate(images):
         pictures = np.concatenate([image[None], each_cell_hidden(image, cells)])
-        wanted = trainer_scores(module, tensors, pictures)["probabilities"]
-        got = graph_scores(session, tensors, pictures, batch)["probabilities"]
+        asked = None if questions is None else np.repeat(questions[index][None], len(pictures), axis=0)
+        wanted = trainer_scores(module, tensors, pictures, questions=asked)["probabilities"]
+        got = graph_scores(session, tensors, pictures, batch, asked)["probabilities"]
         label = int(wanted[0].argmax())
         maps = [occlusion_map(float(one[0, label]), one[1:, label]) for one in (wanted, got)]
         worst = max(worst, float(np.abs(maps[0] - maps[1]).max()))
@@ -149,15 +185,17 @@ def compare_occlusion(
 
 def check_parity(
     graph: bytes,
-    module: ScoreModule,
+    module: ScoreModule | AnswerModule,
     tensors: Arrays,
     images: Pictures | None = None,
     cells: int | None = None,
+    questions: AskedWords | None = None,
 ) -> list[Parity]:
     """Run the gates.
 
     Args:
         images: at least 64 pictures (n, S, S, 3); drawn ones by default.
+        questions: what is asked about each, of a model that answers questions.
         cells: of the occlusion map that is shown; None where none is.
 
     Raises:
@@ -167,14 +205,15 @@ def check_parity(
     if len(pictures) < MIN_IMAGES:
         raise GateError(f"the gates need {MIN_IMAGES} images, but {len(pictures)} were given")
     session = open_session(graph)
-    expected = trainer_scores(module, tensors, pictures)
+    expected = trainer_scores(module, tensors, pictures, questions=questions)
     figures = [
         figure
         for batch in BATCHES
-        for figure in compare(expected, graph_scores(session, tensors, pictures, batch), batch)
+        for figure in compare(expected, graph_scores(session, tensors, pictures, batch, questions), batch)
     ]
     if cells is not None:
-        figures.append(compare_occlusion(session, module, tensors, pictures[-OCCLUDED:], cells))
+        last = None if questions is None else questions[-OCCLUDED:]
+        figures.append(compare_occlusion(session, module, tensors, pictures[-OCCLUDED:], cells, last))
     failed = [figure for figure in figures if not figure.passed]
     if failed:
         worst = max(failed, key=lambda figure: figure.worst / figure.allowed)

@@ -78,8 +78,10 @@ def test_occlusion_equals_brute_force(bright, pictures):
     """One picture after the other with one patch in its mean colour, scored alone."""
     image = pictures[0][0]
     model = measured_maps._Model(bright, torch.device("cpu"))
-    probabilities, named = model.answers(image[None])
-    found = measured_maps._occlusion(model, image[None], probabilities, named, 16, lambda line: None)[0]
+    probabilities, named = model.answers(image[None], np.zeros(1, np.int64))
+    found = measured_maps._occlusion(
+        model, (image[None], np.zeros(1, np.int64)), probabilities, named, 16, lambda line: None
+    )[0]
     whole, falls = predict(bright, image[None]).probabilities[0, 1], []
     for cell in range(16):
         row, column = divmod(cell, 4)

@@ -5,7 +5,7 @@ the pictures, and anew for other class information. A run from before these file
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,15 @@ NOT_KEPT = (
 )
 
 
+@dataclass(frozen=True)
+class TuneScores:
+    """What a site's model says of its `tune` rows, and what they are."""
+
+    probabilities: NDArray[np.float32]  # (n, K)
+    predicted: NDArray[np.int64]  # (n,) -1: abstained
+    targets: NDArray[np.int64]  # (n,)
+
+
 def save_tune_scores(folder: Path, site: str, scores: Prediction, targets: NDArray[np.int64]) -> None:
     """Keep what a site's model says of its `tune` rows, and what they are."""
     arrays: dict[str, NDArray[Any]] = {
@@ -50,12 +59,23 @@ def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -
         RunError: the kept scores are damaged.
     """
     suspicious = np.array(suspicious_classes(run.classes, info))
-    path = run.folder / FOLDER / f"{site}.safetensors"
-    classes = len(run.classes)
-    if not path.exists():
+    kept = tune_scores(run, site)
+    if kept is None:
         none = np.zeros(0, np.int64)
-        found = choose_suspicion(np.zeros((0, classes), np.float32), none, none, suspicious)
+        found = choose_suspicion(np.zeros((0, len(run.classes)), np.float32), none, none, suspicious)
         return found if suspicious.all() or not suspicious.any() else replace(found, statement=NOT_KEPT)
+    return choose_suspicion(kept.probabilities, kept.predicted, kept.targets, suspicious)
+
+
+def tune_scores(run: FinishedRun, site: str) -> TuneScores | None:
+    """Read what a site's model says of its `tune` rows; None where the run kept nothing.
+
+    Raises:
+        RunError: the kept scores are damaged.
+    """
+    path, classes = run.folder / FOLDER / f"{site}.safetensors", len(run.classes)
+    if not path.exists():
+        return None
     try:
         arrays = Payload.from_bytes(read_bounded(path, MAX_BYTES), MAX_BYTES).arrays
         probabilities, predicted, targets = (arrays[name] for name in ("probabilities", "predicted", "targets"))
@@ -69,4 +89,4 @@ def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -
             "--resume.",
             "damaged",
         ) from error
-    return choose_suspicion(probabilities, predicted, targets, suspicious)
+    return TuneScores(probabilities, predicted, targets)

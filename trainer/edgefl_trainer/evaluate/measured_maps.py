@@ -1,23 +1,26 @@
 """Measure how true each map is that a device could show: hide what it marks, and look whether the answer changes.
 
 Every candidate of `models.shown_maps` and occlusion are made for the same pictures and judged against the same random
-quarters (`rules.hidden_regions`, `evaluate.map_truth`). The map that travels is measured too; where the head does not
-read the class token, no device shows it. Guarantees: same model and pictures, same figures, whatever was drawn before.
-docs/methods.md 1.8; docs/decisions/0040.
+quarters (`rules.hidden_regions`, `evaluate.map_truth`). Of a model that answers questions the candidates are the
+attention of its class token and occlusion; each picture is asked its own question, whatever is hidden of it. The map
+that travels is measured too; where the head does not read the class token, no device shows it. Guarantees: same model
+and pictures, same figures, whatever was drawn before. docs/methods.md 1.8; docs/decisions/0040.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
+from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl_protocol.bundle.shown_map import WAYS, MapKind, ShownMap
 from edgefl_protocol.rules import hidden_regions as regions
 from edgefl_trainer.contract import Predictor
+from edgefl_trainer.evaluate.looking import answers_to
 from edgefl_trainer.evaluate.map_truth import (
     LEAST_PICTURES,
     Changes,
@@ -46,6 +49,7 @@ SEED = 0  # of no run: the same model and pictures give the same figures
 BATCH = 64
 
 Images = UInt8[np.ndarray, "n S S 3"]
+Rows = Int[np.ndarray, " n"]
 Report = Callable[[str], None]
 
 
@@ -77,9 +81,58 @@ class MapTable:
         return chosen(found, self.cells) if self.pictures else not_measured("few_pictures")
 
 
+class _Judge(Protocol):
+    """What is measured: answers of a model, and the maps behind them.
+
+    Images come with the rows that they are made of: a model that answers questions asks each its own.
+    """
+
+    def answers(self, images: Images, rows: Rows) -> tuple[Float[np.ndarray, "n K"], Int[np.ndarray, " n"]]:
+        """Give probabilities, and the class that is named, -1 for none."""
+
+    def maps(self, images: Images, rows: Rows) -> dict[str, Float[np.ndarray, "n N"]]:
+        """Make every map that a graph can give, by kind; none of a convolutional network."""
+
+    def gflop(self, image_px: int) -> float:
+        """Count the work of one picture, in 10⁹ operations."""
+
+    @property
+    def kinds(self) -> int:
+        """How many candidates a graph gives."""
+
+
+@dataclass
+class _Asked:
+    """A model that answers questions: one about each row's picture."""
+
+    predictor: Predictor
+    tokens: Int[np.ndarray, "n L"]
+    device: torch.device
+
+    kinds: ClassVar[int] = 1
+
+    def answers(self, images: Images, rows: Rows) -> tuple[Float[np.ndarray, "n K"], Int[np.ndarray, " n"]]:
+        """Give probabilities, and the answer that is named."""
+        probabilities = self._run(images, rows)["probabilities"]
+        return probabilities, predicted_classes(probabilities, None, self.predictor.seen)
+
+    def maps(self, images: Images, rows: Rows) -> dict[str, Float[np.ndarray, "n N"]]:
+        """Make the map that the graph gives: the attention of the class token."""
+        return {"attention": self._run(images, rows)["map"]}
+
+    def gflop(self, image_px: int) -> float:
+        """Count the work of one picture, in 10⁹ operations."""
+        with FlopCounterMode(display=False) as counter:
+            self._run(np.zeros((1, image_px, image_px, 3), dtype=np.uint8), np.zeros(1, dtype=np.int64))
+        return float(counter.get_total_flops()) / 1e9
+
+    def _run(self, images: Images, rows: Rows) -> dict[str, NDArray[np.float32]]:
+        return answers_to(self.predictor, images, self.tokens[rows], self.device)
+
+
 @dataclass
 class _Model:
-    """Answers of a model, and the maps behind them."""
+    """A model that scores pictures."""
 
     predictor: Predictor
     device: torch.device
@@ -92,7 +145,12 @@ class _Model:
         self.module = ScoreModule(made.backbone, made.options, "values" if kinds else None).to(self.device).eval()
         self.tensors = {n: torch.from_numpy(np.array(v)).to(self.device) for n, v in self.predictor.tensors.items()}
 
-    def answers(self, images: Images) -> tuple[Float[np.ndarray, "n K"], Int[np.ndarray, " n"]]:
+    @property
+    def kinds(self) -> int:
+        """How many candidates a graph gives."""
+        return len(graph_maps(self.module.backbone, self.module.options.readout))
+
+    def answers(self, images: Images, rows: Rows) -> tuple[Float[np.ndarray, "n K"], Int[np.ndarray, " n"]]:
         """Give probabilities, and the class that is named, -1 for none."""
         parts = [self._judged(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
         probabilities = np.concatenate([one for one, _ in parts])
@@ -107,7 +165,7 @@ class _Model:
             score = self.module.judge(self.module.features(output, self.tensors), self.tensors, None)
         return score.probabilities.cpu().numpy(), None if score.vacuity is None else score.vacuity.cpu().numpy()
 
-    def maps(self, images: Images) -> dict[str, Float[np.ndarray, "n N"]]:
+    def maps(self, images: Images, rows: Rows) -> dict[str, Float[np.ndarray, "n N"]]:
         """Make every map that a graph can give, by kind; none of a convolutional network."""
         parts = [self._maps(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
         return {kind: np.concatenate([part[kind] for part in parts]) for kind in parts[0]}
@@ -149,6 +207,7 @@ def measure_maps(
     images: Images,
     lesions: Sequence[str],
     *,
+    questions: Int[np.ndarray, "n L"] | None = None,
     masks: UInt8[np.ndarray, "n S S"] | None = None,
     device: torch.device | None = None,
     report: Report = lambda line: None,
@@ -158,14 +217,14 @@ def measure_maps(
     Args:
         images: as the network takes them, none that it was trained on, in any order; of many the first are taken.
         lesions: of each picture, for the intervals.
+        questions: words of what is asked about each picture; None for a model that scores pictures.
         masks: not 0 in the lesion, where outlines are known.
     """
-    model = _Model(predictor, device or torch.device("cpu"))
-    backbone = predictor.score_module.backbone
+    where = device or torch.device("cpu")
+    model: _Judge = _Model(predictor, where) if questions is None else _Asked(predictor, questions, where)
+    backbone = predictor.module.backbone
     cells, work = occlusion_cells(backbone), model.gflop(backbone.spec.image_px)
-    passes = 1 + 2 * len(WAYS) * (
-        regions.RANDOM_QUARTERS + 1 + len(graph_maps(backbone, predictor.score_module.options.readout))
-    )
+    passes = 1 + 2 * len(WAYS) * (regions.RANDOM_QUARTERS + 1 + model.kinds)
     occludes = work * (cells + 1) <= MOST_GFLOP
     passes += (cells + 2 * len(WAYS)) * occludes
     most = int(min(MOST_PICTURES, max(LEAST_PICTURES, MEASURED_GFLOP // (work * passes))))
@@ -173,16 +232,16 @@ def measure_maps(
     report(f"measuring how true its maps are: {len(taken)} pictures, {passes} passes each …")
     if not len(taken):
         return MapTable(maps={}, cells=cells if occludes else None, pictures=0)
-    probabilities, named = model.answers(images[taken])
+    probabilities, named = model.answers(images[taken], taken)
     taken = taken[named >= 0]  # the others have no answer that could change
     probabilities, named = probabilities[named >= 0], named[named >= 0]
     if not len(taken):
         return MapTable(maps={}, cells=cells if occludes else None, pictures=0)
     pictures = np.ascontiguousarray(images[taken])
-    maps = model.maps(pictures)
+    maps = model.maps(pictures, taken)
     if occludes:
-        maps["occlusion"] = _occlusion(model, pictures, probabilities, named, cells, report)
-    hiding = _Hiding(model, pictures, named)
+        maps["occlusion"] = _occlusion(model, (pictures, taken), probabilities, named, cells, report)
+    hiding = _Hiding(model, pictures, taken, named)
     outlines = None if masks is None else masks[taken] > 0
     own = [lesions[index] for index in taken.tolist()]
     found = {}
@@ -193,16 +252,17 @@ def measure_maps(
 
 
 def _occlusion(
-    model: _Model,
-    pictures: Images,
+    model: _Judge,
+    shown: tuple[Images, Rows],
     probabilities: Float[np.ndarray, "n K"],
     named: Int[np.ndarray, " n"],
     cells: int,
     report: Report,
 ) -> Float[np.ndarray, "n N"]:
     rows = []
+    pictures, own = shown
     for index, picture in enumerate(pictures):
-        without, _ = model.answers(regions.each_cell_hidden(picture, cells))
+        without, _ = model.answers(regions.each_cell_hidden(picture, cells), np.full(cells, own[index]))
         label = named[index]
         rows.append(regions.occlusion_map(float(probabilities[index, label]), without[:, label]))
         if (index + 1) % 32 == 0:
@@ -213,13 +273,13 @@ def _occlusion(
 class _Hiding:
     """Pictures, what covers them, and what hiding random quarters does to their answers."""
 
-    def __init__(self, model: _Model, pictures: Images, named: Int[np.ndarray, " n"]) -> None:
-        self._model, self._pictures, self._named = model, pictures, named
+    def __init__(self, model: _Judge, pictures: Images, rows: Rows, named: Int[np.ndarray, " n"]) -> None:
+        self._model, self._pictures, self._rows, self._named = model, pictures, rows, named
         self._covers = {"mean": regions.mean_colours(pictures), "blur": regions.blurred(pictures)}
         self._random: dict[int, dict[str, tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]]] = {}
 
     def _changed(self, cells: Bool[np.ndarray, "n N"], way: str) -> Float[np.ndarray, " n"]:
-        _, named = self._model.answers(regions.hidden(self._pictures, cells, self._covers[way]))
+        _, named = self._model.answers(regions.hidden(self._pictures, cells, self._covers[way]), self._rows)
         return np.asarray(named != self._named, dtype=np.float64)
 
     def _by_chance(self, cells: int) -> dict[str, tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]]:

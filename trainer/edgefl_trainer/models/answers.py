@@ -172,7 +172,7 @@ class AnswerModule(nn.Module):
         """Compute what the answer is read from, and the max-normalised map; None where no picture is seen."""
         dropped = self.dropout if self.training else 0.0
         words, present = self._words(question, tensors, dropped)
-        batch, patches = len(question), pictures.shape[1] if self.options.sees_picture else 0
+        batch, patches = question.shape[0], pictures.shape[1] if self.options.sees_picture else 0
         parts = [tensors["fusion.cls"].expand(batch, 1, -1), words]
         if patches:
             parts.insert(1, linear(pictures, tensors, "pictures"))

@@ -1,0 +1,63 @@
+"""What a bundle that answers questions is compared and tried with: the run's own `tune` questions of the site.
+
+Guarantees: no question was trained on, none of the reported rows is looked at; the same run gives the same figures;
+where the pictures cannot be read there is a bundle all the same, which does not say whether it looks at pictures.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgefl_export.errors import ExportError
+from edgefl_export.int8.calibration import federation_of
+from edgefl_export.parity.score_parity import MIN_IMAGES, AskedWords, Pictures
+from edgefl_protocol.bundle.question_table import TriedQuestions
+from edgefl_trainer.contract import Predictor
+from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.engine.sites import examples_of
+from edgefl_trainer.engine.suspicion import tune_scores
+from edgefl_trainer.evaluate.looking import other_picture, tried_questions
+
+
+@dataclass(frozen=True)
+class OwnQuestions:
+    """Questions for the gates, each with its picture, None where drawn ones have to do; and how the model did."""
+
+    images: Pictures | None = None
+    questions: AskedWords | None = None
+    tried: TriedQuestions | None = None
+
+
+def own_questions(run: FinishedRun, site: str, predictor: Predictor, report: Callable[[str], None]) -> OwnQuestions:
+    """Read a site's `tune` questions, and ask each with its own picture and with another one's."""
+    kept = tune_scores(run, site)
+    refer_above = float(run.calibration["sites"][site]["refer_above"])
+    try:
+        federation = federation_of(run)
+    except ExportError as error:
+        report(f"nobody tries whether it looks at pictures, and drawn ones are compared: {error}")
+        federation = None
+    other = None
+    if federation is not None and site in federation.sites:
+        report("asking the tune questions with another picture, too …")
+        other = other_picture(predictor, examples_of(federation, federation.sites[site].tune), federation.lesions)
+    tried = (
+        None if kept is None else tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other)
+    )
+    images, questions = (None, None) if federation is None else _for_the_gates(federation, site, run.settings.seed)
+    return OwnQuestions(images, questions, tried)
+
+
+def _for_the_gates(federation: Federation, site: str, seed: int) -> tuple[Pictures | None, AskedWords | None]:
+    """Draw 64 `tune` questions, the site's own first; None where all sites together have fewer."""
+    if federation.questions is None:
+        return None, None
+    draw = np.random.default_rng(seed)
+    order = [site, *(name for name in federation.sites if name != site)]
+    tune = [federation.sites[name].tune for name in order if name in federation.sites]
+    rows = np.concatenate([draw.permutation(one.astype(np.int64)) for one in tune])[:MIN_IMAGES]
+    if len(rows) < MIN_IMAGES:
+        return None, None
+    return federation.images[federation.places(rows)], federation.questions.tokens[rows]

@@ -1,0 +1,94 @@
+"""What `edgefl-export` tells a person of a bundle that it made, or that it was shown."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from edgefl_export.bundles.assemble import Members, SiteModel
+from edgefl_export.parity.step_parity import StepParity
+from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.bundle.card_words import card_lines
+from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
+from edgefl_protocol.bundle.shown_map import ShownMap, how_true
+
+
+def model_facts(model: SiteModel, members: Members, shown: ShownMap, steps: Sequence[StepParity]) -> dict[str, Any]:
+    """Say what a bundle was compared with and what it tells of its model, as `--json` prints it."""
+    return {
+        "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
+        "suspicion": None if model.card.suspicion is None else asdict(model.card.suspicion),
+        "map": shown.to_json(),
+        "undescribed": [] if model.info is None else [name for name in model.classes if name not in model.info],
+        "questions": None if model.questions is None else _question_facts(model.card, members.files),
+        "int8": None if members.agreement is None else asdict(members.agreement),
+        "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
+    }
+
+
+def _question_facts(card: Card, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Say what a bundle that answers questions knows, how it did on `tune` questions, and what speaks against it."""
+    table, labels = QuestionTable.from_bytes(files[MEMBER]), Labels.from_bytes(files["labels.json"])
+    return {
+        "answers": len(labels.classes),
+        "words": len(table.vocabulary.words),
+        "tried": None if table.tried is None else asdict(table.tried),
+        "told": card_lines(card, labels, table),
+    }
+
+
+def bundle_text(facts: Mapping[str, Any]) -> str:
+    """Write what was made, and what it was compared with, for a person."""
+    lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
+    lines += [f"signed by {key}" for key in facts["signers"]]
+    graph = "of the graph before its layers got 8 bits, " if facts["int8"] else ""
+    lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
+    lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
+    shown = ShownMap.from_json(facts["map"])
+    said = how_true(shown, "picture" if facts["questions"] is None else "question")
+    lines.append(f"map shown: {shown.kind}. {said}" if shown.shown else said)
+    lines += [] if facts["questions"] is None else facts["questions"]["told"]
+    if facts["suspicion"]:
+        lines.append(facts["suspicion"]["statement"])
+    if facts["undescribed"]:
+        names = ", ".join(facts["undescribed"])
+        lines.append(
+            f"nobody described {names}: a device refers every picture for which it predicts such a class; describe "
+            "it with --class-info FILE.toml"
+        )
+    if facts["int8"]:
+        found = facts["int8"]
+        lines.append(
+            f"8 bits against fp32 on {found['images']} images: {found['same_class']:.2%} the same class, "
+            f"mean change of uncertainty {found['change']:.1e}  (allowed 99% and 1e-02)"
+        )
+    if facts["training"]:
+        lines.append("distance to the trainer after ten training steps, relative:")
+        lines += [
+            f"  {name:<34}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["training"].items()
+        ]
+    return "\n".join(lines)
+
+
+def _date(time_ms: int | None) -> str:
+    if time_ms is None:
+        return "never"
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # a claim nobody checked may lie beyond the calendar
+        return f"{time_ms} ms after 1970"
+
+
+def inspect_text(facts: Mapping[str, Any]) -> str:
+    """Write what a file claims to be, for a person."""
+    lines = ["not verified; the file claims:"]
+    plain = ("federation", "line", "task", "version", "min_client", "min_runtime", "sha256")
+    lines += [f"  {name:<14}{'-' if facts[name] is None else facts[name]}" for name in plain]
+    lines += [f"  {name:<14}{_date(facts[name])}" for name in ("created", "expires")]
+    lines += [f"  {'signer':<14}{key}" for key in facts["signers"]]
+    lines += [f"  {member['name']:<22}{member['size']:>14,} bytes" for member in facts["members"]]
+    for name in ("labels", "card"):
+        if isinstance(facts[name], dict):
+            lines += [f"  {key:<18}{json.dumps(value, ensure_ascii=True)}" for key, value in facts[name].items()]
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""Bundles that answer questions: graph, gates, members, and what the command makes of a run. docs/design.md 7."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tests.export.conftest import CLASSES, write_run
+
+from edgefl_export.bundles.assemble import build_members, site_model
+from edgefl_export.errors import ExportError, GateError
+from edgefl_export.graphs.score import export_answer_graph
+from edgefl_export.parity.score_parity import (
+    check_parity,
+    gate_images,
+    gate_questions,
+    graph_scores,
+    open_session,
+    trainer_scores,
+)
+from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
+from edgefl_protocol.bundle.question_table import OtherPicture, TriedQuestions
+from edgefl_protocol.envelopes.keys import SigningKey
+from edgefl_protocol.rules.questions import Questions
+from edgefl_trainer.contract import Predictor
+from edgefl_trainer.engine.models import open_run, save_questions
+from edgefl_trainer.models.answers import AnswerModule, AnswerOptions, fresh_tensors
+from edgefl_trainer.models.backbones import load_backbone
+
+WORDS = Questions(("is", "it", "red", "what", "colour"), 6)
+KEY = SigningKey(bytes(range(3, 35)))
+FIELDS = BundleFields(federation=None, line="vqa", task="all", version=1, created_ms=1_790_000_000_000)
+
+
+def make_answering(**options) -> Predictor:
+    """A model with random weights in every tensor, so that no output is flat."""
+    vit = load_backbone("tiny", image_px=36, seed=1)
+    chosen, draw = AnswerOptions(heads=2, question_blocks=1, **options), torch.Generator().manual_seed(2)
+    fresh = fresh_tensors(chosen, WORDS, len(CLASSES), (vit.spec.width, 16, 3), draw)
+    tensors = {
+        name: (value + 0.3 * torch.randn(value.shape, generator=draw)).numpy().astype(np.float32)
+        for name, value in fresh.items()
+    }
+    tensors["temperature"] = np.float32(1.3)
+    return Predictor(
+        AnswerModule(vit, chosen), {name: np.asarray(tensors[name]) for name in chosen.tensors}, (True,) * 3
+    )
+
+
+@pytest.fixture(scope="module")
+def answering():
+    return make_answering()
+
+
+@pytest.fixture(scope="module")
+def answer_graph(answering, shared):
+    with shared.traces():
+        return export_answer_graph(answering.module.eval(), answering.tensors, WORDS.length).onnx
+
+
+def test_the_graph_takes_the_question_and_gives_the_trainers_answers(answering, answer_graph):
+    """Random pictures and questions, in batches that were not traced."""
+    found = onnx.load_from_string(answer_graph)
+    names = [value.name for value in found.graph.input]
+    assert names[0] == "image" and set(names) == {"image", "question", *answering.module.options.tensors}
+    assert [value.name for value in found.graph.output] == ["probabilities", "map"]
+    images, questions = gate_images(36, 5), gate_questions(5, WORDS.length, 5)
+    wanted = trainer_scores(answering.module, answering.tensors, images, questions=questions)
+    for batch in (1, 3, 5):
+        got = graph_scores(open_session(answer_graph), answering.tensors, images, batch, questions)
+        np.testing.assert_allclose(got["probabilities"], wanted["probabilities"], atol=1e-5)
+        np.testing.assert_allclose(got["map"], wanted["map"], atol=1e-4)
+    assert np.ptp(wanted["probabilities"], axis=0).max() > 0.01  # picture and question count
+
+
+def test_every_tensor_that_learns_stays_an_argument(answering, answer_graph):
+    """What a device is given changes the answer: none became a constant of the graph."""
+    images, questions = gate_images(36, 4), gate_questions(5, WORDS.length, 4)
+    session = open_session(answer_graph)
+    before = graph_scores(session, answering.tensors, images, 4, questions)["probabilities"]
+    for name in ("words.embedding", "fusion.0.gate", "prompts.image", "prompts.text", "head.weight", "temperature"):
+        changed = {**answering.tensors, name: np.asarray(answering.tensors[name] * np.float32(1.7) + np.float32(0.05))}
+        after = graph_scores(session, changed, images, 4, questions)["probabilities"]
+        assert np.abs(after - before).max() > 1e-6, name
+
+
+def test_the_gate_refuses_a_graph_that_reads_the_question_otherwise(answering, answer_graph):
+    """The same pictures and values, and a trainer that reads from the last word to the first."""
+    images, questions = gate_images(36), gate_questions(5, WORDS.length)
+    given = (answering.tensors, images, None, questions)
+    assert all(one.passed for one in check_parity(answer_graph, answering.module, *given))
+
+    class Backwards(AnswerModule):
+        def forward(self, image, question, tensors):
+            return super().forward(image, question.flip(1), tensors)
+
+    with pytest.raises(GateError, match="differs from the trainer"):
+        check_parity(answer_graph, Backwards(answering.module.backbone, answering.module.options), *given)
+
+
+def test_drawn_questions_have_every_length_and_unknown_words():
+    drawn = gate_questions(5, 6, 64)
+    assert drawn.shape == (64, 6) and drawn.dtype == np.int64 and set(np.unique(drawn)) == set(range(7))
+    lengths = (drawn > 0).sum(axis=1)
+    assert set(lengths) == set(range(1, 7))
+    assert all((row[:length] > 0).all() and not row[length:].any() for row, length in zip(drawn, lengths, strict=True))
+
+
+@pytest.fixture(scope="module")
+def answer_run(answering, tmp_path_factory):
+    """A finished run whose model answers questions; its data is gone."""
+    folder = write_run(tmp_path_factory.mktemp("answers") / "run", answering)
+    save_questions(folder, WORDS)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["sites"]["north"] |= {"accuracy": 0.6, "accuracy_interval": [0.5, 0.7], "usual_answer": {"accuracy": 0.4}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+TRIED = TriedQuestions(
+    questions=30, right=20, answered=15, answered_right=12, other_picture=OtherPicture(right=9, low=0.1, high=0.5)
+)
+
+
+def test_the_bundle_loads_and_says_what_it_knows(answer_run, shared):
+    with shared.traces():
+        members = build_members(site_model(open_run(answer_run), "north"), tried=TRIED)
+    data = build_bundle(members.files, FIELDS, [KEY])
+    bundle = load_bundle(data, [KEY.public], FIELDS.created_ms)
+    assert bundle.questions.vocabulary == WORDS and bundle.questions.tried == TRIED
+    assert bundle.labels.classes == CLASSES and bundle.labels.info is None and bundle.card.suspicion is None
+    assert "no finding" in bundle.card.intended_use and bundle.card.refer_above == 0.8
+    assert {one.quantity for one in members.parity} == {"probabilities", "map"}
+
+
+def test_what_cannot_be_exported_is_one_sentence(answer_run):
+    from edgefl_export.bundles.training import learned_method
+    from edgefl_export.int8.calibration import calibration_of
+    from edgefl_protocol.pictures.class_info import known_among
+
+    run = open_run(answer_run)
+    model = site_model(run, "north")
+    with pytest.raises(ExportError, match="--precision fp32"):
+        calibration_of(run, "north")
+    with pytest.raises(ExportError, match="leave --with-training out"):
+        learned_method(run, model.predictor)
+    with pytest.raises(ExportError, match="leave it out"):
+        site_model(run, "north", known_among(("MEL",)))
+    with pytest.raises(ExportError, match="list of words"):
+        build_members(replace(model, questions=Questions(("is",), 6)))
+    blind = make_answering(sees_picture=False)
+    with pytest.raises(ExportError, match="sees no picture"):
+        build_members(replace(model, predictor=blind))
