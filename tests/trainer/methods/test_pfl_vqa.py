@@ -29,8 +29,9 @@ sites = st.dictionaries(st.sampled_from("abcde"), st.tuples(shares, vectors), mi
 
 
 @pytest.fixture
-def questions():
-    return QUESTIONS
+def make_task(make_task):
+    """Tasks whose pictures are asked questions."""
+    return lambda **given: dataclasses.replace(make_task(**given), questions=QUESTIONS)
 
 
 def vqa(**hyper):
