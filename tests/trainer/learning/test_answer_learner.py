@@ -63,17 +63,21 @@ def learned(recipe: AnswerRecipe, site: Site, **more) -> State:
 
 
 def test_a_step_is_adams_on_cross_entropy_and_the_norms_beside_it(task, backbone, rows):
-    """L_CE by PyTorch's Adam on the whole batch; the gradient of beta R, 2 beta theta, beside it (arXiv 1711.05101)."""
-    recipe = replace(RECIPE, batch=12, beta=0.05, lr=0.01)
+    """L_CE by PyTorch's Adam on the whole batch; the gradient of beta R, 2 beta theta, beside it (arXiv 1711.05101).
+
+    Prompts and gates have a rate of their own.
+    """
+    recipe = replace(RECIPE, batch=12, beta=0.05, lr=0.01, lr_prompts=0.04)
     site = site_of(task, backbone, rows)
     tensors = {name: value.requires_grad_(True) for name, value in AnswerLearner(recipe).initial(task).items()}
-    shrunk = {name: value.detach() * (1 - 0.01 * 2 * 0.05) for name, value in tensors.items()}
+    rates = {name: 0.04 if name.startswith("prompts.") or "gate" in name else 0.01 for name in tensors}
+    shrunk = {name: value.detach() * (1 - rates[name] * 2 * 0.05) for name, value in tensors.items()}
     order = site.epoch_order(rows, 1, 0)
     images, target = rows.read(order)
     given = {**tensors, "temperature": torch.tensor(1.0)}
     probabilities = AnswerModule(backbone, recipe.options())(images, rows.asked(order), given).probabilities
     before = {name: value.detach().clone() for name, value in tensors.items()}
-    optimizer = torch.optim.Adam(tensors.values(), lr=0.01)
+    optimizer = torch.optim.Adam([{"params": [value], "lr": rates[name]} for name, value in tensors.items()])
     (-probabilities[range(12), target].log().mean()).backward()
     optimizer.step()
     found = learned(recipe, site)
@@ -213,6 +217,7 @@ def test_fedprox_holds_an_answer_model_back(task, backbone, rows):
     ("hyper", "sentence"),
     [
         ({"lr": 0.0}, "lr is 0.0; allowed: above 0, at most 1"),
+        ({"lr_prompts": 2.0}, "lr_prompts is 2.0; allowed: above 0, at most 1"),
         ({"width": 10, "heads": 4}, "width is 10, which 4 heads cannot share"),
         ({"fusion_blocks": 0}, "fusion_blocks is 0; allowed: 1 to 48"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 to below 1"),

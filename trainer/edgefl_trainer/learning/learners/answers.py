@@ -56,6 +56,7 @@ class AnswerRecipe:
     """Hyper-parameters of an answer model and of local learning."""
 
     lr: float = 1e-3  # learning rate of AdamW
+    lr_prompts: float = 1e-2  # of prompts and of the gates g before them, which begin at 0
     batch: int = 32  # questions of a step
     beta: float = 1e-4  # weight of R, the squared norm of what learns
     dropout: float = 0.1  # share of the values of each branch of a block that is dropped while learning
@@ -72,6 +73,7 @@ class AnswerRecipe:
         check_bounds(
             self,
             lr=(0 < self.lr <= 1, "above 0, at most 1"),
+            lr_prompts=(0 < self.lr_prompts <= 1, "above 0, at most 1"),
             batch=(1 <= self.batch <= 65_536, "1 to 65536"),
             beta=(0 <= self.beta <= 1, "0 to 1"),
             dropout=(0 <= self.dropout < 1, "0 to below 1"),
@@ -91,6 +93,10 @@ class AnswerRecipe:
         """Tensors that hold the prompts."""
         of_image = (IMAGE_PROMPTS,) if self.prompt_site != "text" else ()
         return (*of_image, *((TEXT_PROMPTS,) if self.prompt_site != "image" else ()))
+
+    def rate(self, name: str) -> float:
+        """Return the learning rate of a tensor."""
+        return self.lr_prompts if name in self.prompt_names or name.endswith(".gate") else self.lr
 
     def averaged_as(self, share: Literal["b", "bt", "g"], *, maps: bool) -> "AnswerRecipe":
         """Return the recipe of a method that averages the model; a `SettingError` where it asks for more than that."""
@@ -183,7 +189,8 @@ class AnswerLearner:
         recipe, round_, names = self.recipe, int(broadcast.scalars["round"]), self.trained(site.task)
         tensors = as_tensors({**_of_model(before.arrays)}, site.device)
         learned = {name: tensors[name].requires_grad_(True) for name in names}
-        optimizer = torch.optim.AdamW(learned.values(), lr=recipe.lr, weight_decay=2 * recipe.beta)
+        groups = [{"params": [value], "lr": recipe.rate(name)} for name, value in learned.items()]
+        optimizer = torch.optim.AdamW(groups, weight_decay=2 * recipe.beta)
         restore_moments(optimizer, learned, before if keep_optimizer else None)
         module = self._module(site, before.arrays).train()
         pictures = PictureTokens(module, site.train, site.device, site.autocast, _network(learned))
