@@ -62,35 +62,50 @@ def learned(recipe: AnswerRecipe, site: Site, **more) -> State:
     return learner.learned(site, learner.begun(site, State(), FIRST), FIRST, keep_optimizer=True, **more)
 
 
-def test_a_step_is_adams_on_cross_entropy_and_the_squared_norm(task, backbone, rows):
-    """L_CE + beta R by hand: one step of PyTorch's Adam on the whole batch, R over every tensor that learns."""
-    recipe = replace(RECIPE, batch=12, beta=0.05, lr=0.01)
+def test_a_step_is_adams_on_cross_entropy_and_the_norms_beside_it(task, backbone, rows):
+    """L_CE by PyTorch's Adam on the whole batch; the gradient of beta R, 2 beta theta, beside it (arXiv 1711.05101).
+
+    Prompts and gates have a rate of their own.
+    """
+    recipe = replace(RECIPE, batch=12, beta=0.05, lr=0.01, lr_prompts=0.04)
     site = site_of(task, backbone, rows)
-    learner = AnswerLearner(recipe)
-    tensors = {name: value.requires_grad_(True) for name, value in learner.initial(task).items()}
+    tensors = {name: value.requires_grad_(True) for name, value in AnswerLearner(recipe).initial(task).items()}
+    rates = {name: 0.04 if name.startswith("prompts.") or "gate" in name else 0.01 for name in tensors}
+    shrunk = {name: value.detach() * (1 - rates[name] * 2 * 0.05) for name, value in tensors.items()}
     order = site.epoch_order(rows, 1, 0)
     images, target = rows.read(order)
     given = {**tensors, "temperature": torch.tensor(1.0)}
     probabilities = AnswerModule(backbone, recipe.options())(images, rows.asked(order), given).probabilities
-    loss = -probabilities[range(12), target].log().mean()
-    loss = loss + 0.05 * sum((value**2).sum() for value in tensors.values())
-    optimizer = torch.optim.Adam(tensors.values(), lr=0.01)
-    loss.backward()
+    before = {name: value.detach().clone() for name, value in tensors.items()}
+    optimizer = torch.optim.Adam([{"params": [value], "lr": rates[name]} for name, value in tensors.items()])
+    (-probabilities[range(12), target].log().mean()).backward()
     optimizer.step()
     found = learned(recipe, site)
     for name, value in tensors.items():
-        own, wanted = found.arrays[name], value.detach().numpy()
+        own, wanted = found.arrays[name], (shrunk[name] + value.detach() - before[name]).numpy()
         if name.endswith("qkv.bias"):  # softmax takes the bias of keys away again: its gradient is rounding alone
             own, wanted = (np.delete(each, np.s_[16:32]) for each in (own, wanted))
         np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=2e-5, err_msg=name)
     assert {name for name in found.arrays if not name.startswith("optimizer.")} == set(tensors)
 
 
+def test_prompts_of_two_sites_come_apart(task, backbone, rows):
+    """What is exchanged says something: prompts neither stay what they were nor shrink to nothing."""
+    recipe = replace(RECIPE, lr=0.003)
+    others = replace(rows, labels=(rows.labels + 1) % 3)
+    one, other = (learned(recipe, site_of(task, backbone, each), epochs=20).arrays for each in (rows, others))
+    first = AnswerLearner(recipe).initial(task)
+    for name in ("prompts.image", "prompts.text"):
+        a, b, begun = (np.asarray(each[name]).ravel() for each in (one, other, first))
+        assert np.linalg.norm(a) > 0.5 * np.linalg.norm(begun)
+        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) < 0.99
+
+
 def test_all_that_learns_is_of_an_answer(task, backbone, rows):
     recipe = RECIPE
     assert {*AnswerLearner(recipe).trained(task), "temperature"} == set(recipe.options().tensors)
     before, after = AnswerLearner(recipe).initial(task), learned(recipe, site_of(task, backbone, rows)).arrays
-    # of the first step, behind gates of 0, prompts have no gradient but that of R
+    # behind gates of 0 the first step gives prompts no gradient; R shrinks them, and the second step moves them
     still = [name for name in before if np.array_equal(before[name].numpy(), after[name])]
     assert still == []
 
@@ -202,6 +217,7 @@ def test_fedprox_holds_an_answer_model_back(task, backbone, rows):
     ("hyper", "sentence"),
     [
         ({"lr": 0.0}, "lr is 0.0; allowed: above 0, at most 1"),
+        ({"lr_prompts": 2.0}, "lr_prompts is 2.0; allowed: above 0, at most 1"),
         ({"width": 10, "heads": 4}, "width is 10, which 4 heads cannot share"),
         ({"fusion_blocks": 0}, "fusion_blocks is 0; allowed: 1 to 48"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 to below 1"),

@@ -47,21 +47,18 @@ def backbone():
 QUESTIONS = Questions(("how", "bright", "is", "it"), 6)
 
 
-@pytest.fixture
-def questions(request) -> Questions | None:
-    """What is asked where the method of the test learns from nothing else."""
+def questions_of(request: pytest.FixtureRequest) -> Questions | None:
+    """What is asked where the method that a test is given learns from nothing else."""
     named = getattr(request.node, "callspec", None)
     kinds = [METHODS[value] for value in (named.params.values() if named else ()) if value in list(METHODS)]
     return QUESTIONS if any(declared(kind).questions_only for kind in kinds) else None
 
 
 @pytest.fixture
-def make_task(backbone, questions) -> Callable[..., Task]:
+def make_task(backbone, request) -> Callable[..., Task]:
     def make(rounds: int = 1, epochs: int = 1, classes: tuple[str, ...] = ("nevus", "other"), seed: int = 0) -> Task:
-        return Task(
-            name="nevus", classes=classes, backbone=backbone.spec, rounds=rounds, epochs=epochs, seed=seed,
-            questions=questions,
-        )  # fmt: skip
+        length = {"rounds": rounds, "epochs": epochs, "seed": seed}
+        return Task(name="nevus", classes=classes, backbone=backbone.spec, questions=questions_of(request), **length)
 
     return make
 

@@ -18,8 +18,8 @@ RECIPE = {"weight_decay": 1e-2, "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "
 MAPS = {"rollout": "renormalise", "kd_metric": "bilinear", "kd_peers": "sum", "kd_weight": 1e-6, "maps_per_class": 5,
         "select": "vacuity"}  # fmt: skip
 TOKENS = {"lr": 0.1, "lr_decay": 0.998, "momentum": 0.9, "clip": 10, "batch": 50, "weight_decay": 0}
-ANSWERS = {"lr": 1e-3, "batch": 32, "beta": 1e-4, "dropout": 0.1, "width": 128, "heads": 4, "question_blocks": 2,
-           "fusion_blocks": 2, "prompt_length": 8, "prompt_site": "both", "encoder": "frozen",
+ANSWERS = {"lr": 1e-3, "lr_prompts": 1e-2, "batch": 32, "beta": 1e-4, "dropout": 0.1, "width": 128, "heads": 4,
+           "question_blocks": 2, "fusion_blocks": 2, "prompt_length": 8, "prompt_site": "both", "encoder": "frozen",
            "picture": "seen"}  # fmt: skip
 DEFAULTS = {
     "pfl-vqa": ANSWERS | {"alpha": 0.1, "exchange": "reliability", "use_shared": "loss"},

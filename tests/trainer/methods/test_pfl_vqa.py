@@ -29,8 +29,9 @@ sites = st.dictionaries(st.sampled_from("abcde"), st.tuples(shares, vectors), mi
 
 
 @pytest.fixture
-def questions():
-    return QUESTIONS
+def make_task(make_task):
+    """Tasks whose pictures are asked questions."""
+    return lambda **given: dataclasses.replace(make_task(**given), questions=QUESTIONS)
 
 
 def vqa(**hyper):
@@ -140,12 +141,17 @@ def test_without_the_distance_every_site_learns_as_local(make_task, make_site):
     ("place", "names"), [("image", {"prompts.image"}), ("text", {"prompts.text"}), ("both", PROMPTS)]
 )
 def test_a_round_moves_a_prompt_and_nothing_else(place, names, make_task, make_site):
-    """Array bytes of each reply and of each broadcast are the prompt's: n_p x d values a kind, float32."""
+    """Array bytes of each reply and of each broadcast are the prompt's: n_p x d values a kind, float32.
+
+    Before the first reply there is nothing to broadcast.
+    """
     task, seen = make_task(rounds=2), []
     members = {s: make_site(task, s, seed=i) for i, s in enumerate("abc")}
     play(vqa(prompt_site=place, prompt_length=5), task, members, watch=seen.append)
     for exchange in seen:
-        for payload in (*exchange.replies.values(), *exchange.broadcasts.values()):
+        sent = exchange.broadcasts.values()
+        assert exchange.phase.round > 1 or not any(payload.arrays for payload in sent)
+        for payload in (*exchange.replies.values(), *(sent if exchange.phase.round > 1 else ())):
             assert payload.arrays.keys() == names
             assert sum(value.nbytes for value in payload.arrays.values()) == len(names) * 5 * 32 * 4
         for reply in exchange.replies.values():
@@ -162,7 +168,7 @@ def test_all_sites_begin_with_the_same_model(make_task, make_site):
     for name, value in models[0].tensors.items():
         np.testing.assert_array_equal(value, models[1].tensors[name])
     for name in PROMPTS:
-        np.testing.assert_array_equal(server.arrays[f"{name}.a"], models[0].tensors[name])
+        np.testing.assert_array_equal(server.arrays[name], models[0].tensors[name])
 
 
 def prompts_of(*rows: list[float]) -> dict[str, np.ndarray]:
@@ -189,12 +195,28 @@ def test_the_shared_prompt_is_the_weighted_sum_of_the_others(make_task):
     assert found["prompts.image"].dtype == np.float32
 
 
-def test_before_the_first_reply_the_shared_prompt_is_the_first_one(make_task):
-    task, method = make_task(), vqa()
-    state = method.start(task, ["a", "b", "c"])
-    broadcast = method.broadcast(state, Phase("train", 1), ["a"])["a"]
+def test_a_first_prompt_that_all_share_draws_nobody(make_task, make_site):
+    """Without L_d in the first round sites leave the prompt they all began with, and have something to say."""
+    task, method = make_task(rounds=1, epochs=6), vqa(lr=0.01)
+    members = {s: make_site(task, s, seed=i, labels=[i % 2] * 12) for i, s in enumerate("ab")}
+    server, states = play(method, task, members)
+    _, alone = play(of("local", lr=0.01), task, members)
+    assert {s: state.digest() for s, state in states.items()} == {s: state.digest() for s, state in alone.items()}
+    vectors = [np.concatenate([states[s].arrays[name].ravel() for name in sorted(PROMPTS)]) for s in "ab"]
+    one, other = (vector / np.linalg.norm(vector) for vector in vectors)
+    assert one @ other < 0.99
+    received = told(method, server, task, "b").arrays
     for name in PROMPTS:
-        np.testing.assert_allclose(broadcast.arrays[name], state.arrays[name], rtol=1e-6)
+        np.testing.assert_array_equal(received[name], states["a"].arrays[name])  # two sites: the other's prompt
+
+
+def test_a_site_that_never_replied_is_not_listened_to(make_task, make_site):
+    task, method = make_task(), vqa()
+    server, states = play(method, task, {s: make_site(task, s, seed=i) for i, s in enumerate("abc")}, absent={1: "c"})
+    received = told(method, server, task, "a").arrays
+    for name in PROMPTS:
+        np.testing.assert_allclose(received[name], states["b"].arrays[name], rtol=1e-6)
+    assert told(method, server, task, "c").arrays.keys() == PROMPTS
 
 
 @pytest.mark.parametrize("said", [None, "good", -0.1, 1.1])

@@ -10,8 +10,8 @@ arXiv 2402.09677 (ICASSP 2024).
     server: the prompt and the accuracy of a site replace those before                        aggregate
 
 Differs from the paper, of which the abstract alone was to be had: the form of prompt-based residual attention, R,
-alpha, beta, lengths and schedule are ours; a similarity below 0 counts 0; where nothing speaks for any site (as before
-the first reply) all count alike; a site without others learns without L_d (docs/methods.md 11).
+alpha, beta, lengths and schedule are ours; a similarity below 0 counts 0; where nothing speaks for any site all count
+alike; before the first reply, and at a site without others, there is no L_d (docs/methods.md 11).
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,13 +131,12 @@ class PflVQA:
         return AnswerLearner(self.recipe)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Begin with the first prompt for every site, whose accuracy is unknown."""
+        """Begin with the prompt that every site begins with."""
         initial = self.learner.initial(task)
-        first = as_arrays({name: initial[name] for name in self.recipe.prompt_names})
-        return State({**first, **{f"{name}.{site}": value for name, value in first.items() for site in sites}})
+        return State(as_arrays({name: initial[name] for name in self.recipe.prompt_names}))
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Send each site its shared prompt; nothing where there is no other site."""
+        """Send each site its shared prompt; nothing where no other site has replied."""
         return {name: Payload(self._shared_prompts(state, name), {}) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
@@ -173,15 +172,15 @@ class PflVQA:
         return [name for name in self.recipe.prompt_names if name in broadcast.arrays]
 
     def _shared_prompts(self, state: State, receiver: str) -> Arrays:
-        """p_t^s by name: the mean of the others' prompts by their weights. A site unknown so far has the first one."""
+        """p_t^s by name: the mean of the others' prompts by their weights. Who has not replied has the first prompt."""
         names = self.recipe.prompt_names
-        known = {name.removeprefix(f"{names[0]}.") for name in state.arrays if name.startswith(f"{names[0]}.")}
+        known = {name.removeprefix(f"{ACCURACY}.") for name in state.values}
         own = {
             site: {name: state.arrays[f"{name}.{site}" if site in known else name] for name in names}
             for site in sorted({*known, receiver})
         }
         vectors = {site: np.concatenate([prompts[name].ravel() for name in names]) for site, prompts in own.items()}
-        accuracies = {site: float(state.values.get(f"{ACCURACY}.{site}", 0.0)) for site in own}
+        accuracies = {site: float(state.values[f"{ACCURACY}.{site}"]) for site in known}
         weights = exchange_weights(accuracies, vectors, receiver, self.exchange)
         if not weights:
             return {}
