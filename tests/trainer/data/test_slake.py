@@ -79,7 +79,7 @@ def test_both_languages_of_the_official_file(real_data: Path) -> None:
 def test_eight_sites_of_both_sets(real_data: Path) -> None:
     """VQA-RAD's three organs and SLAKE's five regions are eight sites."""
     specs = [f"vqa-rad:{real_data}/vqa_rad.zip", f"slake:{real_data}/slake_questions.zip"]
-    counts = Counter(row.site for _, rows in read_tables(specs) for row in rows)
+    counts = Counter(row.site for _, rows in read_tables(specs).rows for row in rows)
     organs = {"rad-head": 977, "rad-chest": 1088, "rad-abdomen": 999}
     assert counts == {**organs, **{site: sum(split) for site, split in REGIONS.items()}}
 

@@ -78,9 +78,43 @@ def manifest(folder, old, new, **changes):
     return f"manifest:{root}"
 
 
+def test_everything_that_a_run_refuses_is_listed_and_the_rest_is_counted(tmp_path):
+    """A column `centre`, one `LesionID`, classes `Mel` and `nv` beside `MEL` and `NV`, and a missing file."""
+    found = [{**record, "LesionID": "a"} for record in records()]
+    found[0]["label"], found[1]["label"] = ("Mel", "nv") if found[0]["label"] == "MEL" else ("nv", "Mel")
+    root = write_index(tmp_path / "w", found)
+    index = root / "index.csv"
+    index.write_text(index.read_text().replace("center", "centre", 1))
+    (root / "pictures" / "i7.png").unlink()
+    outcome = edgefl_train("data", f"manifest:{root}")
+    assert outcome.code == 1 and "Traceback" not in outcome.err
+    assert "its column LesionID is not read as lesion_id" in outcome.err
+    refused = outcome.out.partition("a run refuses this data:")[2]
+    assert "its column centre is not read as center; rename it" in refused and "No row of" in refused
+    assert "both the class 'Mel' (image i" in refused and "both the class 'nv' (image i" in refused
+    assert "1 picture cannot be read" in refused and "pictures/i7.png" in refused
+    lines = [line.split() for line in outcome.out.splitlines()]
+    assert lines[0][:5] == ["site", "MEL", "Mel", "NV", "nv"] and lines[1][:6] == ["no", "site", "5", "1", "5", "1"]
+    with pytest.raises(DataError):
+        load_federation([f"manifest:{root}"], image_px=8)
+
+
 def test_data_refuses_classes_that_a_run_refuses_and_names_an_image(tmp_path):
-    sentence = edgefl_train("data", manifest(tmp_path, "", "", label="mel")).sentence()
-    assert "both the class 'mel' (image i5) and the class 'MEL'" in sentence
+    for task in ([], ["--task", "all"]):
+        outcome = edgefl_train("data", manifest(tmp_path, "", "", label="mel"), *task)
+        assert outcome.code == 1 and "both the class 'mel' (image i5) and the class 'MEL'" in outcome.out
+
+
+def test_every_site_name_that_cannot_be_used_is_listed(tmp_path):
+    root = write_index(tmp_path / "w", [{**r, "center": f"{r['center']} ward"} for r in records()])
+    outcome = edgefl_train("data", f"manifest:{root}")
+    assert outcome.code == 1 and all(f"names the site '{name} ward'" in outcome.out for name in ("east", "west"))
+
+
+def test_a_site_that_the_data_does_not_have_is_told_beside_what_it_has(tmp_path):
+    outcome = edgefl_train("data", manifest(tmp_path, "", "") + "@site=north")
+    assert outcome.code == 1 and "asks for the site north, but the sites of the data are east, west" in outcome.out
+    assert "36 × 36 (12)" in outcome.out
 
 
 def test_sites_that_differ_in_case_alone_are_told(tmp_path):
@@ -95,7 +129,7 @@ def test_sites_of_one_class_and_classes_of_one_picture_are_told(tmp_path):
 
 
 def test_a_misspelt_center_is_told_before_what_else_could_be_done(tmp_path):
-    sentence = edgefl_train("data", manifest(tmp_path, "center", "centre")).sentence()
+    sentence = edgefl_train("data", manifest(tmp_path, "center", "centre")).out
     assert sentence.index("its column centre is not read as center; rename it") < sentence.index("No row of")
 
 

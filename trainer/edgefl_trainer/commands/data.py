@@ -25,8 +25,9 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     """Show what data holds and what is wrong with it.
 
-    Sites by classes, or by open and closed questions, lesions, splits, sizes, and every picture that cannot be read.
-    SPEC is as for `run --data`: docs/reference/data.md. Ends with status 1 if a picture cannot be read.
+    Sites by classes, or by open and closed questions, lesions, splits, sizes, everything that `run` refuses, and every
+    picture that cannot be read: of these two it ends with status 1. SPEC is as for `run --data`:
+    docs/reference/data.md.
     """
     from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey
 
@@ -40,7 +41,7 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     if sheet is not None:
         contact_sheet(tables).save(sheet)
         click.echo(f"drew {sheet}", err=True)
-    if found.broken or found.without:
+    if found.refused or found.broken or found.without:
         sys.exit(1)
 
 
@@ -63,6 +64,9 @@ def survey_text(found: "Survey") -> str:
         shown = ", ".join(f"{w} × {h} ({n:,})" for (w, h), n in found.sizes.most_common(MAX_SHOWN))
         more = f" and {len(found.sizes) - MAX_SHOWN} more sizes" if len(found.sizes) > MAX_SHOWN else ""
         text.append(f"sizes in pixels (pictures): {shown}{more}")
+    if found.refused:
+        text.append("a run refuses this data:")
+        text += [f"  {line}" for line in found.refused]
     text += found.without
     if found.broken:
         text.append(f"{counted(len(found.broken), 'picture')} cannot be read:")

@@ -2,11 +2,21 @@
 
     what, for whom      the docstring of the method: its first line, and the line that begins with "For"
     key, default        the field, and what a preset makes of it
-    meaning             the comment beside the field, or right above it
+    meaning             the comment beside the field, or right above it, without its mark
     allowed             the field's type, or the sentence that refuses a number out of range
-    source              the paper that the module of the field names
+    source              the mark that ends the comment, or else the paper
 
-So nothing is written twice, and what is listed is what a run checks.
+A comment says first what the setting is. It ends with a mark in parentheses where the paper does not have the setting:
+
+    (ours)                      no paper has it
+    (docs/decisions/0023)       ours, too; the page says why
+    (arXiv 2003.04297)          another paper has it
+    (public code)               only code published with the paper has it, or its default
+    (default ours)              the paper has the setting, but not this default
+
+The last may follow another, as in `(arXiv 2105.00243; default ours)`. Without a mark the paper is that of the module
+that declares the setting, and that of the method for its own settings and for values that it gives a recipe. So
+nothing is written twice, and what is listed is what a run checks.
 """
 
 import inspect
@@ -25,6 +35,10 @@ from edgefl_trainer.typed_values import allowed, hints
 
 _COMMENT = re.compile(r"\s*#\s*(?P<text>.*)")
 _PAPER = re.compile(r"arXiv\s+(\d{4}\.\d{5})")
+_MARK = re.compile(
+    r"\s*\((?P<origin>ours|docs/decisions/\d{4}|arXiv \d{4}\.\d{5}|public code|(?=default ours))(?:; )?"
+    r"(?P<default>default ours)?\)$"
+)
 _REFUSED = re.compile(r"; allowed: (?P<allowed>.*)\.$", re.DOTALL)
 _FAR: Mapping[Any, tuple[Any, ...]] = {int: (-(10**12), 10**12), float: (float("nan"), -1e30, 1e30)}
 
@@ -62,7 +76,7 @@ def settings_of(name: str, *, asked: bool = False) -> list[Described]:
         made = answers.make()
     values = hyper_values(made)
     owned = list(_declared(made))
-    comments = {owner: _comments(owner) for owner in dict.fromkeys(owner for owner, _ in owned)}
+    comments = {owner: _comments(owner) for owner in dict.fromkeys(owner for owner, *_ in owned)}
     chosen = {preset: _preset(kind, preset, values, asked=asked) for preset in get_args(PresetName)}
     return [
         Described(
@@ -72,10 +86,10 @@ def settings_of(name: str, *, asked: bool = False) -> list[Described]:
                 preset: given[key] for preset, given in chosen.items() if given.get(key, values[key]) != values[key]
             },
             allowed=_allowed(made, key, hints(owner)[key]),
-            meaning=comments[owner].get(key, ""),
-            source=_source(kind, owner),
+            meaning=_MARK.sub("", comments[owner].get(key, "")),
+            source=_source(kind, owner, comments[owner].get(key, ""), given=values[key] != usual),
         )
-        for owner, key in owned
+        for owner, key, usual in owned
     ]
 
 
@@ -84,18 +98,18 @@ def _preset(kind: type[Any], preset: PresetName, values: Mapping[str, Any], *, a
     return {key: value for key, value in given.items() if key in values}
 
 
-def _declared(made: Any) -> Iterator[tuple[type[Any], str]]:
-    """The class that declares each setting, and its key; nested recipes in place."""
+def _declared(made: Any) -> Iterator[tuple[type[Any], str, Any]]:
+    """The class that declares each setting, its key, and its default there; nested recipes in place."""
     for entry in fields(made):
         value = getattr(made, entry.name)
         if is_dataclass(value):
             yield from _declared(value)
         else:
-            yield type(made), entry.name
+            yield type(made), entry.name, entry.default
 
 
 def _comments(kind: type[Any]) -> dict[str, str]:
-    """Field to the comment that stands beside it, or else on the line above it."""
+    """Field to the comment that stands beside it, or else on the lines above it."""
     found: dict[str, str] = {}
     above = ""
     for line in textwrap.dedent(inspect.getsource(kind)).splitlines():
@@ -104,7 +118,7 @@ def _comments(kind: type[Any]) -> dict[str, str]:
         if field:
             found[field[1]] = comment.strip() if mark else above
         own = _COMMENT.fullmatch(line)
-        above = own["text"] if own else ""
+        above = f"{above} {own['text']}".strip() if own else ""
     return found
 
 
@@ -121,7 +135,16 @@ def _allowed(made: Any, key: str, wanted: Any) -> str:
     return allowed(wanted, None)
 
 
-def _source(kind: type[Any], owner: type[Any]) -> str:
+def _source(kind: type[Any], owner: type[Any], comment: str, *, given: bool) -> str:
+    """Who has the setting, and whether its default is ours; `given`: the method gives its recipe another value."""
+    mark = _MARK.search(comment)
+    origin, default = (mark["origin"], mark["default"]) if mark else ("", None)
+    if origin.startswith(("ours", "docs")):
+        return origin
     module = inspect.getmodule(owner)
-    paper = _PAPER.search(inspect.getdoc(module) or "") if owner is not kind else None
-    return f"arXiv {paper[1]}" if paper else str(kind.paper)
+    paper = _PAPER.search(inspect.getdoc(module) or "") if owner is not kind and not given else None
+    named = f"arXiv {paper[1]}" if paper else str(kind.paper)
+    if given:
+        return named
+    source = {"": named, "public code": f"public code of {named}"}.get(origin, origin)
+    return f"{source}, {default}" if default else source

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods, or every setting of one.
 
-    Without NAME: what each method does, for whom, and what it sends. With NAME: key, default, meaning and source of
-    every setting.
+    Without NAME: what each method does, for whom, and what it sends. With NAME: key, default, allowed values, source
+    and meaning of every setting. The source is the paper that has the setting, or `ours`.
 
     What is sent is told for the default settings. A setting is given to `run` as --set KEY=VALUE.
     """

@@ -7,7 +7,7 @@ Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -198,14 +198,22 @@ def label_rows(
 def dealt_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
     """Return the rows of one table with complete sites and splits, in order; a `DataError` where none has a site."""
     rows = sited_rows(spec, table, seed)
-    if all(row.site is None for row in rows):
-        hint = "".join(f"{line}. " for line in table.warnings if "no column center" in line)
-        raise DataError(
-            f"{hint}No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N, or name a partition."
-        )
-    for name in sorted({row.site for row in rows if row.site is not None}):
-        check_site_name(name, spec.text)
+    for told in wrong_sites(spec, table, rows):
+        raise DataError(told)
     return rows
+
+
+def wrong_sites(spec: Spec, table: SourceRows, rows: Sequence[Row]) -> Iterator[str]:
+    """Write what a run refuses of the sites of these rows: that there is none, or a name that cannot be used."""
+    names = sorted({row.site for row in rows if row.site is not None})
+    if not names:
+        hint = "".join(f"{line}. " for line in table.warnings if "no column center" in line)
+        yield f"{hint}No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N, or name a partition."
+    for name in names:
+        try:
+            check_site_name(name, spec.text)
+        except DataError as error:
+            yield str(error)
 
 
 def alike_sites(names: Iterable[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """What some data holds, before anything is learned: sites and classes, lesions, splits, sizes, and what cannot be read.
 
-Every picture is decoded once, and all that fail are listed, not the first alone. Values out: printing is the command's.
+Every picture is decoded once, and all that fail are listed, not the first alone. What a run refuses of classes, sites
+and rows that were read is listed beside them: the rows are counted all the same. Values out: printing is the command's.
 """
 
 from collections import Counter
@@ -12,8 +13,9 @@ from PIL import Image, ImageDraw
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.federation import alike_sites, dealt_rows, label_rows
+from edgefl_trainer.data.errors import DataError, TaskError
+from edgefl_trainer.data.federation import alike_sites, label_rows, wrong_sites
+from edgefl_trainer.data.partition import sited_rows
 from edgefl_trainer.data.questions import (
     Vocabulary,
     answer_labels,
@@ -25,6 +27,7 @@ from edgefl_trainer.data.questions import (
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_specs
+from edgefl_trainer.data.tasks import alike_classes
 
 UNLABELLED = "no label"
 NO_SITE = "no site"
@@ -43,6 +46,7 @@ class Survey:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height) → images, where read from files
     broken: list[str] = field(default_factory=list)  # a sentence for each picture that cannot be read
     warnings: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # a sentence for each thing that a run refuses
     without: list[str] = field(default_factory=list)  # a sentence for each source of questions without any picture
     vocabulary: Vocabulary | None = None  # of the training questions; None where nothing is asked
 
@@ -57,14 +61,31 @@ class Survey:
         return sorted({name for _, name in self.counts}, key=lambda name: (name == UNLABELLED, name))
 
 
-def read_tables(specs: Sequence[str], seed: int = 0) -> list[tuple[SourceRows, list[Row]]]:
-    """Read each SPEC: its table, and its rows as a run deals them; a `DataError` where one cannot be used."""
+@dataclass(frozen=True)
+class Tables:
+    """What was read of some data."""
+
+    rows: list[tuple[SourceRows, list[Row]]]  # of each SPEC its table, and its rows as a run deals them
+    refused: list[str]  # a sentence for each thing that a run refuses of these rows
+
+
+def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
+    """Read each SPEC; a `DataError` where one is written wrongly, or its rows cannot be read."""
     parsed = [parse_spec(text) for text in specs]
-    tables = read_specs(parsed, seed, gaps=True)
-    dealt = [(table, dealt_rows(spec, table, seed)) for spec, table in zip(parsed, tables, strict=True)]
-    if not asks(tables):
-        label_rows([row for _, rows in dealt for row in rows], "all", None)  # refuses what a run refuses
-    return dealt
+    read = Tables([], [])
+    for spec, table in zip(parsed, read_specs(parsed, seed, gaps=True), strict=True):
+        try:
+            rows = sited_rows(spec, table, seed)
+        except DataError as error:
+            rows = list(table.rows)
+            read.refused.append(str(error))
+        else:
+            read.refused.extend(wrong_sites(spec, table, rows))
+        read.rows.append((table, rows))
+    if not asks([table for table, _ in read.rows]):
+        rows = [row for _, found in read.rows for row in found]
+        read.refused.extend(alike_classes(rows, sorted({row.label for row in rows if row.label is not None})))
+    return read
 
 
 def column_of(row: Row) -> str:
@@ -74,18 +95,27 @@ def column_of(row: Row) -> str:
     return row.label or UNLABELLED
 
 
-def gathered(tables: Sequence[tuple[SourceRows, list[Row]]], task: str) -> list[tuple[SourceRows, list[Row]]]:
-    """Call the rows' classes as a task does; a `DataError` where the data does not have its classes."""
-    if asks([table for table, _ in tables], task):
-        return list(tables)
-    names, labels = label_rows([row for _, rows in tables for row in rows], task, None)
+def gathered(tables: Tables, task: str) -> Tables:
+    """Call the rows' classes as a task does; as they are, and what is wrong, where the data lacks its classes.
+
+    A `TaskError` where the task is written wrongly.
+    """
+    if task == "all" or asks([table for table, _ in tables.rows], task):
+        return tables
+    try:
+        names, labels = label_rows([row for _, rows in tables.rows for row in rows], task, None)
+    except TaskError:
+        raise
+    except DataError as error:
+        return replace(tables, refused=[*tables.refused, str(error)])
     called = iter(names[label] if label >= 0 else None for label in labels)
-    return [(table, [replace(row, label=next(called)) for row in rows]) for table, rows in tables]
+    rows = [(table, [replace(row, label=next(called)) for row in rows]) for table, rows in tables.rows]
+    return replace(tables, rows=rows)
 
 
-def survey(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Survey:
+def survey(read: Tables) -> Survey:
     """Count rows and decode every picture that lies in a file."""
-    found = Survey()
+    found, tables = Survey(refused=read.refused), read.rows
     for table, rows in tables:
         found.warnings.extend(table.warnings)
         for row in rows:
@@ -153,9 +183,9 @@ def _examine(found: Survey, pixels: FilePixels, row: Row) -> None:
         found.sizes[width, height] += 1
 
 
-def contact_sheet(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Image.Image:
+def contact_sheet(tables: Tables) -> Image.Image:
     """Draw the first pictures of each class at each site: sites down, classes across."""
-    chosen = list(_chosen(tables))
+    chosen = list(_chosen(tables.rows))
     sites = sorted({site for site, *_ in chosen})
     classes = sorted({label for _, label, *_ in chosen})
     size = (NAME_PX + CELL_PX * PICTURES * len(classes), HEAD_PX + CELL_PX * len(sites))

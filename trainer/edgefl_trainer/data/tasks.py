@@ -11,7 +11,7 @@ clinician anything else.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgefl_protocol.pictures.class_info import KNOWN
@@ -159,13 +159,20 @@ def _grouped(groups: Groups, wanted: Sequence[str], *, whole: bool) -> dict[str,
 
 def check_alike(rows: Sequence[Row], wanted: Sequence[str]) -> None:
     """Refuse, by a `DataError`, classes that differ in case alone: a class would be two, or lost at some sites."""
+    for told in alike_classes(rows, wanted):
+        raise DataError(told)
+
+
+def alike_classes(rows: Sequence[Row], wanted: Sequence[str]) -> Iterator[str]:
+    """Write a sentence for each class of the rows that differs in case alone from one of `wanted`, with an image."""
     by_fold: dict[str, str] = {}
     for name in wanted:
         by_fold.setdefault(name.casefold(), name)
-    for row in rows:
-        if row.label is not None and (meant := by_fold.get(row.label.casefold(), row.label)) != row.label:
-            raise DataError(
-                f"The data has both the class {row.label!r} (image {row.image}) and the class {meant!r}; spell a class "
+    first = {row.label: row.image for row in reversed(rows) if row.label is not None}
+    for label in dict.fromkeys(row.label for row in rows if row.label is not None):
+        if (meant := by_fold.get(label.casefold(), label)) != label:
+            yield (
+                f"The data has both the class {label!r} (image {first[label]}) and the class {meant!r}; spell a class "
                 "the same way in every source."
             )
 

@@ -41,10 +41,15 @@ class MapSharing:
 
     kd_weight: float = Default.kd_weight  # lambda, weight of the distance to the others' maps
     maps_per_class: int = Default.maps_per_class  # M, most maps of a class that a site sends
-    select: Literal["vacuity", "random", "correct"] = Default.select  # correct: lowest vacuity among correct answers
-    rollout: PrefixMode = Default.rollout  # what rollout does with the prefix columns
-    kd_metric: Literal["bilinear", "nearest"] = Default.kd_metric  # upsampling to 224 px
-    kd_peers: PeerWeight = Default.kd_peers  # mean5: five times the mean over peers
+    # which maps are sent: those of lowest vacuity, of lowest vacuity among correct answers (correct), or random ones
+    select: Literal["vacuity", "random", "correct"] = Default.select
+    # what rollout does with the prefix columns: drop them and divide each row by its rest, or drop them alone (sink)
+    # (ours)
+    rollout: PrefixMode = Default.rollout
+    # how maps are upsampled to 224 px before they are compared (ours)
+    kd_metric: Literal["bilinear", "nearest"] = Default.kd_metric
+    # how the others' distances add up: their sum, or five times their mean (mean5)
+    kd_peers: PeerWeight = Default.kd_peers
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDEVPROMPT)

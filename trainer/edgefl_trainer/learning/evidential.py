@@ -51,24 +51,36 @@ class EvidentialRecipe:
 
     lr_b: float = Default.lr_b  # mu1, learning rate of the b-prompts
     lr_t: float = Default.lr_t  # mu2, learning rate of the t-prompts
-    lr_head: float = Default.lr_head  # of the head; mu2, more where features are standardised
-    weight_decay: float = Default.weight_decay  # of AdamW and SGD; the share by which weights shrink, times the rate
-    optimizer: Literal["adamw", "adam", "sgd"] = Default.optimizer  # sgd: without momentum
-    batch: int = Default.batch  # images of a step
-    prompts: Literal["bt", "g", "none"] = Default.prompts  # g: one set, learned at lr_b; none: the head alone
-    b_blocks: int = Default.b_blocks  # l: blocks with b-prompts, the others hold t-prompts
-    prompt_length: int = Default.prompt_length  # P; 0: 50·N/196, rounded
-    prompt_init: PromptInit = Default.prompt_init  # normal: keys N(0, 0.02), values 0; uniform: U(-1, 1)
-    prefix: PrefixPlace = Default.prefix  # prompts join keys and values behind the projection, or as tokens before it
-    loss: Literal["evidential", "ce"] = Default.loss  # ce: cross-entropy over a softmax, without uncertainty
-    evidence: EvidenceKind = Default.evidence  # what makes evidence of a logit
-    anneal_epochs: int = Default.anneal_epochs  # the KL weight is min(1, t / anneal_epochs)
-    anneal_clock: AnnealClock = Default.anneal_clock  # t counts epochs of the run, or of the round
-    prior_floor: float = Default.prior_floor  # least share of a class in the prior, before it sums to K
-    discount: Literal["none", "unusual"] = Default.discount  # evidence of images unlike the site's, once finished
-    readout: Literal["auto", "cls", "mean"] = Default.readout  # auto: by a linear probe on tune rows
-    head_norm: Literal["auto", "standardise", "none"] = Default.head_norm  # auto: on self-supervised backbones
-    augment: Augment = Default.augment  # dihedral: turned by quarters and mirrored
+    lr_head: float = Default.lr_head  # learning rate of the head, higher where features are standardised (ours)
+    # weight decay of AdamW and SGD: the share by which weights shrink, times the rate
+    weight_decay: float = Default.weight_decay
+    # optimiser of prompts and head; sgd has no momentum (default ours)
+    optimizer: Literal["adamw", "adam", "sgd"] = Default.optimizer
+    batch: int = Default.batch  # images of a step (default ours)
+    # which prompts learn: b- and t-prompts (bt), one set at lr_b (g), or none, the head alone
+    prompts: Literal["bt", "g", "none"] = Default.prompts
+    b_blocks: int = Default.b_blocks  # l, blocks with b-prompts; the others hold t-prompts
+    prompt_length: int = Default.prompt_length  # P, prompts of a block; 0: 50·N/196, rounded (default ours)
+    # first values of prompts: keys N(0, 0.02) and values 0 (normal), or U(-1, 1) (uniform) (ours)
+    prompt_init: PromptInit = Default.prompt_init
+    # where prompts join keys and values: behind the projection, or as tokens before it (ours)
+    prefix: PrefixPlace = Default.prefix
+    # loss of a batch: evidential, or cross-entropy over a softmax, without uncertainty (ce)
+    loss: Literal["evidential", "ce"] = Default.loss
+    evidence: EvidenceKind = Default.evidence  # function that makes evidence of a logit (default ours)
+    # epochs until the KL term counts in full: its weight is min(1, t / anneal_epochs)
+    anneal_epochs: int = Default.anneal_epochs
+    anneal_clock: AnnealClock = Default.anneal_clock  # what t counts: epochs of the run, or of the round (ours)
+    prior_floor: float = Default.prior_floor  # least share of a class in the prior, before it sums to K (ours)
+    # what takes evidence from a finished model's answers: nothing, or features unlike those it learned from
+    # (docs/decisions/0023)
+    discount: Literal["none", "unusual"] = Default.discount
+    # what the head reads: the class token (cls), or the mean of the patch tokens; auto: the better by a linear probe on
+    # tune rows (ours)
+    readout: Literal["auto", "cls", "mean"] = Default.readout
+    # scaling of the features that the head reads; auto: standardise on self-supervised backbones (ours)
+    head_norm: Literal["auto", "standardise", "none"] = Default.head_norm
+    augment: Augment = Default.augment  # how training images vary; dihedral: turned by quarters and mirrored (ours)
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDEVPROMPT)

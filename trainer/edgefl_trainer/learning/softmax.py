@@ -42,15 +42,20 @@ class SoftmaxRecipe:
     """Hyper-parameters of local learning."""
 
     lr: float = 0.1  # learning rate in the first round
-    lr_head: float = 0.0  # of the head, where standardised features ask for smaller steps; 0: as lr
-    lr_decay: float = 0.998  # of each round
-    momentum: float = 0.9  # of SGD
-    weight_decay: float = 0.0  # of SGD
+    # learning rate of the head, where standardised features ask for smaller steps; 0: as lr (ours)
+    lr_head: float = 0.0
+    lr_decay: float = 0.998  # factor of the learning rate from round to round (default ours)
+    momentum: float = 0.9  # momentum of SGD
+    weight_decay: float = 0.0  # weight decay of SGD (default ours)
     clip: float = 10.0  # largest gradient norm; 0: none
-    batch: int = 50  # images of a step
-    readout: Literal["auto", "cls", "mean"] = "auto"  # auto: by a linear probe on tune rows of all sites
-    head_norm: Literal["auto", "standardise", "none"] = "auto"  # auto: standardise on self-supervised backbones
-    augment: Literal["none", "dihedral"] = "dihedral"  # dihedral: turned by quarters and mirrored
+    batch: int = 50  # images of a step (default ours)
+    # what the head reads: the class token (cls), or the mean of the patch tokens; auto: the better by a linear probe on
+    # tune rows of all sites (ours)
+    readout: Literal["auto", "cls", "mean"] = "auto"
+    # scaling of the features that the head reads; auto: standardise on self-supervised backbones (ours)
+    head_norm: Literal["auto", "standardise", "none"] = "auto"
+    # how training images vary; dihedral: turned by quarters and mirrored (ours)
+    augment: Literal["none", "dihedral"] = "dihedral"
 
     def __post_init__(self) -> None:
         largest = {"lr": 10, "lr_head": 10, "lr_decay": 1, "momentum": 1, "weight_decay": 1, "clip": 1e6}

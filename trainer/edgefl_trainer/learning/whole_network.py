@@ -40,18 +40,21 @@ HEAD_DEVIATION = {"vit": 2e-5, "cnn": 0.01}  # of a fresh head: MAE's and MoCo's
 class NetworkRecipe:
     """Hyper-parameters; the defaults are FedMAE's for federated fine-tuning."""
 
-    optimizer: Literal["adam", "adamw"] = "adamw"  # of network and head
-    lr: float = 5e-4  # peak rate of the head
-    min_lr: float = 1e-6  # where the cosine ends
-    schedule: Literal["cosine", "steps", "constant"] = "cosine"  # steps: x 0.2 after 60 % and after 80 % of all epochs
-    warmup: float = 5.0  # epochs, at most a quarter of all; of the cosine
+    optimizer: Literal["adam", "adamw"] = "adamw"  # optimiser of network and head
+    lr: float = 5e-4  # peak learning rate of the head (arXiv 2208.11278)
+    min_lr: float = 1e-6  # learning rate at which the cosine ends (public code)
+    # course of the rate; steps: x 0.2 after 60 % and after 80 % of all epochs (arXiv 2208.11278)
+    schedule: Literal["cosine", "steps", "constant"] = "cosine"
+    warmup: float = 5.0  # epochs in which the rate rises before the cosine, at most a quarter of all
     layer_decay: float = 0.65  # factor of the rate from block to block towards the patches; vision transformers only
     drop_path: float = 0.1  # share of dropped branches in the last block, less before; vision transformers only
-    weight_decay: float = 0.05  # none on one-dimensional tensors
-    batch: int = 256  # images of a step
-    readout: Literal["auto", "cls", "mean", "pooled"] = "auto"  # auto: mean of patch tokens; pooled for a CNN
-    augment: Literal["none", "dihedral", "crops"] = "crops"  # dihedral: turned and mirrored; crops: random crops, too
-    smallest_crop: float = 0.2  # smallest share of the area a crop shows
+    weight_decay: float = 0.05  # weight decay of the optimiser; none on one-dimensional tensors
+    batch: int = 256  # images of a step (arXiv 2208.11278)
+    # what the head reads; auto: the mean of the patch tokens, and of a CNN what it pools (public code)
+    readout: Literal["auto", "cls", "mean", "pooled"] = "auto"
+    # how training images vary: not, turned and mirrored (dihedral), or with random crops, too (crops) (ours)
+    augment: Literal["none", "dihedral", "crops"] = "crops"
+    smallest_crop: float = 0.2  # smallest share of the area a crop shows (ours)
 
     def __post_init__(self) -> None:
         check_bounds(

@@ -44,9 +44,11 @@ class FedAvg:
 
     recipe: Recipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)
-    share: Literal["b", "bt", "g"] = "bt"  # prompts that are averaged with the head: b, both, or one set (prompts=g)
-    kd: bool = False  # also share maps and learn from them, as FedEvPrompt
-    weighting: Literal["samples", "uniform"] = "samples"  # a site counts by its training images, or all alike
+    # prompts that are averaged with the head: b, both, or one set (prompts=g) (arXiv 2411.10071)
+    share: Literal["b", "bt", "g"] = "bt"
+    kd: bool = False  # whether sites also share maps and learn from them, as FedEvPrompt does (arXiv 2411.10071)
+    # what a site counts by in the mean: its training images, or all sites alike
+    weighting: Literal["samples", "uniform"] = "samples"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipe", self.recipe.averaged_as(self.share, maps=self.kd))

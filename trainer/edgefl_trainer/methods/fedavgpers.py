@@ -34,7 +34,7 @@ class FedAvgPers:
     declares: ClassVar[Declaration] = declares_both(lambda: FedAvgPers(base=FedAvg(recipe=AnswerRecipe())))
 
     base: FedAvg = field(default_factory=FedAvg)
-    final_epochs: int = 0  # of the fine-tuning; 0: as many as a round has
+    final_epochs: int = 0  # epochs of the fine-tuning at the end; 0: as many as a round has (default ours)
 
     travels = property(method_parts.travels_of_base)
     start = method_parts.start_of_base

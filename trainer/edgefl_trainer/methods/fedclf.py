@@ -49,7 +49,8 @@ class FedCLF:
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)
-    negatives: Negatives = Default.negatives  # others' features (FE+Neg), both (FE), or own: no exchange
+    # what a step contrasts with: others' features (remote, FE+Neg), both (FE), or own ones, without exchange (local)
+    negatives: Negatives = Default.negatives
 
     def __post_init__(self) -> None:
         if self.noise.dp_noise and not self.shares:

@@ -68,8 +68,9 @@ class FedDistill:
     declares: ClassVar[Declaration] = evidential.DECLARES
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
-    distill_weight: float = 1.0  # lambda, weight of the distance to the mean answers
-    exclude_own: bool = False  # leave a site's own answers out of the mean it is sent
+    distill_weight: float = 1.0  # lambda, weight of the distance to the mean answers (default ours)
+    # whether a site's own answers are left out of the mean it is sent (arXiv 1811.11479; default ours)
+    exclude_own: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, distill_weight=(0 <= self.distill_weight <= 1000, "0 to 1000"))

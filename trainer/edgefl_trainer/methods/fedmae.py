@@ -82,15 +82,16 @@ class FedMAE:
     declares: ClassVar[Declaration] = Declaration(encoder=encoder_of, presets=lambda backbone, hyper: PRESETS)
 
     keep_local: KeepLocal = "class_token"  # what is not averaged before the end
-    mask_ratio: float = 0.75  # share of hidden patches
-    norm_pix: bool = True  # standardise each target patch
-    lr: float = 1.5e-4  # peak rate
-    weight_decay: float = 0.05  # none on one-dimensional tensors
+    mask_ratio: float = 0.75  # share of hidden patches (arXiv 2111.06377)
+    norm_pix: bool = True  # whether each target patch is standardised (arXiv 2111.06377; default ours)
+    lr: float = 1.5e-4  # peak learning rate of AdamW
+    weight_decay: float = 0.05  # weight decay of AdamW; none on one-dimensional tensors (arXiv 2111.06377)
     batch: int = 256  # images of a step
-    warmup: float = 0.1  # share of all epochs, at most 40 epochs
-    smallest_crop: float = 0.2  # smallest share of the area a view shows
-    decoder_width: int = 512  # of the decoder, which stays behind
-    decoder_depth: int = 8  # blocks of the decoder
+    # share of all epochs in which the rate rises, at most 40 epochs (arXiv 2111.06377; default ours)
+    warmup: float = 0.1
+    smallest_crop: float = 0.2  # smallest share of the area a view shows (arXiv 2111.06377)
+    decoder_width: int = 512  # width of the decoder, which stays behind (arXiv 2111.06377)
+    decoder_depth: int = 8  # blocks of the decoder (arXiv 2111.06377)
 
     def __post_init__(self) -> None:
         width = self.decoder_width

@@ -49,11 +49,14 @@ class FedPR:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    n: int = 10  # prompt tokens
-    ratio: float = 0.0  # share of the singular directions that is kept, the last ones; 0: the exact null space
-    fro_norm: bool = False  # divide the projector by its Frobenius norm
-    optimizer_state: Literal["keep", "reset"] = "keep"  # of a site, across rounds
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
+    n: int = 10  # number of prompt tokens (arXiv 2510.25372)
+    # share of the singular directions that is kept, the last ones; 0: the exact null space (public code; default ours)
+    ratio: float = 0.0
+    fro_norm: bool = False  # whether the projector is divided by its Frobenius norm (public code; default ours)
+    # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset) (public code)
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    # what a site counts by in the mean: its training images, or all sites alike (public code)
+    weighting: Weighting = "samples"
 
     travels = averaged_prompts.travels("prompts", "weights")
     phases = averaged_prompts.phases

@@ -85,9 +85,12 @@ class FedProto:
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     proto_weight: float = 1.0  # lambda, weight of the distance to the prototypes
-    weighting: Literal["samples", "uniform"] = "samples"  # of a class's prototypes
-    predict: Literal["head", "nearest"] = "head"  # what answers: the head, or the nearest prototype
-    prototypes: Literal["after", "during"] = "after"  # local training, or its last epoch while weights move
+    # what a site's prototype of a class counts by: its images of the class, or all sites alike
+    weighting: Literal["samples", "uniform"] = "samples"
+    predict: Literal["head", "nearest"] = "head"  # what answers: the head, or the nearest prototype (default ours)
+    # when prototypes are taken: after local training, or in its last epoch, while weights move (public code; default
+    # ours)
+    prototypes: Literal["after", "during"] = "after"
 
     def __post_init__(self) -> None:
         check_bounds(self, proto_weight=(0 <= self.proto_weight <= 1000, "0 to 1000"))

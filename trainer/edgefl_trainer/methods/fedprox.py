@@ -54,7 +54,7 @@ class FedProx:
     declares: ClassVar[Declaration] = declares_both(lambda: FedProx(base=FedAvg(recipe=AnswerRecipe())))
 
     base: FedAvg = field(default_factory=FedAvg)
-    mu: float = 0.01  # weight of the squared distance to what was sent
+    mu: float = 0.01  # weight of the squared distance to what was sent (default ours)
 
     travels = property(method_parts.travels_of_base)
     phases = method_parts.phases_of_base

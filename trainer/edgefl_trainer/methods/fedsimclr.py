@@ -41,7 +41,7 @@ class FedSimCLR:
     declares: ClassVar[Declaration] = self_supervised.DECLARES
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
-    temperature: float = 0.2  # tau, what similarities are divided by
+    temperature: float = 0.2  # tau, what similarities are divided by (default ours)
 
     def __post_init__(self) -> None:
         check_bounds(self, temperature=(0.001 <= self.temperature <= 10, "0.001 to 10"))

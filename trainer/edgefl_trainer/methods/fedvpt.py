@@ -37,8 +37,9 @@ class FedVPT:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    n: int = 1  # prompt tokens; PEP-FedPT's n_S
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
+    n: int = 1  # number of prompt tokens; PEP-FedPT's n_S (arXiv 2510.25372)
+    # what a site counts by in the mean: its training images, or all sites alike (arXiv 2510.25372; default ours)
+    weighting: Weighting = "samples"
 
     travels = averaged_prompts.travels("prompts", "weights")
     phases = averaged_prompts.phases
@@ -69,9 +70,10 @@ class FedVPTDeep:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    n: int = 1  # prompt tokens of a block
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
-    last_block: Literal["L-2", "L-1"] = "L-2"  # the last block that gets fresh tokens, counted from 0
+    n: int = 1  # prompt tokens of a block (arXiv 2510.25372)
+    # what a site counts by in the mean: its training images, or all sites alike (arXiv 2510.25372; default ours)
+    weighting: Weighting = "samples"
+    last_block: Literal["L-2", "L-1"] = "L-2"  # the last block that gets fresh tokens, counted from 0 (default ours)
 
     travels = averaged_prompts.travels("prompts", "weights")
     phases = averaged_prompts.phases

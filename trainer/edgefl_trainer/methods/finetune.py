@@ -47,10 +47,13 @@ class FineTune:
     needs_labels: ClassVar[bool] = True
     declares: ClassVar[Declaration] = Declaration(trains_network=True, summary=("mode",), presets=presets_of)
 
-    mode: Literal["local", "federated"] = "federated"  # each site for itself, or one averaged model
+    # who learns together: each site for itself (local), or all one averaged model (federated)
+    mode: Literal["local", "federated"] = "federated"
     recipe: NetworkRecipe = field(default_factory=NetworkRecipe)
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
-    optimizer_state: Literal["auto", "keep", "reset"] = "auto"  # across rounds; auto: keep in local mode
+    weighting: Weighting = "samples"  # what a site counts by in the mean: its training images, or all sites alike
+    # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset); auto: keep in local mode
+    # (ours)
+    optimizer_state: Literal["auto", "keep", "reset"] = "auto"
 
     @property
     def travels(self) -> tuple[str, ...]:

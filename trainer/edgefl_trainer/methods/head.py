@@ -32,7 +32,8 @@ class Head:
     n: ClassVar[int] = 0  # prompt tokens
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
+    # what a site counts by in the mean: its training images, or all sites alike (default ours)
+    weighting: Weighting = "samples"
 
     travels = averaged_prompts.travels("weights")
     phases = averaged_prompts.phases

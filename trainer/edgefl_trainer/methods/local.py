@@ -33,7 +33,9 @@ class Local:
     declares: ClassVar[Declaration] = declares_both(lambda: Local(recipe=AnswerRecipe()))
 
     recipe: Recipe = field(default_factory=EvidentialRecipe)
-    optimizer_state: Literal["keep", "reset"] = "keep"  # across rounds; reset makes one site equal to `fedavg`
+    # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset), which makes one site equal
+    # to `fedavg` (ours)
+    optimizer_state: Literal["keep", "reset"] = "keep"
 
     phases = method_parts.train_rounds
     broadcast = method_parts.nothing_sent

@@ -36,9 +36,11 @@ class PPT:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    n: int = 1  # prompt tokens
-    head: Literal["averaged", "local"] = "averaged"  # local: nothing that learns leaves its site
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
+    n: int = 1  # number of prompt tokens (ours)
+    # where the head is kept: averaged, or at its site (local), so that nothing that learns leaves it (ours)
+    head: Literal["averaged", "local"] = "averaged"
+    # what a site counts by in the mean: its training images, or all sites alike (default ours)
+    weighting: Weighting = "samples"
 
     phases = averaged_prompts.phases
     broadcast = averaged_prompts.broadcast

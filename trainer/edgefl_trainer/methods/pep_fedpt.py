@@ -59,16 +59,18 @@ class PepFedPT:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    n_s: int = 1  # n_S, shared prompts
-    ccmp_blocks: tuple[int, ...] = ()  # rising, from 0; empty: 5, 6, 7 of 12, in proportion of other depths
-    slot: Literal["replace", "append"] = "replace"  # whether the next mix takes the place of the one before
+    n_s: int = 1  # n_S, number of shared prompts
+    # blocks before which prompts are mixed, rising, from 0; empty: 5, 6, 7 of 12, in proportion of other depths
+    ccmp_blocks: tuple[int, ...] = ()
+    slot: Literal["replace", "append"] = "replace"  # whether the next mix takes the place of the one before (ours)
     tau: float = 0.05  # temperature of the similarity to the prototypes
-    rho: float = 0.5  # share of the old prototypes that an update keeps
+    rho: float = 0.5  # share of the old prototypes that an update keeps (default ours)
     period: int = 10  # R, rounds between updates of the prototypes
-    prior: bool = True  # delta_k from the site's labels; off: equal shares
-    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
-    dp_epsilon: float = 0.0  # of each prototype sent; 0: no noise
-    dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data
+    prior: bool = True  # whether delta_k comes from the site's labels; off: equal shares
+    # what a site counts by in the mean: its training images, or all sites alike (default ours)
+    weighting: Weighting = "samples"
+    dp_epsilon: float = 0.0  # epsilon of the noise on each prototype sent; 0: no noise
+    dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data (ours)
 
     travels = averaged_prompts.travels("prompts", "weights", "prototypes")
 

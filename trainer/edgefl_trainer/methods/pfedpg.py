@@ -55,11 +55,11 @@ class PFedPG:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.25, weight_decay=1e-3, batch=64))
-    n: int = 10  # prompt tokens K_p
-    width: int = 64  # l_k = l_v of the attention
-    residual: bool = True  # P_n = P_base + attention, or attention alone
+    n: int = 10  # number of prompt tokens, K_p
+    width: int = 64  # l_k = l_v, width of the attention (default ours)
+    residual: bool = True  # whether P_n is P_base + attention, or attention alone (ours)
     server_lr: float = 1e-3  # learning rate of the generator
-    server_weight_decay: float = 1e-2  # of the generator
+    server_weight_decay: float = 1e-2  # weight decay of the generator (ours)
 
     def __post_init__(self) -> None:
         check_count("n", self.n)

@@ -116,9 +116,11 @@ class PflVQA:
     )
 
     recipe: AnswerRecipe = field(default_factory=AnswerRecipe)
-    alpha: float = 0.1  # weight of L_d, the distance from the shared prompt
-    exchange: Rule = "reliability"  # what speaks for another site: its accuracy times its similarity, or one of them
-    use_shared: Literal["loss", "concat"] = "loss"  # concat: the attention reads the shared prompt beside the own one
+    alpha: float = 0.1  # weight of L_d, the distance from the shared prompt (default ours)
+    # what speaks for another site: its accuracy times its similarity, or one of them, or nothing (uniform)
+    exchange: Rule = "reliability"
+    # what reads the shared prompt: L_d alone (loss), or also the attention, beside the own prompt (concat) (ours)
+    use_shared: Literal["loss", "concat"] = "loss"
 
     phases = method_parts.train_rounds
 

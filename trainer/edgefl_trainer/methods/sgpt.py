@@ -62,12 +62,15 @@ class SGPT:
     declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.01, weight_decay=1e-5, batch=40))
-    groups: int = 20  # G
-    shared_blocks: tuple[int, ...] = ()  # empty: 0 to 3 of 12, in proportion of other depths
-    group_blocks: tuple[int, ...] = ()  # empty: 4 to 6 of 12
-    key_momentum: float = 0.5  # share of the old keys
-    prompt_momentum: float = 0.5  # share of the old group prompts
-    weighting: Weighting = "samples"  # of all but the keys
+    groups: int = 20  # G, groups of images that share a prompt (public code)
+    # blocks with shared prompts; empty: 0 to 3 of 12, in proportion of other depths (public code)
+    shared_blocks: tuple[int, ...] = ()
+    # blocks with prompts of groups; empty: 4 to 6 of 12, in proportion of other depths (public code)
+    group_blocks: tuple[int, ...] = ()
+    key_momentum: float = 0.5  # share of the old keys that an update keeps (public code)
+    prompt_momentum: float = 0.5  # share of the old group prompts that an update keeps (public code)
+    # what a site counts by in all means but that of the keys: its training images, or all sites alike (public code)
+    weighting: Weighting = "samples"
 
     travels = averaged_prompts.travels("prompts", "weights")
     phases = averaged_prompts.phases

@@ -55,19 +55,21 @@ _Batch = tuple[Int[Tensor, "B L"], NDArray[np.int64], Int[Tensor, " B"], int]
 class AnswerRecipe:
     """Hyper-parameters of an answer model and of local learning."""
 
-    lr: float = 1e-3  # learning rate of AdamW
-    lr_prompts: float = 1e-2  # of prompts and of the gates g before them, which begin at 0
-    batch: int = 32  # questions of a step
-    beta: float = 1e-4  # weight of R, the squared norm of what learns
-    dropout: float = 0.1  # share of the values of each branch of a block that is dropped while learning
-    width: int = 128  # d, of words, prompts and fused picture tokens
-    heads: int = 4  # attention heads of each block
-    question_blocks: int = 2  # blocks that read the question alone
-    fusion_blocks: int = 2  # blocks that read picture and question, with prompt-based residual attention
-    prompt_length: int = 8  # n_p, prompts of a kind
-    prompt_site: Literal["image", "text", "both"] = "both"  # what has prompts: picture tokens, words, or both
-    encoder: Literal["frozen", "learned"] = "frozen"  # whether the vision transformer learns, too
-    picture: Literal["seen", "hidden"] = "seen"  # hidden: the question alone is answered
+    lr: float = 1e-3  # learning rate of AdamW (ours)
+    lr_prompts: float = 1e-2  # learning rate of prompts and of the gates g before them, which begin at 0 (ours)
+    batch: int = 32  # questions of a step (ours)
+    beta: float = 1e-4  # weight of R, the squared norm of what learns (default ours)
+    dropout: float = 0.1  # share of the values of each branch of a block that is dropped while learning (ours)
+    width: int = 128  # d, width of words, prompts and fused picture tokens (ours)
+    heads: int = 4  # attention heads of each block (ours)
+    question_blocks: int = 2  # blocks that read the question alone (ours)
+    fusion_blocks: int = 2  # blocks that read picture and question, with prompt-based residual attention (default ours)
+    prompt_length: int = 8  # n_p, prompts of a kind (default ours)
+    # what has prompts: picture tokens, words, or both (default ours)
+    prompt_site: Literal["image", "text", "both"] = "both"
+    encoder: Literal["frozen", "learned"] = "frozen"  # whether the vision transformer learns, too (ours)
+    # whether the model sees the picture; hidden: it answers from the question alone (ours)
+    picture: Literal["seen", "hidden"] = "seen"
 
     def __post_init__(self) -> None:
         check_bounds(

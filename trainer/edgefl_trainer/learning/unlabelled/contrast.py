@@ -43,12 +43,16 @@ class ContrastRecipe:
     """Hyper-parameters; symbols of the papers in the comments."""
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
-    queue: int = Default.queue  # K, features in the local bank
-    temperature: float = Default.temperature  # tau, what similarities are divided by
-    key_momentum: float = Default.key_momentum  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
-    # reset: a copy each round, after which banks are of another space
+    queue: int = Default.queue  # K, features in the local bank (default ours)
+    temperature: float = Default.temperature  # tau, what similarities are divided by (arXiv 2003.04297)
+    # m, share of the momentum encoder that a step keeps; 0: 0.99 for runs under 20,000 local steps, 0.999 above
+    # (default ours)
+    key_momentum: float = Default.key_momentum
+    # what a round begins with as momentum encoder: the averaged one, the site's own (local), or a copy of the network
+    # (reset), after which banks are of another space (docs/decisions/0035)
     momentum_encoder: MomentumEncoder = Default.momentum_encoder
-    projection: Literal["mlp", "linear"] = Default.projection  # linear: MoCo v1, with tau 0.07
+    # head above the network: two layers (mlp), or one as in MoCo v1, with tau 0.07 (linear) (arXiv 2208.11278)
+    projection: Literal["mlp", "linear"] = Default.projection
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDCLF)

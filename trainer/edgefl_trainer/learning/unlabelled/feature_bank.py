@@ -41,8 +41,8 @@ SENSITIVITY = 2.0  # L2 distance of two unit vectors
 class FeatureNoise:
     """Gaussian noise on what leaves a site."""
 
-    dp_noise: float = Default.dp_noise  # sigma in every coordinate of a unit vector; 0: none
-    dp_delta: float = Default.dp_delta  # of the (epsilon, delta) that is told
+    dp_noise: float = Default.dp_noise  # sigma, noise in every coordinate of a unit vector that is sent; 0: none (ours)
+    dp_delta: float = Default.dp_delta  # delta of the (epsilon, delta) that a run tells (ours)
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDCLF)

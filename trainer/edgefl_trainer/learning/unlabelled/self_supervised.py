@@ -55,12 +55,15 @@ Objective = Callable[[tuple[Pixels, ...]], Float[Tensor, ""]]
 class SgdRecipe:
     """Hyper-parameters of local learning; the defaults are the paper's where it names them."""
 
-    lr: float = Default.lr  # peak rate; cosine to 0 over all rounds
-    momentum: float = Default.momentum  # of SGD
-    weight_decay: float = Default.weight_decay  # of every parameter, as MoCo has it
+    lr: float = Default.lr  # peak learning rate, from which a cosine falls to 0 over all rounds
+    momentum: float = Default.momentum  # momentum of SGD (arXiv 1911.05722)
+    weight_decay: float = Default.weight_decay  # weight decay of every parameter, as MoCo has it (arXiv 1911.05722)
     batch: int = Default.batch  # B, images of a step
-    bn: BatchNorm = Default.bn  # local: batch norm stays at its site until the end (FedBN)
-    view_px: int = Default.view_px  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
+    # where batch norm is kept: averaged with the network, or at its site until the end (FedBN) (arXiv 2102.07623;
+    # default ours)
+    bn: BatchNorm = Default.bn
+    # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT (ours)
+    view_px: int = Default.view_px
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDCLF)
