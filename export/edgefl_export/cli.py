@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,6 +171,11 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @click.option(
     "--force", is_flag=True, help="Overwrite FILE, and allow another bundle of this line and version in its folder."
 )
+@click.option(
+    "--took-no-part",
+    is_flag=True,
+    help="Allow a site that took part in no round of its live federation; the card says so.",
+)
 @_PASSPHRASE
 @_JSON
 def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
@@ -179,6 +183,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     _needs_export()
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
+    from edgefl_export.bundles.bundle_text import bundle_text
     from edgefl_export.bundles.destination import check_alone, check_new
     from edgefl_export.bundles.shown_map import measured_map
     from edgefl_export.errors import ExportError
@@ -194,7 +199,9 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     finished = open_run(run)
-    model = site_model(finished, site, _class_info(options["class_info"], finished))
+    model = site_model(
+        finished, site, _class_info(options["class_info"], finished), took_no_part=options["took_no_part"]
+    )
     if not options["force"]:
         check_alone(output, options["federation"], options["line"], model.task, options["version"])
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
@@ -231,7 +238,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         "int8": None if members.agreement is None else asdict(members.agreement),
         "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
     }
-    click.echo(json.dumps(facts) if as_json else _bundle_text(facts))
+    click.echo(json.dumps(facts) if as_json else bundle_text(facts))
 
 
 def _class_info(file: Path | None, finished: "FinishedRun") -> "dict[str, ClassInfo]":
@@ -306,6 +313,7 @@ def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
 @_JSON
 def inspect(file: Path, as_json: bool) -> None:
     """Show what the bundle FILE claims to be. Nothing shown is checked; see `verify`."""
+    from edgefl_export.bundles.bundle_text import inspect_text
     from edgefl_protocol.bundle import unverified_manifest
     from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded
@@ -327,7 +335,7 @@ def inspect(file: Path, as_json: bool) -> None:
         "members": [{"name": m.name, "size": m.size, "sha256": m.sha256} for m in manifest.members],
         **_unverified_card(data),
     }
-    click.echo(json.dumps(facts) if as_json else _inspect_text(facts))
+    click.echo(json.dumps(facts) if as_json else inspect_text(facts))
 
 
 def _unverified_card(data: bytes) -> dict[str, Any]:
@@ -343,57 +351,3 @@ def _unverified_card(data: bytes) -> dict[str, Any]:
         except (KeyError, ValueError):
             found[name] = None
     return found
-
-
-def _bundle_text(facts: Mapping[str, Any]) -> str:
-    from edgefl_protocol.bundle.shown_map import ShownMap, how_true
-
-    lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
-    lines += [f"signed by {key}" for key in facts["signers"]]
-    graph = "of the graph before its layers got 8 bits, " if facts["int8"] else ""
-    lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
-    lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
-    shown = ShownMap.from_json(facts["map"])
-    lines.append(f"map shown: {shown.kind}. {how_true(shown)}" if shown.shown else how_true(shown))
-    if facts["suspicion"]:
-        lines.append(facts["suspicion"]["statement"])
-    if facts["undescribed"]:
-        names = ", ".join(facts["undescribed"])
-        lines.append(
-            f"nobody described {names}: a device refers every picture for which it predicts such a class; describe "
-            "it with --class-info FILE.toml"
-        )
-    if facts["int8"]:
-        found = facts["int8"]
-        lines.append(
-            f"8 bits against fp32 on {found['images']} images: {found['same_class']:.2%} the same class, "
-            f"mean change of uncertainty {found['change']:.1e}  (allowed 99% and 1e-02)"
-        )
-    if facts["training"]:
-        lines.append("distance to the trainer after ten training steps, relative:")
-        lines += [
-            f"  {name:<34}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["training"].items()
-        ]
-    return "\n".join(lines)
-
-
-def _date(time_ms: int | None) -> str:
-    if time_ms is None:
-        return "never"
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):  # a claim nobody checked may lie beyond the calendar
-        return f"{time_ms} ms after 1970"
-
-
-def _inspect_text(facts: Mapping[str, Any]) -> str:
-    lines = ["not verified; the file claims:"]
-    plain = ("federation", "line", "task", "version", "min_client", "min_runtime", "sha256")
-    lines += [f"  {name:<14}{'-' if facts[name] is None else facts[name]}" for name in plain]
-    lines += [f"  {name:<14}{_date(facts[name])}" for name in ("created", "expires")]
-    lines += [f"  {'signer':<14}{key}" for key in facts["signers"]]
-    lines += [f"  {member['name']:<22}{member['size']:>14,} bytes" for member in facts["members"]]
-    for name in ("labels", "card"):
-        if isinstance(facts[name], dict):
-            lines += [f"  {key:<18}{json.dumps(value, ensure_ascii=True)}" for key, value in facts[name].items()]
-    return "\n".join(lines)
