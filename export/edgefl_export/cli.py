@@ -171,6 +171,11 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @click.option(
     "--force", is_flag=True, help="Overwrite FILE, and allow another bundle of this line and version in its folder."
 )
+@click.option(
+    "--took-no-part",
+    is_flag=True,
+    help="Allow a site that took part in no round of its live federation; the card says so.",
+)
 @_PASSPHRASE
 @_JSON
 def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
@@ -178,10 +183,10 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     _needs_export()
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
+    from edgefl_export.bundles.bundle_text import bundle_text, model_facts
     from edgefl_export.bundles.destination import check_alone, check_new
     from edgefl_export.bundles.questions import OwnQuestions, own_questions
     from edgefl_export.bundles.shown_map import measured_map
-    from edgefl_export.bundles.told import bundle_text, model_facts
     from edgefl_export.errors import ExportError
     from edgefl_protocol.bundle import BundleFields, build_bundle
     from edgefl_protocol.durable import read_passphrase, write_atomic
@@ -195,7 +200,9 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     finished = open_run(run)
-    model = site_model(finished, site, _class_info(options["class_info"], finished))
+    model = site_model(
+        finished, site, _class_info(options["class_info"], finished), took_no_part=options["took_no_part"]
+    )
     if not options["force"]:
         check_alone(output, options["federation"], options["line"], model.task, options["version"])
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
@@ -306,7 +313,7 @@ def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
 @_JSON
 def inspect(file: Path, as_json: bool) -> None:
     """Show what the bundle FILE claims to be. Nothing shown is checked; see `verify`."""
-    from edgefl_export.bundles.told import inspect_text
+    from edgefl_export.bundles.bundle_text import inspect_text
     from edgefl_protocol.bundle import unverified_manifest
     from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
+from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation, serve_admin
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -73,9 +74,10 @@ def test_an_invite_in_a_file(closed_home, tmp_path) -> None:
     assert made.exit_code == 0 and made.stdout == f"{file}\n" and file.stat().st_mode & 0o777 == 0o600
     assert decode_invite(file.read_text(), 1_790_000_000_000).name == "clinic-1"
     assert "efl1-" not in made.stderr and "counts no more" not in made.stderr
-    for taken in (file, tmp_path / "nowhere" / "x"):
+    nowhere = tmp_path / "nowhere"
+    for taken, told in ((file, f"{file} exists already"), (nowhere / "x", f"the folder {nowhere} does not exist")):
         refused = run(closed_home, "invite", "--role", "device", "clinic-1", "-o", str(taken))
-        assert refused.exit_code == 2 and "name another file" in refused.stderr
+        assert refused.exit_code == 2 and told in refused.stderr and "name another file" in refused.stderr
     as_json = run(closed_home, "invite", "--role", "device", "other", "-o", str(tmp_path / "2"), "--json")
     assert json.loads(as_json.stdout)["file"] == str(tmp_path / "2") and "efl1-" not in as_json.stdout
 
@@ -93,6 +95,25 @@ def test_an_invite_that_replaces_another_says_so(make_coordinator, tools) -> Non
     assert "clinic-a had enrolled and was not approved; it has to enrol again, with this invite" in pending.stderr
     again = run(home, "invite", "--role", "site", "clinic-a")
     assert "the earlier invite for clinic-a counts no more" in again.stderr
+
+
+def test_who_comes_after_the_last_round_is_told_of(make_coordinator, tools) -> None:
+    """Such a site learned in no round; its table and bundle would else be taken for the federation's."""
+    coordinator = make_coordinator(rounds={"quorum_min": 1, "quorum_target": 1})
+    member = tools.approved_member(coordinator, "clinic-1")
+    tools.start_rounds(coordinator)
+    home = coordinator.store.home
+    said = "all rounds of this federation are over: late can fetch its model, and learns in no round"
+    assert OPERATIONS["invite"](coordinator, {"name": "other", "role": "site", "hours": 1.0})["over"] is False
+    for number in (1, 2, 3):
+        member.reply(number)
+        assert step(coordinator, tools.toy_worker)
+    newcomer = tools.Member(coordinator, "late")
+    proof = newcomer.enrol(tools.token_of(coordinator, "late"))
+    coordinator.store.close()
+    assert said in run(home, "approve", "late", "--fingerprint", proof.fingerprint).stderr
+    again = run(home, "invite", "--role", "device", "later")
+    assert said.replace("late ", "later ") in again.stderr and again.exit_code == 0
 
 
 @pytest.mark.parametrize(

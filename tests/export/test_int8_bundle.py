@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.shared import Shared
 
 from edgefl_export import cli
+from edgefl_export.bundles.bundle_text import bundle_text
 from edgefl_export.errors import ExportError
 from edgefl_export.int8 import precision
 from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
@@ -127,7 +128,7 @@ def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
     facts = json.loads(done.stdout)
     assert facts["int8"]["same_class"] >= 0.99 and facts["int8"]["change"] <= 0.01
     words = "to the trainer, of the graph before its layers got 8 bits, on 64"  # whose figures are no others
-    assert words in cli._bundle_text(facts) and words not in cli._bundle_text({**facts, "int8": None})
+    assert words in bundle_text(facts) and words not in bundle_text({**facts, "int8": None})
     shown = json.loads(CliRunner().invoke(cli.main, ["inspect", str(tmp_path / "small.edgefl"), "--json"]).stdout)
     assert shown["min_runtime"] == "1.24"
     told = shown["card"]["metrics"]["int8"]

@@ -26,7 +26,10 @@ from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import load_membership, save_membership
 from edgefl_exchange.outbox import Outbox
+from edgefl_export.bundles.assemble import site_model
+from edgefl_export.errors import ExportError
 from edgefl_protocol.errors import InviteError
+from edgefl_trainer.commands.results_text import part_lines, summary_text
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.evaluation import evaluate
@@ -181,6 +184,7 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
     there.move_on()
     found = join(call(tmp_path / "site-1", "site-1"))
     assert [line["phase_index"] for line in lines_of(tmp_path / "site-1")] == [0]
+    assert found["site-1"]["summary"]["sites"]["site-1"]["took_part"] == {"rounds": 1, "of": 2}
     with there.coordinator.store.transaction() as connection:
         stored = connection.execute(select(replies.c.number, replies.c.site_sha256)).all()
     assert [tuple(row) for row in stored] == [(1, found["summary"]["site_sha256"])]
@@ -338,6 +342,30 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
     assert [line["phase_index"] for line in lines_of(tmp_path / "site-2")] == [1]
     status = there.operate("status")["state_sha256"]
     assert {found[name]["summary"]["state_sha256"] for name in SITES} == {status}
+
+
+def test_a_site_that_joins_after_the_end_is_no_result_of_the_federation(live, tmp_path: Path) -> None:
+    """Its prompts are fresh where maps alone travel: table, card and sentences say that it took part in no round."""
+    torch.set_num_threads(1)
+    there = live(fedevprompt(), 1, quorum_min=1, quorum_target=1, min_cohort=0)
+    enrol(there, tmp_path, "site-1")
+    taught = to_the_end(there, tmp_path, ("site-1",))["site-1"]["summary"]
+    assert taught["sites"]["site-1"]["took_part"] == {"rounds": 1, "of": 1} and not part_lines(taught)
+    enrol(there, tmp_path, "site-2")
+    said: list[str] = []
+    assert join(replace(call(tmp_path / "site-2", "site-2"), say=said.append))["summary"] is None
+    there.move_on()  # makes what is handed out to it
+    late = join(replace(call(tmp_path / "site-2", "site-2"), say=said.append))["summary"]
+    assert late["sites"]["site-2"]["took_part"] == {"rounds": 0, "of": 1}
+    assert any(line.startswith("the federation skin is over") for line in said)
+    told = "site-2 took part in 0 of 1 round: its model has learned nothing from its pictures"
+    assert told in summary_text(late)
+    run = open_run(tmp_path / "site-2")
+    assert part_lines(evaluate(run, [f"{DATA}@site=site-2"], "cpu"))[0].startswith(told)
+    with pytest.raises(ExportError, match=r"site-2 took part in 0 of 1 round .*--took-no-part"):
+        site_model(run, "site-2")
+    card = site_model(run, "site-2", took_no_part=True).card
+    assert card.metrics["site"]["took_part"] == {"rounds": 0, "of": 1}
 
 
 def test_what_join_says_counts_the_reply_that_it_sent(live, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """`edgefl-coordinator serve`, and what an operator asks of a coordinator whether it serves or not."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -71,8 +72,10 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
     """
     from edgefl_protocol.durable import write_atomic
 
-    if out is not None and (out.exists() or not out.parent.is_dir()):
-        raise click.UsageError(f"{out} exists, or its folder does not; name another file")
+    if out is not None and out.exists():
+        raise click.UsageError(f"{out} exists already; name another file")
+    if out is not None and not out.parent.is_dir():
+        raise click.UsageError(f"the folder {out.parent} does not exist; make it, or name another file")
     facts = operator.run("invite", name=name, role=role, hours=hours)
     if out is None:
         operator.show(facts, facts["invite"])
@@ -83,6 +86,7 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
         click.echo(f"the earlier invite for {name} counts no more", err=True)
     elif facts["replaced"] == "enrolment":
         click.echo(f"{name} had enrolled and was not approved; it has to enrol again, with this invite", err=True)
+    _tell_over(facts)
     click.echo(f"valid until {moment(facts['expires_ms'])}, for one enrolment", err=True)
     if facts["ca"]:
         click.echo(
@@ -100,7 +104,18 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
 @for_operator
 def approve(operator: Operator, name: str, fingerprint: str) -> None:
     """Let NAME in after comparing the fingerprint."""
-    operator.show(operator.run("approve", name=name, fingerprint=fingerprint), f"{name} is approved")
+    facts = operator.run("approve", name=name, fingerprint=fingerprint)
+    operator.show(facts, f"{name} is approved")
+    _tell_over(facts)
+
+
+def _tell_over(facts: Mapping[str, Any]) -> None:
+    """Tell, on standard error, where a newcomer has no round left to take part in."""
+    if facts["over"]:
+        click.echo(
+            f"all rounds of this federation are over: {facts['name']} can fetch its model, and learns in no round",
+            err=True,
+        )
 
 
 @click.command()

@@ -42,10 +42,10 @@ MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
 
 def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca, replaced}.
+    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca, replaced, over}.
 
     `ca` is the file to hand over beside it, where the certificate is too large for the invite; else None. `replaced`
-    tells what of this name counts no more: "invite", "enrolment" or None.
+    tells what of this name counts no more: "invite", "enrolment" or None; `over`, whether all rounds are.
 
     Raises:
         OperatorError: an approved member has that name, or a value has not its form.
@@ -73,22 +73,27 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
         raise OperatorError(str(error)) from error
     with coordinator.store.transaction() as connection:
         replaced = membership.add_invite(connection, now_ms, record)
+        over = task_status.round_state(connection) == "done"
     facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms, "replaced": replaced}
-    return {"invite": text, **facts, "ca": str(ca) if certificate and not carried else None}
+    return {"invite": text, **facts, "ca": str(ca) if certificate and not carried else None, "over": over}
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Let a pending member in: {name, fingerprint} → the member; raises as `membership.approve`."""
+    """Let a pending member in: {name, fingerprint} → the member, and `over` as in `invite`.
+
+    Raises as `membership.approve`.
+    """
     federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
     mismatch: NotAllowedError | None = None
     with coordinator.store.transaction() as connection:
         try:
             member = membership.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
+            over = task_status.round_state(connection) == "done"
         except NotAllowedError as error:  # its audit row is kept
             mismatch = error
     if mismatch is not None:
         raise mismatch
-    return {"name": member.name, "role": member.role, "state": "approved"}
+    return {"name": member.name, "role": member.role, "state": "approved", "over": over}
 
 
 def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:

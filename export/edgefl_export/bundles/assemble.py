@@ -30,6 +30,7 @@ from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.rules.questions import FIRST, Questions
+from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
@@ -84,17 +85,26 @@ class Members:
     agreement: Agreement | None = None
 
 
-def site_model(run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | None = None) -> SiteModel:
+def site_model(
+    run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | None = None, *, took_no_part: bool = False
+) -> SiteModel:
     """Take one site's model out of a run.
 
     Args:
         given: what classes mean, where the product's own table does not know them.
+        took_no_part: allow a site that took part in no round of its live federation.
 
     Raises:
         EdgeflError: no such site, or the run lacks what a bundle needs.
     """
     predictor, asked = run.predictor(site), run.questions is not None
     figures = run.summary.get("sites", {})
+    part = figures.get(site, {}).get("took_part")
+    if part and not part["rounds"] and not took_no_part:
+        raise ExportError(
+            f"{site} took part in 0 of {counted(part['of'], 'round')} of its federation, so its model has learned "
+            "nothing from its pictures: name a run that took part, or export it all the same with --took-no-part"
+        )
     calibration = run.calibration.get("sites", {}).get(site, {})
     missing = [name for name in ("temperature", "refer_above") if name not in calibration]
     if missing:

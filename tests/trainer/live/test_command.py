@@ -25,6 +25,22 @@ def test_what_cannot_begin(words: tuple[str, ...], status: int, sentence: str, t
     assert not (tmp_path / "out").exists()  # nothing was begun
 
 
+def test_a_run_of_its_own_is_no_place_for_a_membership(tmp_path: Path, monkeypatch) -> None:
+    """What the run holds would be taken for the federation's result, and the invite would be spent."""
+    monkeypatch.setattr("edgefl_trainer.live.site_membership.SiteMembership.enrolled", _used)
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.toml", "summary.json"):
+        (run / name).write_text("")
+    done = edgefl_train("join", "efl1-x", *DATA, "--out", run)
+    assert (done.code, done.out) == (2, "") and "holds no membership, but it holds config.toml and 1 more" in done.err
+    assert "name a new or empty folder with --out" in done.err and not (run / "member").exists()
+
+
+def _used(*_: object) -> None:
+    raise AssertionError("the invite would be used now")
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -34,10 +50,6 @@ def test_what_cannot_begin(words: tuple[str, ...], status: int, sentence: str, t
 )
 def test_an_invite_is_not_spent_on_a_site_that_is_not_there(given, sentence, tmp_path: Path, monkeypatch) -> None:
     """An invite enrols once: what the data alone can tell is told before it is used."""
-
-    def used(*_: object) -> None:
-        raise AssertionError("the invite would be used now")
-
-    monkeypatch.setattr("edgefl_trainer.live.site_membership.SiteMembership.enrolled", used)
+    monkeypatch.setattr("edgefl_trainer.live.site_membership.SiteMembership.enrolled", _used)
     done = edgefl_train("join", "efl1-x", *DATA[:2], *given, "--out", tmp_path / "out")
     assert done.code in (1, 2) and sentence in done.err and not (tmp_path / "out").exists()

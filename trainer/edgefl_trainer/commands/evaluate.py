@@ -37,14 +37,15 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows."""
-    from edgefl_trainer.commands.results_text import map_lines, site_lines
+    from edgefl_trainer.commands.results_text import map_lines, part_lines, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
 
     report = (lambda line: click.echo(line, err=True)) if maps else None
     summary = judge_run(open_run(run_dir), data, device, ood, report)
     click.echo(f"reported on {summary['reported_rows']} rows", err=True)
-    click.echo(json.dumps(summary) if as_json else "\n".join([*site_lines(summary), *map_lines(summary)]))
+    lines = [*part_lines(summary), *site_lines(summary), *map_lines(summary)]
+    click.echo(json.dumps(summary) if as_json else "\n".join(lines))
     if plot is not None:
         _draw(summary, plot)
 

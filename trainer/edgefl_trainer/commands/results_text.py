@@ -5,15 +5,18 @@ from typing import Any
 
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
-from edgefl_protocol.sentences import of_file
+from edgefl_protocol.sentences import counted, of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.one_class import MARK, SAYS, beside, is_one_class, mean_of, others
 from edgefl_trainer.evaluate.undefined import why_undefined
+
+NOT_ITS = "its figures are not those of what the federation learned"
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
     """Write the figures of `summary.json`, a line for each site."""
     lines = [f"{summary['method']} · task {summary['task']} · seed {summary['seed']} · {summary['seconds']:.0f} s"]
+    lines += part_lines(summary)
     if summary.get("probe"):
         lines += [
             f"linear probe on tune rows, readout {name}: {_pct(found['mean'])} mean of sites, "
@@ -31,6 +34,16 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
     lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
     return "\n".join(lines)
+
+
+def part_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Name the sites of a live federation that missed rounds of it, a line each."""
+    return [
+        f"{name} took part in {part['rounds']} of {counted(part['of'], 'round')}"
+        + ("" if part["rounds"] else f": its model has learned nothing from its pictures, so {NOT_ITS}")
+        for name, site in summary["sites"].items()
+        if (part := site.get("took_part")) and part["rounds"] < part["of"]
+    ]
 
 
 def site_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
-from edgefl_trainer.engine.folder import CONFIG, check_claim, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.run import environment, repeatable
 from edgefl_trainer.errors import FederationRefused, TrainingError
@@ -65,7 +65,7 @@ def join(call: Join) -> dict[str, Any]:
         Unavailable: with `once`, nothing answered; the same command goes on.
         EdgeflError: one sentence about what is wrong and what to do.
     """
-    check_free(call.folder, (MEMBER, CONFIG), "no membership")
+    check_free(call.folder, (MEMBER,), "no membership")
     seat = SiteMembership(call.folder, call.passphrase)
     if not seat.joined:
         check_site(call.options)
@@ -83,6 +83,8 @@ def join(call: Join) -> dict[str, Any]:
         f"{len(work.site.train)} labelled, {len(work.site.unlabelled)} in all; what leaves: "
         f"{', '.join(work.method.travels) or 'nothing'}"
     )
+    if told.state == "done":
+        call.say(f"the federation {membership.federation} is over: what it ended with is fetched")
     check_claim(call.folder, work.settings, resume=True)
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
         check_inputs(call.folder, work.federation.partition_sha256, work.backbone.spec.sha256)
