@@ -23,7 +23,7 @@ from typing import Any
 
 from edgefl_protocol.durable import foreign_content, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
-from edgefl_protocol.strict_json import MAX_JSON_BYTES
+from edgefl_protocol.strict_json import MAX_JSON_BYTES, parse_integers
 
 ENVIRONMENT = "EDGEFL_HOME"
 OWN = (
@@ -85,12 +85,16 @@ def find_home(given: str | None) -> Home:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any] | None:
-    """Read the JSON object in a file, or None where there is no file."""
+    """Read the JSON object in a file, whose numbers are integers; None where there is no file.
+
+    Raises:
+        StorageError: it is no such object, or names a key twice (`damaged`).
+    """
     if not path.exists():
         return None
     try:
-        value = json.loads(read_bounded(path, MAX_JSON_BYTES))
-    except (ValueError, RecursionError) as error:
+        value = parse_integers(read_bounded(path, MAX_JSON_BYTES).decode())
+    except ValueError as error:
         raise StorageError(
             f"{path} is damaged: {what} cannot be read; restore or remove the file", "damaged"
         ) from error

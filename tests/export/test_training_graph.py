@@ -5,22 +5,29 @@ Tracing a step takes half a minute of processor time even for a network of two b
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from tests.export.conftest import write_run
 from tests.export.learning_bundles import prompt_bundle
 from tests.shared import Shared
 
 from edgefl_client.home import Home
-from edgefl_client.learning.fedevprompt import step_batch, step_constants
+from edgefl_client.learning import fedevprompt
+from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.own_pictures import Dealt
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.learning.round_alone import run_train
-from edgefl_client.learning.session import TrainingSession
+from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.scoring.personal import load_personal
+from edgefl_export.bundles.assemble import build_members, site_model
 from edgefl_export.bundles.training import learned_method, traced
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.methods.fedevprompt import (
@@ -34,18 +41,15 @@ from edgefl_export.methods.fedevprompt import (
 from edgefl_export.parity.step_parity import check_steps, run_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.fedevprompt_plan import COUNTS, MEANS, FedEvPromptPlan, PromptForm, constants, fresh_state
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm, constants, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.bundle.onnx_wire import read_graph
-from edgefl_protocol.rules.class_prior import class_prior
-from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
-from edgefl_protocol.rules.maps import peer_targets
-from edgefl_trainer.contract import Examples, Site, State, Task
+from edgefl_trainer.contract import Examples, Predictor, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.learning.attention_buffer import MapSharing, distillation
+from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
-from edgefl_trainer.learning.private_prompts import private_round
+from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 
 ROWS, BATCH = 77, 8  # ten batches, the last of five
 
@@ -84,51 +88,56 @@ def others(tokens: int) -> dict[str, np.ndarray]:
     }
 
 
-def ten_steps_apart(
-    predictor, graph: bytes, plan: FedEvPromptPlan, recipe: EvidentialRecipe, sharing: MapSharing
+def a_round_apart(
+    predictor: Predictor, score: bytes, graph: bytes, plan: FedEvPromptPlan, method: FedEvPrompt, folder: Path
 ) -> dict[str, float]:
-    """‖Δ‖₂/‖reference‖₂ of everything after the ten steps of round 2, from the trainer's state after round 1."""
+    """‖Δ‖₂/‖reference‖₂ of everything that round 2 leaves, from the trainer's state after round 1: what
+    `FedEvPrompt.local_round` gives against what a device does with these two graphs. Temperature is 1, as the trainer
+    has it until a model is calibrated."""
     losses: list[float] = []
     module = predictor.module
     site = a_site(module.backbone, 3, plan.seed, losses)
     maps = others(module.vit.spec.tokens)
     weights = {name: np.array(value) for name, value in predictor.tensors.items()}
     begun = State(
-        {name: weights[name] for name in (*recipe.trained, *STATISTICS) if name in weights},
+        {name: weights[name] for name in (*method.recipe.trained, *STATISTICS) if name in weights},
         {"readout": module.options.readout},
     )
-
-    def round_of_trainer(state: State, number: int) -> State:
-        terms = distillation(sharing, site, maps)
-        payload = Payload(maps, {"round": number, "rounds": 5, "phase": "train"})
-        return private_round(recipe, site, state, payload, keep_optimizer=True, terms=terms, mode=sharing.rollout)
-
-    first = round_of_trainer(begun, 1)
+    first, second = (Payload(maps, {"round": number, "rounds": 5, "phase": "train"}) for number in (1, 2))
+    before, _ = method.local_round(site, begun, first)
     losses.clear()
-    reference = round_of_trainer(first, 2)
+    reference, reply = method.local_round(site, before, second)
 
-    prior = class_prior(np.bincount(site.train.labels, minlength=3), recipe.prior_floor).astype(np.float32)
-    fake = SimpleNamespace(weights=weights, extras={GRAPH: graph}, manifest=SimpleNamespace(min_runtime="1.23"))
-    session = TrainingSession(fake, step_constants(fake, plan, prior), 1)
-    targets = peer_targets(maps, 3, session.shape(MEANS)[1], plan.kd_peers)
-    peers = dict(zip((MEANS, COUNTS), targets, strict=True))
-    state = {name: first.arrays[name] for name in plan.state if name in first.arrays}
-    state["optimizer.step"] = np.asarray(first.values["optimizer.step"], np.int64)
-    order = epoch_order(generator(plan.seed, "north", "order", 2, 0), site.train.labels, "none")
-    turns, found = generator(plan.seed, "north", "augment", 2, 0), []
-    for start in range(0, ROWS, BATCH):
-        chosen = order[start : start + BATCH]
-        views = dihedral(site.train.images[chosen], symmetries(turns, len(chosen)))
-        weight = plan.kl_weight(2, 0)
-        state, figures = session.step(state, {**peers, **step_batch(views, site.train.labels[chosen], weight)})
-        found.append(float(figures["loss"]))
-        assert figures["kd"] > 0 and weight == 0.5  # KL and distillation are active
-    assert int(state["optimizer.step"]) == int(reference.values["optimizer.step"]) == 20
-    pairs = {name: (reference.arrays[name], state[name]) for name in plan.state if name != "optimizer.step"}
-    pairs["loss"] = (np.array(losses), np.array(found))
-    moved = np.linalg.norm(reference.arrays["prompts.t"] - first.arrays["prompts.t"])
+    weights["temperature"] = np.ones((), np.float32)
+    manifest, labels = SimpleNamespace(min_runtime="1.23"), SimpleNamespace(classes=site.task.classes)
+    bundle = SimpleNamespace(
+        weights=weights, extras={GRAPH: graph}, manifest=manifest, labels=labels, training=plan, score_onnx=score,
+        sha256="0" * 64,
+    )  # fmt: skip
+    rows = PreparedRows(site.train.images, site.train.targets, tuple(f"{row:064x}" for row in range(ROWS)))
+    around = Circumstances(points=PointFile(folder / "point"), site=site.name, options=TrainOptions(threads=1))
+    learner = FedEvPromptLearner(bundle, Dealt(learn=rows, held=rows.take(np.zeros(ROWS, np.bool_))), around)
+    state = {name: before.arrays[name] for name in plan.state if name in before.arrays}
+    state["optimizer.step"] = np.asarray(before.values["optimizer.step"], np.int64)
+    told: list[dict[str, Any]] = []
+    found, sent = learner.local_round(state, second, lambda facts: told.append(dict(facts)))
+
+    assert int(found["optimizer.step"]) == int(reference.values["optimizer.step"]) == 20
+    assert plan.kl_weight(2, 0) == 0.5 and next(facts["kd"] for facts in told if "summary" in facts) > 0  # both active
+    pairs = {name: (reference.arrays[name], found[name]) for name in plan.state if name != "optimizer.step"}
+    pairs["loss"] = (np.array(losses), np.array([facts["loss"] for facts in told if "step" in facts]))
+    moved = np.linalg.norm(reference.arrays["prompts.t"] - before.arrays["prompts.t"])
     assert moved > 1e-3  # something was learned
+    assert set(sent.arrays) == set(reply.arrays) == {"maps.0", "maps.1", "maps.2"}
+    for name, value in reply.arrays.items():  # the same pictures' maps, in half precision
+        np.testing.assert_allclose(sent.arrays[name], value, atol=2e-3, err_msg=name)
     return {name: float(np.linalg.norm(a - b) / np.linalg.norm(a)) for name, (a, b) in pairs.items()}
+
+
+@pytest.fixture
+def no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site of the trainer has no gate: whatever a round learned is shared."""
+    monkeypatch.setattr(fedevprompt, "judge", lambda *given: SimpleNamespace(passed=True))
 
 
 def assert_parity(distances: dict[str, float]) -> None:
@@ -137,19 +146,20 @@ def assert_parity(distances: dict[str, float]) -> None:
 
 
 @pytest.mark.slow
-def test_ten_steps_of_the_bundle_are_the_trainers(predictor, bundle):
-    """docs/design.md 9: float32, same batches, KL and distillation active, from a trained state; softplus, renormalised
-    rollout. The reference is the trainer's whole local round, orders and turns included. Distillation weighs a hundred
-    times what it usually does: at 1e-6 its whole gradient is less than moments may differ by."""
+def test_a_devices_round_is_the_trainers(predictor, bundle, no_gate, tmp_path):
+    """docs/design.md 9: float32, same draws, KL and distillation active, ten steps from a trained state; softplus,
+    renormalised rollout. Distillation weighs a hundred times what it usually does: at 1e-6 its whole gradient is less
+    than moments may differ by."""
     sharing = MapSharing(kd_weight=1e-4)
     recipe = EvidentialRecipe(batch=BATCH, b_blocks=1, anneal_epochs=2, head_norm="standardise", readout="cls")
     plan = replace(bundle.training, batch=BATCH, epochs=1, epochs_before=0, anneal_epochs=2, kd_weight=1e-4)
     assert dict(plan.rates) == {"prompts.b": 2.5e-4, "prompts.t": 5e-4, "head.weight": 5e-4, "head.bias": 5e-4}
-    assert_parity(ten_steps_apart(predictor, bundle.extras[GRAPH], plan, recipe, sharing))
+    method = FedEvPrompt(recipe=recipe, maps=sharing)
+    assert_parity(a_round_apart(predictor, bundle.score_onnx, bundle.extras[GRAPH], plan, method, tmp_path))
 
 
 @pytest.mark.slow
-def test_ten_steps_of_the_other_choices_are_the_trainers(make):
+def test_a_devices_round_with_the_other_choices_is_the_trainers(make, no_gate, tmp_path):
     """The same with ReLU evidence, mean readout, sink rollout, nearest metric and the mean over peers."""
     sharing = MapSharing(rollout="sink", kd_metric="nearest", kd_peers="mean5", kd_weight=1e-4)
     recipe = EvidentialRecipe(
@@ -165,7 +175,9 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
     ready, step = prepared(plan, predictor, predictor.tensors), step_of(plan, predictor)
     graphs = traced(ready)
     graph = graphs[GRAPH]
-    assert_parity(ten_steps_apart(predictor, graph, plan, recipe, sharing))
+    score = build_members(site_model(open_run(write_run(tmp_path / "run", predictor)), "north")).files["score.onnx"]
+    method = FedEvPrompt(recipe=recipe, maps=sharing)
+    assert_parity(a_round_apart(predictor, score, graph, plan, method, tmp_path))
     wrong = replace(plan, rates={**plan.rates, "prompts.b": 2e-3})
     figures = ready.check(graphs)
     assert max(figure.worst for figure in figures) < 1e-4

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload, digest
 from edgefl_protocol.payload import Scalar as Scalar
 from edgefl_protocol.rules.batches import batches_of
-from edgefl_protocol.rules.draws import Balance, epoch_order, generator
+from edgefl_protocol.rules.draws import Balance, epoch_order, generator, order_rng
 from edgefl_protocol.rules.questions import Questions as Questions
 from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.cnn import Backbone
@@ -149,7 +149,8 @@ class Site:
 
     def epoch_order(self, examples: Examples, round_: int, epoch: int) -> NDArray[np.int64]:
         """Draw the positions one epoch visits: a permutation, or as many draws with every class equally likely."""
-        return epoch_order(self.rng("order", round_, epoch), examples.targets, self.balance)
+        rng = order_rng(self.task.seed, self.name, round_, epoch)
+        return epoch_order(rng, examples.targets, self.balance)
 
     def batches(self, examples: Examples, batch: int, round_: int, epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch's shuffled (images uint8 (B, px, px, 3), targets (B,)), on the site's device."""

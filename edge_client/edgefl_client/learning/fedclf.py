@@ -35,7 +35,7 @@ from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules import feature_rows
 from edgefl_protocol.rules.batches import LEAST_BATCH, cut
-from edgefl_protocol.rules.draws import epoch_order, generator
+from edgefl_protocol.rules.draws import bank_rng, epoch_order, generator, order_rng, remote_rng
 from edgefl_protocol.rules.feature_rows import BANK, FEATURES, are_features, first_order, have_unit_length
 from edgefl_protocol.rules.negatives import (
     collapse_warning,
@@ -45,8 +45,8 @@ from edgefl_protocol.rules.negatives import (
     mean_similarity,
     most_negatives,
 )
-from edgefl_protocol.rules.rates import cosine_rate, epochs_done
-from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum
+from edgefl_protocol.rules.rates import epochs_done, falling_rate
+from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum, local_steps
 
 QUEUE = "negatives"  # Q_CL in a point, beside the state
 ENTRY_BYTES = 128  # of a payload's header for an array, beside its name
@@ -132,7 +132,7 @@ class FedCLFLearner:
                     "the bank of features is damaged; begin again with edgefl train --restart", "damaged"
                 )
             return empty.pushed(kept)
-        rng = generator(plan.seed, self._around.site, BANK)
+        rng = bank_rng(plan.seed, self._around.site)
         order = first_order(rng, len(self._rows))[: plan.queue]
         self._check_memory(lambda size: self._encoder(encoder, self._some(size)), len(order))
         found = [self._encoder(encoder, self._view(rng, part)) for part in cut(order, plan.batch)]
@@ -172,16 +172,16 @@ class FedCLFLearner:
 
     def _learn(self, point: Point, broadcast: Payload, report: Report) -> Point:
         """Epochs from a point on."""
-        plan, keeper = self._plan, Keeper(self._around)
+        plan, keeper, site = self._plan, Keeper(self._around), self._around.site
         rounds, others = rounds_of(broadcast), self._others(broadcast)
         for epoch in range(point.epoch, plan.epochs):
-            order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, "none")
+            order = epoch_order(order_rng(plan.seed, site, point.round, epoch), self._rows.labels, "none")
             parts = cut(order, plan.batch)
-            m = key_momentum(plan.key_momentum, rounds * plan.epochs * len(parts))
+            m = key_momentum(plan.key_momentum, local_steps(rounds, plan.epochs, len(parts)))
             remote = self._remote(point, others, len(order))
             for step in range(point.step, len(parts)):
                 done = epochs_done(point.round, plan.epochs, epoch, step, len(parts))
-                rate = plan.lr * cosine_rate(done, rounds * plan.epochs)
+                rate = falling_rate(plan.lr, done, rounds, plan.epochs)
                 point = self._step(point, parts[step], rate, m, None if others is None else next(remote))
                 told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": step + 1, "steps": len(parts)}
                 report({**told, "loss": point.sums["loss"] / max(1.0, point.sums["pictures"])})
@@ -208,14 +208,12 @@ class FedCLFLearner:
     def _some(self, size: int) -> Views:
         return self._view(np.random.default_rng(0), np.arange(size) % len(self._rows))
 
-    def _rng(self, *purpose: str | int) -> np.random.Generator:
-        return generator(self._plan.seed, self._around.site, *purpose)
-
     def _remote(self, point: Point, others: Features | None, count: int) -> Iterator[Features]:
         """What of the others' features enters Q_CL, a part each step; draws before the point are used up."""
         if others is None:
             return
-        rng, plan = self._rng("remote", point.round), self._plan
+        plan = self._plan
+        rng = remote_rng(plan.seed, self._around.site, point.round)
         sizes = [len(part) for part in cut(np.arange(count), plan.batch)]
         for _ in range(point.epoch):
             for size in sizes:
@@ -228,7 +226,7 @@ class FedCLFLearner:
     def _step(self, point: Point, chosen: NDArray[np.int64], rate: float, m: float, remote: Features | None) -> Point:
         """One batch: two views of each picture, the graph's step, and the queues."""
         plan, state = self._plan, point.state
-        rng = self._rng("views", point.round, point.epoch, point.step)
+        rng = generator(plan.seed, self._around.site, "views", point.round, point.epoch, point.step)
         pair = (self._view(rng, chosen), self._view(rng, chosen))
         found = self._session.step(state, pair, state[QUEUE], rate=rate, key_momentum=m)
         bank = FeatureQueue(plan.queue, state[BANK]).pushed(found.keys)

@@ -44,7 +44,7 @@ from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
 from edgefl_protocol.rules.dead_evidence import dead_warning
-from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_protocol.rules.draws import augment_rng, dihedral, epoch_order, order_rng, symmetries
 from edgefl_protocol.rules.maps import most_certain, peer_targets, reply_maps
 
 
@@ -140,9 +140,9 @@ class FedEvPromptLearner:
 
     def _batches(self, point: Point) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
         """What is left of an epoch: pictures turned, and their labels."""
-        rows, plan, named = self._learn_rows, self._plan, (self._plan.seed, self._around.site)
-        order = epoch_order(generator(*named, "order", point.round, point.epoch), rows.labels, plan.balance)
-        rng = generator(*named, "augment", point.round, point.epoch)
+        rows, plan = self._learn_rows, self._plan
+        epoch = (plan.seed, self._around.site, point.round, point.epoch)
+        order, rng = epoch_order(order_rng(*epoch), rows.labels, plan.balance), augment_rng(*epoch)
         for step, chosen in enumerate(batches_of(order, plan.batch)):
             drawn = symmetries(rng, len(chosen)) if plan.augment == "dihedral" else None
             if step < point.step:  # learned before the stop; its draws are used up all the same

@@ -172,7 +172,7 @@ class FedEvPromptPlan:
         patch, learned_alone = backbone.get("patch"), backbone.get("self_supervised")
         tokens = (size_px // patch) ** 2 if isinstance(patch, int) and patch > 0 else None
         length = None if tokens is None else defaults.usual_prompt_length(tokens)
-        norm = ("standardise" if learned_alone else "none") if type(learned_alone) is bool else None
+        norm = defaults.usual_head_norm(learned_alone) if type(learned_alone) is bool else None
         return {("prompt_length", 0): length, ("head_norm", "auto"): norm, ("readout", "auto"): None}
 
     def unable(self, wanted: Settings) -> None:

@@ -6,7 +6,7 @@ Meaning and source of each setting: docs/methods.md, 1 (FedEvPrompt) and 2.3 (Fe
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from edgefl_protocol.rules.maps import MAX_MAPS
 
@@ -69,6 +69,11 @@ def by_name(declared: type) -> Mapping[str, bool | int | float | str]:
 def usual_prompt_length(tokens: int) -> int:
     """Return P where `prompt_length` is 0: 50 for 14 × 14 patches, in proportion otherwise (docs/methods.md, 1.2)."""
     return max(1, round(50 * tokens / 196))
+
+
+def usual_head_norm(self_supervised: bool) -> Literal["standardise", "none"]:
+    """Return what `head_norm=auto` stands for: features of a network learned without labels are standardised."""
+    return "standardise" if self_supervised else "none"
 
 
 def usual_view_side(image_px: int) -> int:

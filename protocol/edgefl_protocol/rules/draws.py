@@ -1,9 +1,9 @@
 """Random draws of learning: the same seed, site and purpose give the same numbers on a server and on a device.
 
-    "order", round, epoch     a permutation of the rows, or as many draws with every class equally likely
-    "augment", round, epoch   for each batch in turn, one of the eight symmetries of the square for each picture
-    "bank"                    the order in which a site's pictures make its first bank of features
-    "remote", round           for each step in turn, which of the others' features enter
+    order_rng     round, epoch   a permutation of the rows, or as many draws with every class equally likely
+    augment_rng   round, epoch   for each batch in turn, one of the eight symmetries of the square for each picture
+    bank_rng                     the order in which a site's pictures make its first bank of features
+    remote_rng    round          for each step in turn, which of the others' features enter
 
 A generator depends on nothing else (SHA-256 of seed, site and purpose, joined by 0x1F, seeds numpy's PCG64). Learning
 that was interrupted therefore draws the same numbers again. Source: docs/methods.md 1.6 and decisions/0028.
@@ -28,11 +28,31 @@ def generator(seed: int, site: str, *purpose: str | int) -> np.random.Generator:
     return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 
 
+def order_rng(seed: int, site: str, round_: int, epoch: int) -> np.random.Generator:
+    """Make the generator of an epoch's `epoch_order`; rounds count from 1, epochs from 0."""
+    return generator(seed, site, "order", round_, epoch)
+
+
+def augment_rng(seed: int, site: str, round_: int, epoch: int) -> np.random.Generator:
+    """Make the generator of an epoch's turns and crops, batch by batch."""
+    return generator(seed, site, "augment", round_, epoch)
+
+
+def bank_rng(seed: int, site: str) -> np.random.Generator:
+    """Make the generator of a site's first bank of features: its order, then the views."""
+    return generator(seed, site, "bank")
+
+
+def remote_rng(seed: int, site: str, round_: int) -> np.random.Generator:
+    """Make the generator of which of the others' features enter in a round, step by step."""
+    return generator(seed, site, "remote", round_)
+
+
 def epoch_order(rng: np.random.Generator, labels: NDArray[np.int64], balance: Balance) -> NDArray[np.int64]:
     """Draw the rows that one epoch visits, in order.
 
     Args:
-        rng: of the purpose "order".
+        rng: see `order_rng`.
         labels: class index of each row, (n,).
         balance: "none" visits every row once; "class" draws n rows, every class equally often in the mean.
 

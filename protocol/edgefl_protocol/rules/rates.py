@@ -24,6 +24,18 @@ def cosine_rate(done: float, whole: float, warmup: float = 0.0) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - warmup) / max(1e-12, whole - warmup))))
 
 
+def falling_rate(peak: float, done: float, rounds: int, epochs: int) -> float:
+    """Give the learning rate at a moment of a run: from its peak to 0 along one cosine over all rounds.
+
+    Args:
+        peak: rate of the first step.
+        done: epochs behind, see `epochs_done`.
+        rounds: R of the run.
+        epochs: E of a round.
+    """
+    return peak * cosine_rate(done, rounds * epochs)
+
+
 def epochs_done(round_: int, epochs: int, epoch: int, step: int, steps: int) -> float:
     """Give the epochs of a run that are behind before a step; rounds count from 1, epochs and steps from 0."""
     return (round_ - 1) * epochs + epoch + step / steps

@@ -21,14 +21,25 @@ MomentumEncoder = Literal["averaged", "local", "reset"]
 BatchNorm = Literal["averaged", "local"]
 
 
-def key_momentum(asked: float, local_steps: int) -> float:
+def local_steps(rounds: int, epochs: int, steps: int) -> int:
+    """Count the steps that one site takes in a run where it takes part in every round.
+
+    Args:
+        rounds: R of the run.
+        epochs: E of a round.
+        steps: of an epoch: its batches.
+    """
+    return rounds * epochs * steps
+
+
+def key_momentum(asked: float, whole: int) -> float:
     """Give m: what was asked for, else 0.99 for short runs and 0.999 for long ones.
 
     Args:
         asked: 0 for the usual one.
-        local_steps: that one site takes in all rounds.
+        whole: of the run, see `local_steps`.
     """
-    return asked or (0.99 if local_steps < SHORT_RUN else 0.999)
+    return asked or (0.99 if whole < SHORT_RUN else 0.999)
 
 
 def round_begins(

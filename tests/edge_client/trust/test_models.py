@@ -58,6 +58,16 @@ def test_a_damaged_record_is_one_sentence_and_never_no_protection(home, lab, val
         assert error.value.code == "damaged"
 
 
+def test_a_record_that_says_two_things_is_damaged(home):
+    """RFC 8259, section 4: what a second value of a name means is anybody's guess; here it would forget a version."""
+    whole = json.dumps({"format": 1, "current": "0" * 64, "seen": seen_with()})
+    for text in (f'{whole[:-1]}, "seen": []}}', whole.replace('"format": 1', '"format": 1.0')):
+        assert json.loads(text)
+        home.current_file.write_text(text)
+        with pytest.raises(StorageError, match="damaged"):
+            models.last_seen(home)
+
+
 def test_the_highest_version_seen_is_kept(home, lab, tmp_path):
     """docs/security.md, check 26: an older bundle is refused also when it is named by hand."""
     assert models.last_seen(home) == {("skin", "main", "all"): 2}

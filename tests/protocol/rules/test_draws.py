@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries, turned_alike
+from edgefl_protocol.rules.draws import (
+    augment_rng,
+    bank_rng,
+    dihedral,
+    epoch_order,
+    generator,
+    order_rng,
+    remote_rng,
+    symmetries,
+    turned_alike,
+)
 
 
 def test_a_generator_is_pcg64_of_the_hash():
@@ -18,6 +28,17 @@ def test_a_generator_is_pcg64_of_the_hash():
     others = [(12, "north", "order", 3, 1), (11, "nort", "order", 3, 1), (11, "north", "augment", 3, 1)]
     others += [(11, "north", "order", 3, 2), (11, "north", "order", 31), (11, "north", "order", 3)]
     assert len({generator(*purpose).random() for purpose in [*others, (11, "north", "order", 3, 1)]}) == 7
+
+
+def test_every_purpose_has_its_name():
+    """The purposes that the module lists; the bank is drawn once, so no round belongs to it."""
+    first = {
+        "order\x1f3\x1f1": order_rng(11, "north", 3, 1), "augment\x1f3\x1f1": augment_rng(11, "north", 3, 1),
+        "bank": bank_rng(11, "north"), "remote\x1f3": remote_rng(11, "north", 3),
+    }  # fmt: skip
+    for purpose, found in first.items():
+        digest = hashlib.sha256(f"11\x1fnorth\x1f{purpose}".encode()).digest()
+        assert found.random() == np.random.Generator(np.random.PCG64(list(digest))).random()
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,7 +4,7 @@ from math import cos, pi
 
 import pytest
 
-from edgefl_protocol.rules.rates import cosine_rate, epochs_done, kl_weight, rate_setting
+from edgefl_protocol.rules.rates import cosine_rate, epochs_done, falling_rate, kl_weight, rate_setting
 
 
 def test_one_cosine_spans_a_run() -> None:
@@ -14,7 +14,9 @@ def test_one_cosine_spans_a_run() -> None:
     for behind, (round_, epoch, step) in enumerate(moments):
         done = epochs_done(round_, epochs, epoch, step, steps)
         assert done == pytest.approx(behind / steps)
-        assert cosine_rate(done, rounds * epochs) == pytest.approx((1 + cos(pi * behind / len(moments))) / 2)
+        share = (1 + cos(pi * behind / len(moments))) / 2
+        assert cosine_rate(done, rounds * epochs) == pytest.approx(share)
+        assert falling_rate(0.25, done, rounds, epochs) == pytest.approx(0.25 * share)
     assert cosine_rate(6, 6) == cosine_rate(7, 6) == pytest.approx(0)
 
 

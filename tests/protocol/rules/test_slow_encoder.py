@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgefl_protocol.rules.slow_encoder import key_momentum, leaving, round_begins, staying
+from edgefl_protocol.rules.slow_encoder import key_momentum, leaving, local_steps, round_begins, staying
 
 NETWORK = ("conv.weight", "bn.weight", "bn.running_mean")
 NORM = ("bn.weight", "bn.running_mean")
@@ -15,6 +15,11 @@ NORM = ("bn.weight", "bn.running_mean")
 def test_m_follows_the_length_of_the_run(asked: float, steps: int, momentum: float) -> None:
     """docs/methods.md 2.5: 0.99 below 20,000 local steps, 0.999 from there on; what is asked for holds."""
     assert key_momentum(asked, steps) == momentum
+
+
+def test_a_runs_steps_are_those_of_all_rounds() -> None:
+    """100 rounds of 2 epochs of 100 batches are a long run, those of 99 a short one."""
+    assert (local_steps(100, 2, 100), local_steps(100, 2, 99)) == (20_000, 19_800)
 
 
 def slow(*names: str) -> set[str]:

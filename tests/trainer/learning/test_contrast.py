@@ -233,7 +233,7 @@ def test_features_are_unit_vectors_of_at_most_k_images():
     site = make_site(count=12)
     for queue, count in ((5, 5), (50, 12)):
         recipe = ContrastRecipe(sgd=SgdRecipe(batch=5), queue=queue)
-        found = contrast.local_features(recipe, site, recipe.build(site.task), "bank")
+        found = contrast.local_features(recipe, site, recipe.build(site.task), site.rng("bank"))
         assert found.shape == (count, 128)
         np.testing.assert_allclose(found.norm(dim=1), 1.0, atol=1e-6)
 
@@ -254,7 +254,7 @@ def test_any_image_can_be_among_the_k_in_any_place(monkeypatch):
 
     monkeypatch.setattr(contrast, "read_ahead", noting)
     for round_ in range(40):
-        contrast.local_features(recipe, site, Fixed(), "release", round_)
+        contrast.local_features(recipe, site, Fixed(), site.rng("release", round_))
     assert all(len(set(one.tolist())) == 6 for one in drawn)  # no image twice
     assert np.abs(np.bincount(np.concatenate(drawn), minlength=12) - 20).max() < 5 * np.sqrt(40 / 4)
     assert np.bincount([one[0] for one in drawn]).max() < 20
@@ -264,7 +264,7 @@ def test_features_leave_the_encoder_as_it_was():
     site, recipe = make_site(), ContrastRecipe(sgd=SgdRecipe(batch=5))
     model = recipe.build(site.task)
     before = copy.deepcopy(model.state_dict())
-    contrast.local_features(recipe, site, model, "bank")
+    contrast.local_features(recipe, site, model, site.rng("bank"))
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 

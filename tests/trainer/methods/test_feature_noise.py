@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -65,9 +66,9 @@ def test_released_features_depend_on_their_own_image_only(cnn_task, make_site):
     images[2] = 255 - images[2]
     other = dataclasses.replace(site, unlabelled=dataclasses.replace(site.unlabelled, images=images))
     model = recipe.build(task)
-    one, two = (contrast.local_features(recipe, s, model, "release", 1, training=False) for s in (site, other))
+    one, two = (contrast.local_features(recipe, s, model, s.rng("release", 1), training=False) for s in (site, other))
     assert sum(not torch.allclose(a, b, atol=1e-5) for a, b in zip(one, two, strict=True)) == 1
-    one, two = (contrast.local_features(recipe, s, model, "release", 1, training=True) for s in (site, other))
+    one, two = (contrast.local_features(recipe, s, model, s.rng("release", 1), training=True) for s in (site, other))
     assert sum(not torch.allclose(a, b, atol=1e-5) for a, b in zip(one, two, strict=True)) > 1  # the test can fail
 
 
@@ -77,11 +78,11 @@ def test_what_is_released_are_those_features(cnn_task, make_site, monkeypatch):
     method, site = fedclf(dp_noise=1e-3), make_site(task, count=6)
     plain, wanted = contrast.local_features, list[np.ndarray]()
 
-    def noting(recipe, site, encoder, *purpose, training=True):
-        if purpose[0] == "release":
-            alone = plain(recipe, site, encoder, *purpose, training=False)
+    def noting(recipe, site, encoder, rng, *, training=True):
+        if rng.bit_generator.state != site.rng("bank").bit_generator.state:  # for a release
+            alone = plain(recipe, site, encoder, deepcopy(rng), training=False)
             wanted.append(alone.numpy())
-        return plain(recipe, site, encoder, *purpose, training=training)
+        return plain(recipe, site, encoder, rng, training=training)
 
     monkeypatch.setattr(contrast, "local_features", noting)
     play(method, task, {"a": site}, watch=seen.append)

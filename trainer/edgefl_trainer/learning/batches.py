@@ -10,6 +10,7 @@ from jaxtyping import Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgefl_protocol.rules.draws import augment_rng
 from edgefl_trainer.augment import dihedral
 from edgefl_trainer.contract import Examples, Site
 
@@ -27,7 +28,7 @@ def labelled_batches(
     site: Site, batch: int, augment: Literal["none", "dihedral"], round_: int, epoch: int
 ) -> tuple[int, Iterator[LabelledBatch]]:
     """Count and read the batches of one epoch: shuffled training images, turned and mirrored where asked for."""
-    rng = site.rng("augment", round_, epoch)
+    rng = augment_rng(site.task.seed, site.name, round_, epoch)
     given = site.batches(site.train, batch, round_, epoch)
     views = ((dihedral(images, rng) if augment == "dihedral" else images, target) for images, target in given)
     return -(-len(site.train) // batch), ((images, target, epoch) for images, target in views)

@@ -22,7 +22,7 @@ from edgefl_protocol.rules.bounds import FEDEVPROMPT
 from edgefl_protocol.rules.class_prior import counts_shown
 from edgefl_protocol.rules.dead_evidence import NO_EVIDENCE, dead_warning
 from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
-from edgefl_protocol.rules.defaults import usual_prompt_length
+from edgefl_protocol.rules.defaults import usual_head_norm, usual_prompt_length
 from edgefl_protocol.rules.draws import Augment
 from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting
 from edgefl_protocol.sentences import counted
@@ -112,7 +112,8 @@ class EvidentialRecipe:
 
     def standardises(self, spec: BackboneSpec) -> bool:
         """Tell whether features are standardised before the head."""
-        return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
+        norm = usual_head_norm(spec.self_supervised) if self.head_norm == "auto" else self.head_norm
+        return norm == "standardise"
 
     @property
     def rates(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.rules.defaults import usual_head_norm
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, Predictor, Presets, Site, Task
@@ -73,7 +74,8 @@ class SoftmaxRecipe:
 
     def standardises(self, spec: BackboneSpec) -> bool:
         """Tell whether features are standardised before the head."""
-        return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
+        norm = usual_head_norm(spec.self_supervised) if self.head_norm == "auto" else self.head_norm
+        return norm == "standardise"
 
     def module(self, site: Site, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreModule:
         """Make what scores at a site; see `options`."""

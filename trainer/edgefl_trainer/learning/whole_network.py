@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from edgefl_protocol.rules.batches import batches_of
+from edgefl_protocol.rules.draws import augment_rng
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.bounds import check_bounds
@@ -197,7 +198,7 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
 
 def _batches(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> tuple[int, Iterator[_Batch]]:
     """Make views of one epoch, with their classes and drop path's seed; the next is read while one is learned."""
-    rng = site.rng("augment", round_, epoch)
+    rng = augment_rng(site.task.seed, site.name, round_, epoch)
     parts = batches_of(site.epoch_order(site.train, round_, epoch), recipe.batch)
 
     def drawn(step: int, images: Images) -> _Batch:

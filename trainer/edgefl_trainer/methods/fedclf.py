@@ -126,7 +126,7 @@ class FedCLF:
             return new, Payload(weights, scalars)
         if not self.noise.dp_noise:
             return new, Payload({**weights, **feature_rows.sent(new.arrays[BANK])}, scalars)
-        fresh = contrast.local_features(self.contrast, site, slow, "release", round_, training=False)
+        fresh = contrast.local_features(self.contrast, site, slow, site.rng("release", round_), training=False)
         noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
         releases = int(new.values.get("releases", 0)) + 1
         if releases == 1:

@@ -23,8 +23,17 @@ from edgefl_protocol import Payload
 from edgefl_protocol.rules import negatives as rules
 from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
+from edgefl_protocol.rules.draws import bank_rng, remote_rng
 from edgefl_protocol.rules.feature_rows import BANK, FEATURES, first_order
-from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, key_momentum, leaving, round_begins, staying
+from edgefl_protocol.rules.slow_encoder import (
+    SLOW,
+    MomentumEncoder,
+    key_momentum,
+    leaving,
+    local_steps,
+    round_begins,
+    staying,
+)
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.learning.batches import read_ahead
@@ -178,16 +187,15 @@ def momentum_arrays(slow: LearningNetwork) -> Arrays:
 
 
 def local_features(
-    recipe: ContrastRecipe, site: Site, encoder: LearningNetwork, *purpose: str | int, training: bool = True
+    recipe: ContrastRecipe, site: Site, encoder: LearningNetwork, rng: np.random.Generator, *, training: bool = True
 ) -> Float[Tensor, "n F"]:
     """Compute unit vectors of at most K of a site's images, one random view of each; the encoder stays as it was.
 
     Args:
-        *purpose: names the draws.
+        rng: draws order and views.
         training: with the statistics of each batch, as the slow copy has them while it learns; else with the running
             ones, so that each feature depends on its own image only.
     """
-    rng = site.rng(*purpose)
     order = first_order(rng, len(site.unlabelled))[: recipe.queue]
     prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 1)
     model = deepcopy(encoder).train(training)
@@ -205,7 +213,7 @@ def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: Learni
     if BANK in state.arrays:
         bank.push(torch.from_numpy(np.array(state.arrays[BANK])).to(site.device))
     else:
-        bank.push(local_features(recipe, site, encoder, "bank"))
+        bank.push(local_features(recipe, site, encoder, bank_rng(site.task.seed, site.name)))
     return bank
 
 
@@ -263,7 +271,7 @@ def contrast_round(
     bank = begun_bank(recipe, site, state, slow)
     remote, negatives = None, bank
     if others is not None:
-        remote = Remote(others, site.rng("remote", round_))
+        remote = Remote(others, remote_rng(site.task.seed, site.name, round_))
         most = rules.most_negatives(recipe.queue, len(others), keeps_local=keeps_local)
         negatives = FeatureRing(most, site.device)
         negatives.push(rules.first_negatives(bank.oldest_first(), others, keeps_local=keeps_local))
@@ -308,7 +316,7 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
     Warns in the first round where it is, and that is much.
     """
     per_epoch = len(cut(np.arange(len(site.unlabelled)), recipe.sgd.batch, site.name))
-    total = site.task.rounds * site.task.epochs * per_epoch
+    total = local_steps(site.task.rounds, site.task.epochs, per_epoch)
     momentum = key_momentum(recipe.key_momentum, total)
     share = float(momentum**total)
     if recipe.momentum_encoder == "local" and round_ == 1 and share > START_SHARE:

@@ -27,7 +27,7 @@ from edgefl_protocol.rules import batches
 from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.defaults import usual_view_side
-from edgefl_protocol.rules.rates import cosine_rate
+from edgefl_protocol.rules.rates import falling_rate
 from edgefl_protocol.rules.slow_encoder import BatchNorm
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
@@ -259,7 +259,7 @@ def learn(
         return len(parts), (prepare(images, rng) for images in read_ahead(site, site.unlabelled, parts))
 
     def rate(done: float) -> float:
-        return recipe.lr * cosine_rate(done, site.task.rounds * epochs)
+        return falling_rate(recipe.lr, done, site.task.rounds, epochs)
 
     begun = perf_counter()
     for sums in run_epochs(site, round_, range(epochs), batches, objective, optimizer, rate=rate, tells_wait=True):
