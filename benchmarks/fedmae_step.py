@@ -304,7 +304,9 @@ def make_site(backbone: str, images: "np.ndarray", device: str, autocast: str, t
 @click.option("--batch", default=64, show_default=True, metavar="N", help="Images of a step.")
 @click.option("--decoder", default="128x4", show_default=True, metavar="WIDTHxDEPTH", help="Shape of the decoder.")
 @click.option("--repeats", default=5, show_default=True, metavar="N", help="Turns of each loop.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+)
 @click.option("--autocast", type=click.Choice(["none", "bf16"]), default="none", show_default=True, help="Precision.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(

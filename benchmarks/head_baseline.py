@@ -107,7 +107,9 @@ def table(result: dict[str, object], sites: "dict[str, SiteMetrics]", plain: "di
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of the train/tune split.")
 @click.option("--limit", type=int, default=None, show_default=True, metavar="N", help="Most training images of a site.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), default=None, help="Folder of decoded images.")
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="Where.")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, keys of summary.json.")
 def main(
     specs: tuple[str, ...],

@@ -347,7 +347,9 @@ def text(found: Mapping[str, Any]) -> str:
 @click.option("--maps", default=25, type=COUNT, show_default=True, metavar="N", help="Peers' maps of each class.")
 @click.option("--workers", default=2, show_default=True, metavar="N", help="A second plain loop has these; 0: none.")
 @click.option("--repeats", default=5, type=COUNT, show_default=True, metavar="N", help="Turns of each loop.")
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="Where.")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute."
+)
 @click.option(
     "--photos",
     type=click.Path(path_type=Path),

@@ -85,9 +85,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @_PASSPHRASE
 def keygen(folder: Path, passphrase_file: Path | None) -> None:
-    """Make the key pair that signs models for devices. DIR/signing.key (PKCS#8, mode 0600) and DIR/signing.pub.
+    """Make the key pair that signs models for devices.
 
-    Devices trust bundles by the public key: `edgefl trust add DIR/signing.pub`.
+    It writes DIR/signing.key (PKCS#8, mode 0600), which stays with you, and DIR/signing.pub. Devices trust bundles by
+    the public key: `edgefl trust add DIR/signing.pub`.
     """
     from edgefl_export import key_store
     from edgefl_protocol.durable import read_passphrase
@@ -142,7 +143,12 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     help="Form of the attention in the graph: fused uses the operator Attention; plain is for runtimes without it.",
 )
 @click.option(
-    "--version", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Above all published versions."
+    "--version",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Version of the bundle: higher than all that were published of its line.",
 )
 @click.option(
     "--with-training",
@@ -157,7 +163,14 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     help="What the classes mean, and which are malignant: docs/reference/scores.md. A class that nobody describes asks "
     "for a look.  [default: what is known of ISIC's and HAM10000's labels]",
 )
-@click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Line of bundles.")
+@click.option(
+    "--line",
+    default="main",
+    show_default=True,
+    callback=_word,
+    metavar="NAME",
+    help="Line of the bundle: devices replace a bundle by a later one of its line.",
+)
 @click.option("--federation", callback=_word, metavar="NAME", help="Federation of the bundle.  [default: none]")
 @click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Time it is valid.  [default: no end]")
 @click.option(
@@ -200,9 +213,8 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     finished = open_run(run)
-    model = site_model(
-        finished, site, _class_info(options["class_info"], finished), took_no_part=options["took_no_part"]
-    )
+    info = _class_info(options["class_info"], finished)
+    model = site_model(finished, site, info, took_no_part=options["took_no_part"])
     if not options["force"]:
         check_alone(output, options["federation"], options["line"], model.task, options["version"])
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None

@@ -47,6 +47,9 @@ def test_help_is_complete(path: tuple[str, ...], found: click.Command) -> None:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             where = f"{' '.join(path)} {parameter.opts[0]}"
             assert parameter.help, f"{where} has no help"
+            assert len(re.sub(r"\[default:.*", "", parameter.help, flags=re.DOTALL).split()) >= 3, (
+                f"{where} says nothing"
+            )
             if parameter.opts[0] == "--passphrase-file":  # the variable holds no file's name
                 assert "the passphrase itself in EDGEFL_KEY_PASSPHRASE" in parameter.help, where
             if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):

@@ -1,4 +1,4 @@
-"""A method that devices learn is added, not spread: three files and a line in each of three tables.
+"""A method that devices learn is added, not spread: three files and an entry in each of three tables.
 
 The files are those of `tests/integration/headavg`; nothing else of the product knows the method's name. Source:
 docs/design.md 4; CONTRIBUTING.md, "Add a method that devices learn".
@@ -37,7 +37,7 @@ OPTIONS = TrainOptions(threads=1, limits=LearningLimits(battery=lambda: None))
 
 @pytest.fixture(scope="module")
 def tables() -> object:
-    """One line in each table."""
+    """One entry in each table."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS, NAME, method.HeadAvg)
         patch.setitem(LEARNERS, NAME, device.HeadAvgLearner)  # type: ignore[arg-type]

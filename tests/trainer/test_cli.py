@@ -37,7 +37,7 @@ def test_help_explains_every_option(command):
     for option in found.params:
         if isinstance(option, click.Option):
             assert option.help, option.name
-            assert option.opts[0] in outcome.out or option.name in ("version", "help")
+            assert option.opts[0] in outcome.out or option.hidden or option.name in ("version", "help")
 
 
 def test_help_needs_nothing_of_the_trainer():
@@ -160,6 +160,14 @@ def test_what_cannot_be_had_ends_with_2_and_leaves_nothing(method, options, word
     assert words in outcome.sentence()
     assert outcome.err.count("\n") == 1
     assert not out.exists()
+
+
+def test_options_of_a_run_say_what_they_mean_and_what_holds_without_them():
+    text = " ".join(edgefl_train("run", "--help").out.split())
+    assert "none leaves them out; with site each site has its own; with spread also those of no site" in text
+    assert "[default: none; for methods without labels spread]" in text
+    assert "0 uses all. [default: the preset's]" in text and "--engine" not in text  # a choice of one
+    assert "allowed values, source" in " ".join(edgefl_train("methods", "--help").out.split())
 
 
 @pytest.mark.parametrize(

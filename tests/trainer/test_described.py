@@ -59,6 +59,8 @@ def test_every_meaning_says_what_the_setting_is(name, asked):
         ("fedavg", "weighting", "arXiv 1602.05629"),
         ("pfl-vqa", "alpha", "arXiv 2402.09677, default ours"),
         ("pfl-vqa", "heads", "ours"),
+        ("pfl-vqa", "beta", "arXiv 2402.09677, default ours"),
+        ("pfl-vqa", "lr_prompts", "ours"),
     ],
 )
 def test_a_setting_names_the_paper_that_has_it(method, key, source):

@@ -31,7 +31,9 @@ from edgefl_protocol.sentences import counted
                    "method's own settings]"
               )  # fmt: skip
 @click.option("--task", metavar="NAME", default="all", show_default=True, help="Name of the task.")
-@click.option("--line", metavar="NAME", default="main", show_default=True, help="Line of bundles.")
+@click.option(
+    "--line", metavar="NAME", default="main", show_default=True, help="Line of the bundles that members receive."
+)
 @click.option("--classes", metavar="A,B,…", help="Class names in index order; required unless --run is given.")
 @click.option("--backbone", metavar="NAME",
               help="Network, as in `edgefl-train run --backbone`.  [default: the network that comes with EdgeFL; "
@@ -45,10 +47,10 @@ from edgefl_protocol.sentences import counted
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of the server's random draws.")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=8443, show_default=True,
-              help="TCP port.")  # fmt: skip
+              help="TCP port to listen on.")  # fmt: skip
 @click.option("--url", metavar="URL", help="Public base address, https://….  [default: https://HOST:PORT]")
 @click.option("--rounds", metavar="N", type=click.IntRange(1),
-              help="Training rounds.  [default: the run's or preset's, else 5]")  # fmt: skip
+              help="Rounds of training.  [default: the run's or preset's, else 5]")  # fmt: skip
 @click.option("--epochs", metavar="N", type=click.IntRange(1),
               help="Local epochs in a round.  [default: the run's or preset's, else 1]")  # fmt: skip
 @click.option("--members", metavar="N", type=click.IntRange(1),

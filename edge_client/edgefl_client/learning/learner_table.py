@@ -1,4 +1,4 @@
-"""The device's half of every method that devices learn, by the method's name. A new one is one file and one line."""
+"""The device's half of every method that devices learn, by the method's name. A new one is one file and two lines."""
 
 from collections.abc import Mapping
 from typing import Final

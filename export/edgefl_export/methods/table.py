@@ -1,4 +1,4 @@
-"""The graph of every method that devices learn, by the method's name. A new one is one file and one line."""
+"""The graph of every method that devices learn, by the method's name. A new one is one file and two lines."""
 
 from edgefl_export.methods import fedclf, fedevprompt
 from edgefl_export.methods.learned_method import LearnedMethod

@@ -14,9 +14,9 @@ A comment says first what the setting is. It ends with a mark in parentheses whe
     (public code)               only code published with the paper has it, or its default
     (default ours)              the paper has the setting, but not this default
 
-The last may follow another, as in `(arXiv 2105.00243; default ours)`. Without a mark the paper is that of the module
-that declares the setting, and that of the method for its own settings and for values that it gives a recipe. So
-nothing is written twice, and what is listed is what a run checks.
+The last may follow another, as in `(arXiv 2105.00243; default ours)`. Without a mark the paper is the
+attribute `paper` of the class that declares the setting, a method or a recipe, and that of the method for values that
+it gives a recipe. So nothing is written twice, and what is listed is what a run checks.
 """
 
 import inspect
@@ -34,7 +34,6 @@ from edgefl_trainer.methods import METHODS
 from edgefl_trainer.typed_values import allowed, hints
 
 _COMMENT = re.compile(r"\s*#\s*(?P<text>.*)")
-_PAPER = re.compile(r"arXiv\s+(\d{4}\.\d{5})")
 _MARK = re.compile(
     r"\s*\((?P<origin>ours|docs/decisions/\d{4}|arXiv \d{4}\.\d{5}|public code|(?=default ours))(?:; )?"
     r"(?P<default>default ours)?\)$"
@@ -135,16 +134,13 @@ def _allowed(made: Any, key: str, wanted: Any) -> str:
     return allowed(wanted, None)
 
 
-def _source(kind: type[Any], owner: type[Any], comment: str, *, given: bool) -> str:
+def _source(kind: type[Any], owner: Any, comment: str, *, given: bool) -> str:
     """Who has the setting, and whether its default is ours; `given`: the method gives its recipe another value."""
     mark = _MARK.search(comment)
     origin, default = (mark["origin"], mark["default"]) if mark else ("", None)
     if origin.startswith(("ours", "docs")):
         return origin
-    module = inspect.getmodule(owner)
-    paper = _PAPER.search(inspect.getdoc(module) or "") if owner is not kind and not given else None
-    named = f"arXiv {paper[1]}" if paper else str(kind.paper)
     if given:
-        return named
-    source = {"": named, "public code": f"public code of {named}"}.get(origin, origin)
+        return str(kind.paper)
+    source = {"": str(owner.paper), "public code": f"public code of {owner.paper}"}.get(origin, origin)
     return f"{source}, {default}" if default else source

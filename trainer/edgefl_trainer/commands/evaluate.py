@@ -23,7 +23,13 @@ from edgefl_trainer.commands.extra import needs_trainer
 @click.option(
     "--maps", is_flag=True, help="Also measure how true each map is that a device could show: minutes a site."
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute; auto is CUDA where there is a device.",
+)
 @shared.picture("--plot", "Also draw which class is taken for which, all sites together.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @needs_trainer

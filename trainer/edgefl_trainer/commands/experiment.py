@@ -25,16 +25,31 @@ if TYPE_CHECKING:
 @click.option("--seeds", metavar="N,N,…", default="0", show_default=True, help="Seeds of the runs.")
 @click.option("--data", multiple=True, metavar="SPEC", help="Other data than the file's, for every part; repeatable.")
 @shared.task("the file's")
-@click.option("--backbone", metavar="NAME", help="Instead of the file's; see `edgefl-train run --help`.")
-@click.option("--image-px", type=click.IntRange(min=1), metavar="PX", help="Instead of the file's.")
-@click.option("--balance", type=click.Choice(["none", "class"]), help="Instead of the file's.")
-@click.option("--select", type=click.Choice(["last", "tune"]), help="Instead of the file's.")
-@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Instead of the file's.")
-@click.option("--rounds", type=int, metavar="N", help="Instead of the file's.")
-@click.option("--epochs", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--backbone", metavar="NAME", help="Network, instead of the file's; see `edgefl-train run --help`.")
+@click.option("--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images, instead of the file's.")
+@click.option(
+    "--balance",
+    type=click.Choice(["none", "class"]),
+    help="Draw all classes of a site equally often, or not, instead of what the file says.",
+)
+@click.option(
+    "--select",
+    type=click.Choice(["last", "tune"]),
+    help="Which round is kept, instead of the file's: the last, or the best on tune rows.",
+)
+@click.option(
+    "--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Set of default settings, instead of the file's."
+)
+@click.option("--rounds", type=int, metavar="N", help="Rounds of training, instead of the file's.")
+@click.option("--epochs", type=int, metavar="N", help="Local epochs in a round, instead of the file's.")
 @click.option("--pretrain-rounds", type=int, metavar="N", help="Rounds of the runs that rows start from.")
 @click.option("--pretrain-epochs", type=int, metavar="N", help="Epochs of a round of the runs that rows start from.")
-@click.option("--images-per-site", type=int, metavar="N", help="Instead of the file's.")
+@click.option(
+    "--images-per-site",
+    type=int,
+    metavar="N",
+    help="Most training images of a site, instead of the file's; 0 uses all.",
+)
 @click.option(
     "--set",
     "assignments",
@@ -43,7 +58,11 @@ if TYPE_CHECKING:
     help="For every row whose method has KEY; pretrain.KEY for the runs that rows start from.",
 )
 @shared.device
-@click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision.  [default: auto]")
+@click.option(
+    "--autocast",
+    type=click.Choice(["auto", "none", "bf16"]),
+    help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
+)
 @click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
 @click.option(
     "--format",

@@ -55,7 +55,12 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     type=click.Choice(["last", "tune"]),
     help="Which round a site keeps: the last, or its best on tune rows.  [default: tune]",
 )
-@click.option("--rounds", type=int, metavar="N", help="Rounds. In local mode each model is judged after every round.")
+@click.option(
+    "--rounds",
+    type=int,
+    metavar="N",
+    help="Rounds of training. In local mode each model is judged after every round.  [default: the preset's]",
+)
 @click.option("--epochs", type=int, metavar="N", help="Epochs in a round.  [default: the preset's]")
 @shared.images_per_site
 @click.option("--seed", type=int, metavar="N", help="Seed of all random draws.  [default: RUN's]")

@@ -63,7 +63,7 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
 @click.option(
     "--unlabelled",
     type=click.Choice(["none", "site", "spread"]),
-    help="What to do with images without a label.  [default: spread, if the method needs no labels]",
+    help=f"{shared.UNLABELLED_HELP}  [default: none; for methods without labels spread]",
 )
 @click.option(
     "--balance",

@@ -6,10 +6,22 @@ from typing import Any
 
 import click
 
-out = click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+out = click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory: where everything that the run leaves is written.",
+)
 PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
 TASK_FORM = "all|nevus|NAME=A,B:REST"
 TASK_HELP = "Classes of the data; nevus against other; or classes A and B as one, NAME, against REST, all the others."
+
+
+UNLABELLED_HELP = (
+    "Images without a label: none leaves them out; with site each site has its own; with spread also those of no site, "
+    "dealt to the sites."
+)
 
 
 def task(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -29,9 +41,16 @@ balance = click.option(
     help="Draw all classes of a site equally often.  [default: none]",
 )
 images_per_site = click.option(
-    "--images-per-site", type=int, metavar="N", help="Use at most this many training images of a site; 0 uses all."
+    "--images-per-site",
+    type=int,
+    metavar="N",
+    help="Use at most this many training images of a site; 0 uses all.  [default: the preset's]",
 )
-device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+device = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where to compute; auto is CUDA where there is a device.  [default: auto]",
+)
 resume = click.option("--resume", is_flag=True, help="Continue the run in DIR.")
 summary_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 force = click.option("--force", is_flag=True, help="Overwrite files that exist.")

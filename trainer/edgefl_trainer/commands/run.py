@@ -38,7 +38,9 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 )
 @shared.participation
 @click.option(
-    "--unlabelled", type=click.Choice(["none", "site", "spread"]), help="What to do with images without a label."
+    "--unlabelled",
+    type=click.Choice(["none", "site", "spread"]),
+    help=f"{shared.UNLABELLED_HELP}  [default: none; for methods without labels spread]",
 )
 @click.option(
     "--labels",
@@ -93,7 +95,7 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
     "--engine",
     type=click.Choice(["local"]),
     default="local",
-    show_default=True,
+    hidden=True,  # there is one; scripts may name it
     help="Where the sites run: local means in this process, one after the other.",
 )
 @shared.resume

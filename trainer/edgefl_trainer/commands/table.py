@@ -43,7 +43,7 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
     type=click.Choice(["md", "csv", "json", "latex"]),
     default="md",
     show_default=True,
-    help="Form.",
+    help="Form of the table.",
 )
 @shared.picture(
     "--plot",

@@ -9,7 +9,7 @@ What devices do alike, the choice, names and means of maps, is `edgefl_protocol.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
 @dataclass(frozen=True, kw_only=True)
 class MapSharing:
     """Hyper-parameters of the buffer; symbols of FedEvPrompt in the comments."""
+
+    paper: ClassVar[str] = "arXiv 2411.10071"
 
     kd_weight: float = Default.kd_weight  # lambda, weight of the distance to the others' maps
     maps_per_class: int = Default.maps_per_class  # M, most maps of a class that a site sends

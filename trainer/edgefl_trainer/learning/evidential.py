@@ -9,7 +9,7 @@ docs/methods.md: prefix prompts, prior, evidential loss, readout and feature sta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ STATISTICS = ("features.mean", "features.std")
 @dataclass(frozen=True, kw_only=True)
 class EvidentialRecipe:
     """Hyper-parameters of local learning; symbols of FedEvPrompt in the comments."""
+
+    paper: ClassVar[str] = "arXiv 2411.10071"
 
     lr_b: float = Default.lr_b  # mu1, learning rate of the b-prompts
     lr_t: float = Default.lr_t  # mu2, learning rate of the t-prompts

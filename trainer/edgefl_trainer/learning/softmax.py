@@ -8,7 +8,7 @@ tokens there are (`models.inserts`), which tensors learn, and what travels. docs
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor | float]]
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxRecipe:
     """Hyper-parameters of local learning."""
+
+    paper: ClassVar[str] = "arXiv 2510.25372"
 
     lr: float = 0.1  # learning rate in the first round
     # learning rate of the head, where standardised features ask for smaller steps; 0: as lr (ours)

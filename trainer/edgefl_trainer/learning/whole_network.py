@@ -8,7 +8,7 @@ rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ HEAD_DEVIATION = {"vit": 2e-5, "cnn": 0.01}  # of a fresh head: MAE's and MoCo's
 @dataclass(frozen=True, kw_only=True)
 class NetworkRecipe:
     """Hyper-parameters; the defaults are FedMAE's for federated fine-tuning."""
+
+    paper: ClassVar[str] = "arXiv 2111.06377"
 
     optimizer: Literal["adam", "adamw"] = "adamw"  # optimiser of network and head
     lr: float = 5e-4  # peak learning rate of the head (arXiv 2208.11278)

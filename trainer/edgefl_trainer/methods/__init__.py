@@ -1,4 +1,4 @@
-"""Every federated method, by its name on the command line. A new method is one file and one line here."""
+"""Every federated method, by its name on the command line. A new one is one file and two lines here."""
 
 from edgefl_trainer.contract import Method
 from edgefl_trainer.methods.fedavg import FedAvg

@@ -55,6 +55,8 @@ _Batch = tuple[Int[Tensor, "B L"], NDArray[np.int64], Int[Tensor, " B"], int]
 class AnswerRecipe:
     """Hyper-parameters of an answer model and of local learning."""
 
+    paper: ClassVar[str] = "arXiv 2402.09677"
+
     lr: float = 1e-3  # learning rate of AdamW (ours)
     lr_prompts: float = 1e-2  # learning rate of prompts and of the gates g before them, which begin at 0 (ours)
     batch: int = 32  # questions of a step (ours)

@@ -12,7 +12,7 @@ MoCo v2 (arXiv 2003.04297); FedCLF (arXiv 2208.11278) eq. 2 to 6; docs/methods.m
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ START_SHARE = 0.05  # of its start in the slow copy after all steps, above which
 @dataclass(frozen=True, kw_only=True)
 class ContrastRecipe:
     """Hyper-parameters; symbols of the papers in the comments."""
+
+    paper: ClassVar[str] = "arXiv 1911.05722"
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
     queue: int = Default.queue  # K, features in the local bank (default ours)

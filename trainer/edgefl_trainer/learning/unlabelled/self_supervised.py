@@ -13,7 +13,7 @@ Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +54,8 @@ Objective = Callable[[tuple[Pixels, ...]], Float[Tensor, ""]]
 @dataclass(frozen=True, kw_only=True)
 class SgdRecipe:
     """Hyper-parameters of local learning; the defaults are the paper's where it names them."""
+
+    paper: ClassVar[str] = "arXiv 2208.11278"
 
     lr: float = Default.lr  # peak learning rate, from which a cosine falls to 0 over all rounds
     momentum: float = Default.momentum  # momentum of SGD (arXiv 1911.05722)
