@@ -225,7 +225,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         "version": fields.version,
         "signers": [key.key_id for key in keys],
         "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
-        "suspicion": None if model.card.suspicion is None else asdict(model.card.suspicion),
+        "suspicion": None if members.card.suspicion is None else asdict(members.card.suspicion),
         "map": shown.to_json(),
         "undescribed": [name for name in model.classes if name not in model.info],
         "int8": None if members.agreement is None else asdict(members.agreement),
