@@ -87,8 +87,8 @@ def weaknesses(card: Card, labels: Labels) -> tuple[str, ...]:
     low, high = TEMPERATURE_BOUNDS
     if not low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
         said.append(
-            f"Its temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to {high:g}), so "
-            "its probabilities and its vacuity may be far from true."
+            f"This model's temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to "
+            f"{high:g}), so its probabilities and its vacuity may be far from true."
         )
     return tuple(one for one in said if one is not None)
 
@@ -104,7 +104,8 @@ def _mostly_wrong(figures: Mapping[str, object], site: str | None, labels: Label
     accuracy = _number(figures.get("accuracy"))
     if accuracy is None or accuracy >= _HALF or better_than_chance(figures) is False:
         return None
-    return f"More than half of its answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site, labels)}."
+    counted_on = _counted_on(figures, site, labels)
+    return f"More than half of this model's answers were wrong: accuracy {accuracy:.3f} {counted_on}."
 
 
 def _judged(figures: Mapping[str, object], site: str | None, labels: Labels | None) -> str:
