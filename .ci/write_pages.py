@@ -25,7 +25,8 @@ COMMANDS = {
 HEAD = """\
 # Commands
 
-For whoever looks up an option. This is the help of every command, written by `make pages` and compared by the tests.
+For whoever looks up an option. Afterwards you know what each command takes. This is the help of every command,
+written by `make pages` and compared by the tests.
 Exit codes, and what the commands have in common: [design.md](../design.md) 5.
 """
 NAMED = re.compile(r"\bchecks?\s+(\d+(?:(?:,\s*|\s+and\s+|,\s+and\s+|\s+to\s+)\d+)*)", re.I)

@@ -26,6 +26,7 @@ from tests.coordinator.conftest import settings_table
 
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web import service, tls
@@ -168,6 +169,9 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     assert "Cancel" not in "".join(served.lines)
     assert "INFO the server stops; the federation goes on when it is served again" in "".join(served.lines)
     assert not served.home.socket.exists()
+    with contextlib.closing(open_coordinator(coordinator.store.home).store) as store, store.transaction() as connection:
+        last = audit.last(connection)
+    assert last is not None and last["event"] == "stop"  # `status` tells since when no server runs
 
 
 class LaxSsl:

@@ -17,6 +17,7 @@ from edgefl_coordinator.commands import status as status_command
 from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.service import note_stop
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
 
@@ -200,3 +201,29 @@ def test_ctrl_c_of_a_process(make_coordinator) -> None:
             assert watching.stderr.read() == b""
         finally:
             watching.kill()
+
+
+def test_no_server_runs_since_the_last_one_stopped(make_coordinator, tools) -> None:
+    """Since it stopped; since its last sign where it was killed: then nobody noted the time. The operator's own
+    commands need no server and are no sign of one."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
+    clock, three = coordinator.clock, [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+
+    def since_ms() -> int:
+        clock.now_ms += 1_000
+        OPERATIONS["set"](coordinator, {"changes": {"rounds.deadline_s": clock.now_ms % 999 + 60}})
+        told = OPERATIONS["status"](coordinator, {})["standing"]
+        assert told["cause"] == "not_served" and " is stuck since 20" in told["sentence"]
+        return int(told["since_ms"])
+
+    tools.start_rounds(coordinator)
+    opened_ms = clock.now_ms
+    assert since_ms() == opened_ms
+    clock.now_ms += 60_000
+    three[0].call("task", Payload())
+    heard_ms = clock.now_ms
+    assert since_ms() == heard_ms
+    clock.now_ms += 60_000
+    note_stop(coordinator)
+    stopped_ms = clock.now_ms
+    assert since_ms() == stopped_ms

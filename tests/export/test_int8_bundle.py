@@ -67,6 +67,7 @@ def test_pictures_are_dealt_once_and_the_sites_own_come_first(own, other, val, s
     assert firsts == sorted(firsts, reverse=True)
     reported = {int(row) for row in data.sites["b"].val}
     assert len(reported & set(gate)) == min(val, GATE)
+    assert rows_of(found.tune) == sorted(mine) and len(found.targets) == len(mine)
     again = split_pictures(data, "b", seed)
     assert rows_of(again.ranges) == ranges and rows_of(again.gate) == gate
 

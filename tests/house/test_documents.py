@@ -14,6 +14,7 @@ LINK = re.compile(r"(?<!`)\[[^\]\n]*\]\(([^)\s]+)\)")
 CITED = re.compile(r"\bdocs/(?:[a-z_]+/)?(?:[a-z_0-9-]+\.md|(?<=decisions/)\d{4})")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 RECORD_WORDS = 250
+PARAGRAPH_WORDS = 120
 RECORD_PARTS = ("## Context", "## Decision", "## What it costs")
 
 
@@ -27,6 +28,20 @@ def anchors(page: Path) -> set[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ +(.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_a_page_opens_with_its_reader_and_has_short_paragraphs(root: Path, tracked) -> None:
+    """Who reads it, and what they can do afterwards; then at most 120 words between two empty lines. Tables, code and
+    lists are counted by nobody."""
+    kept = re.compile(r"docs/(guides|reference|results)/[^/]+\.md|docs/(design|methods|security)\.md")
+    found = [root / path for path in tracked if kept.fullmatch(str(path))]
+    assert len(found) > 25
+    for page in found:
+        blocks = re.split(r"\n\s*\n", FENCE.sub("", page.read_text(encoding="utf-8")))
+        assert re.match(r"For .+?\. Afterwards ", blocks[1].replace("\n", " ")), f"{page.name}: for whom, and what for?"
+        for block in blocks:
+            prose = re.split(r"^\s*(?:[|#<]|[*+-] |\d+\. )", block, maxsplit=1, flags=re.M)[0]
+            assert len(prose.split()) <= PARAGRAPH_WORDS, f"{page.name}: divide the paragraph {prose[:60]!r}"
 
 
 def test_links_lead_somewhere(root: Path, tracked) -> None:

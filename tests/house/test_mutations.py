@@ -18,5 +18,6 @@ def test_a_rule_that_moved_took_its_row_along(row) -> None:
     assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(encoding="utf-8")
 
 
-def test_there_are_twenty() -> None:
-    assert len(ROWS) >= 20
+def test_no_rule_is_dropped() -> None:
+    """The least number of rules that are broken; raise it with each new one."""
+    assert len(ROWS) >= 24

@@ -43,6 +43,7 @@ class RoundFacts:
     overdue_ms: int | None = None  # the first deadline of the round that passed without enough replies
     failing_ms: int | None = None  # since when the round's job fails
     served: bool = True  # a process runs the rounds
+    served_until_ms: int | None = None  # where none does: when one stopped, or last did something before it was killed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,10 @@ def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     command = "edgefl-coordinator serve"
     kind: Kind = "waits" if facts.current is None else "stuck"
     why = "the server is not running, so members cannot reach it"
-    return FederationStanding(kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,))
+    return FederationStanding(
+        kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,),
+        since_ms=facts.served_until_ms if kind == "stuck" else None,
+    )  # fmt: skip
 
 
 def stuck_sentence(found: FederationStanding, number: int) -> str:

@@ -16,6 +16,8 @@ from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.requests import TaskReply
 
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
+# events of the audit log that only a server writes, besides what members ask of it
+_OF_SERVER = (_FAILED, *_MENDED, "serve", "stop", "round_opened", "round_closed", "round_extended", "over")
 SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
 
 
@@ -88,7 +90,14 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         overdue_ms=stored_rounds.overdue_ms(connection, current.number),
         failing_ms=failing_ms,
         served=served,
+        served_until_ms=None if served else _served_until_ms(connection),
     )
+
+
+def _served_until_ms(connection: Connection) -> int | None:
+    """Return when the last server stopped; of a killed one when it last did something, None where none ever did."""
+    newest = audit.newest_of(connection, _OF_SERVER)
+    return max((*([newest[2]] if newest else []), *membership.heard_ms(connection).values()), default=None)
 
 
 def _without_folders(name: str) -> str:

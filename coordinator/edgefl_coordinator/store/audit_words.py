@@ -45,10 +45,11 @@ _WORDS: Final[Mapping[str, str]] = {
     "signing_key": "the signing key {key_id} is in use",
     "start": "the operator started the rounds",
     "state": "the server's state after round {who} was stored",
+    "stop": "the server stopped",
 }
 _EXPLAINED: Final[Mapping[str, str]] = {"job_failed": "error", "reply_refused": "reason", "round_reopened": "problem"}
 _WARNINGS: Final = frozenset({"enrol_refused", "fingerprint_mismatch", "refused", "reply_refused", "round_reopened"})
-_DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched"})
+_DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched", "stop"})
 
 
 def event_words(event: str, subject: str, detail: Mapping[str, Any]) -> str:

@@ -116,7 +116,14 @@ async def _run(
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         with contextlib.suppress(EdgeflError):
+            note_stop(coordinator)
             events.catch_up()
+
+
+def note_stop(coordinator: Coordinator) -> None:
+    """Note in the audit log that the server stopped: `status` tells since when none runs."""
+    with coordinator.store.transaction() as connection:
+        audit.append(connection, coordinator.clock(), "stop", coordinator.settings.federation)
 
 
 async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:

@@ -151,7 +151,7 @@ def status_text(report: dict[str, Any]) -> str:
         _model_text(model),
         *([] if model is None or not model["classes"] else [f"  {_knows(model)}"]),
         *([] if model is None else [f"  {line}" for line in model["quality"]]),
-        f"weights: {weights_text(report['personal'])}",
+        *([] if model is None and report["personal"] is None else [f"weights: {weights_text(report['personal'])}"]),
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
         f"trusted signers: {report['trusted_signers']}",
         f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",

@@ -6,7 +6,7 @@ Two questions are put to each.
   of two for naming one that could not occur. The measure is balanced accuracy of all pictures.
 * *What would `edgefl score` say?* Each names its own classes, under all the referral rules with the thresholds of the
   card. Counted is how many pictures are referred, how right the others are told, and how many of these are missed:
-told wrongly, and of a class that is not known to be benign.
+  told wrongly, and of a class that is not known to be benign.
 
 A picture without a prediction, or with numbers that are not finite, is not recognised and is referred. One that the
 gate before the model refers is referred by both. Where no class is known to be benign, `suspicious_class` refers every

@@ -1,7 +1,8 @@
 """From a finished run and one of its sites to the members of a bundle.
 
 Guarantees: the graph passed the export gates with the very values that the bundle carries; the card names no path of
-the exporting machine; the same run, site and fields give the same bytes. Source: docs/design.md, section 7, bundle.
+the exporting machine; what it says of suspicious classes was measured with the graph of the bundle, also in 8 bits; the
+same run, site and fields give the same bytes. Source: docs/design.md, section 7, bundle.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from edgefl_export.bundles.shown_map import with_map
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import GraphForm, ScoreGraph, export_answer_graph, export_score_graph
 from edgefl_export.int8.calibration import Calibration
-from edgefl_export.int8.precision import Agreement, FloatLayers, check_agreement, choose_layers
+from edgefl_export.int8.precision import BATCH, Agreement, FloatLayers, check_agreement, choose_layers
 from edgefl_export.parity.score_parity import (
     AskedWords,
     Parity,
@@ -23,12 +24,15 @@ from edgefl_export.parity.score_parity import (
     check_parity,
     gate_images,
     gate_questions,
+    graph_scores,
+    open_session,
 )
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap
-from edgefl_protocol.pictures.class_info import ClassInfo, known_among
+from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.referral import Suspicion
 from edgefl_protocol.rules.questions import FIRST, Questions
 from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import write_json
@@ -37,6 +41,8 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.tasks import task_word
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.suspicion import site_suspicion
+from edgefl_trainer.evaluate.calibration import choose_suspicion
+from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 
@@ -74,12 +80,13 @@ class SiteModel:
 
 @dataclass(frozen=True)
 class Members:
-    """Files of a bundle by name, the figures of its gates, and the oldest runtime it needs.
+    """Files of a bundle by name, its card, the figures of its gates, and the oldest runtime it needs.
 
     `agreement` is that of the 8-bit graph with the float graph, which `parity` judges; None for fp32.
     """
 
     files: Mapping[str, bytes]
+    card: Card
     parity: tuple[Parity, ...]
     min_runtime: str
     agreement: Agreement | None = None
@@ -185,7 +192,8 @@ def build_members(
     card = replace(card, map=shown)
     if int8 is not None:
         data, min_runtime, choice, found = _quantised(graph.onnx, tensors, int8, report)
-        card = replace(card, metrics={**card.metrics, "int8": _int8_facts(choice, found, int8)})
+        facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
+        card = replace(card, metrics=facts, suspicion=_chosen_anew(model, data, tensors, int8))
     files = {
         "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
@@ -195,7 +203,7 @@ def build_members(
     }
     if model.questions is not None:
         files[MEMBER] = QuestionTable(model.questions, tried).to_bytes()
-    return Members(files, tuple(parity), min_runtime, found)
+    return Members(files, card, tuple(parity), min_runtime, found)
 
 
 def _gated(
@@ -235,6 +243,22 @@ def _quantised(
     choice = choose_layers(quantiser, graph, tensors, pictures.choice, report, pictures.float_layers)
     data = quantiser.build(choice.kept)
     return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate)
+
+
+def _chosen_anew(
+    model: SiteModel, graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration
+) -> Suspicion | None:
+    """Choose the threshold of suspicious classes with the 8-bit graph: one picture that flips may break the target.
+
+    Where the run scored no `tune` rows of the site, the card says so, and that stands.
+    """
+    before, info = model.card.suspicion, model.info
+    if before is None or info is None or before.suspicious + before.benign == 0 or len(pictures.tune) == 0:
+        return before
+    found = graph_scores(open_session(graph), tensors, pictures.tune, BATCH)
+    predicted = predicted_classes(found["probabilities"], found.get("vacuity"), model.predictor.seen)
+    suspicious = np.array(suspicious_classes(model.classes, info))
+    return choose_suspicion(found["probabilities"], predicted, pictures.targets, suspicious)
 
 
 def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) -> dict[str, object]:

@@ -18,10 +18,10 @@ def model_facts(model: SiteModel, members: Members, shown: ShownMap, steps: Sequ
     """Say what a bundle was compared with and what it tells of its model, as `--json` prints it."""
     return {
         "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
-        "suspicion": None if model.card.suspicion is None else asdict(model.card.suspicion),
+        "suspicion": None if members.card.suspicion is None else asdict(members.card.suspicion),
         "map": shown.to_json(),
         "undescribed": [] if model.info is None else [name for name in model.classes if name not in model.info],
-        "questions": None if model.questions is None else _question_facts(model.card, members.files),
+        "questions": None if model.questions is None else _question_facts(members.card, members.files),
         "int8": None if members.agreement is None else asdict(members.agreement),
         "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
     }

@@ -2,8 +2,9 @@
 
 Guarantees: ranges and choice of layers see `tune` rows alone, those that calibrate everything else of a run
 (docs/design.md, section 5, rows); the gate sees the rows that results are reported on, topped up with `tune` rows that
-were left over; no picture is in two of the three sets, none was trained on; the same run gives the same pictures. A
-site's own pictures come first, those of the run's other sites fill up.
+were left over; no picture is in two of these three sets, none was trained on; the same run gives the same pictures. A
+site's own pictures come first, those of the run's other sites fill up. Beside them lie all `tune` rows of the site, on
+which the threshold of its suspicious classes is chosen.
 """
 
 from collections.abc import Iterable
@@ -27,11 +28,13 @@ LEAST = 16  # of `tune` pictures
 
 @dataclass(frozen=True)
 class Calibration:
-    """Three sets of pictures, (n, S, S, 3) each: for ranges, for the choice of layers, for the gate."""
+    """Three sets of pictures, (n, S, S, 3) each: for ranges, for the choice of layers, for the gate; and `tune`."""
 
     ranges: Pictures
     choice: Pictures
     gate: Pictures
+    tune: Pictures  # all of the site that have a label, (n, S, S, 3)
+    targets: NDArray[np.int64]  # their classes, (n,)
     float_layers: int | None = None  # how many stay in float; None: as few as it takes
 
 
@@ -94,7 +97,15 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     def shown(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         return federation.images[federation.places(rows)]
 
-    return Calibration(shown(tune[:ranges]), shown(tune[ranges : ranges + choice]), shown(gate))
+    own = federation.sites[site].tune.astype(np.int64) if site in federation.sites else np.zeros(0, np.int64)
+    own = own[federation.labels[own] >= 0]
+    return Calibration(
+        ranges=shown(tune[:ranges]),
+        choice=shown(tune[ranges : ranges + choice]),
+        gate=shown(gate),
+        tune=shown(own),
+        targets=federation.labels[own],
+    )
 
 
 def _drawn(groups: Iterable[NDArray[np.integer]], draw: np.random.Generator) -> NDArray[np.int64]:

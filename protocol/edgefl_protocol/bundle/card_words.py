@@ -74,7 +74,8 @@ def _mostly_wrong(figures: Mapping[str, object], site: str | None, labels: Label
     accuracy = number(figures.get("accuracy"))
     if accuracy is None or accuracy >= HALF or better_than_chance(figures) is False:
         return None
-    return f"More than half of its answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site, labels)}."
+    counted_on = _counted_on(figures, site, labels)
+    return f"More than half of this model's answers were wrong: accuracy {accuracy:.3f} {counted_on}."
 
 
 def _judged(figures: Mapping[str, object], site: str | None, labels: Labels | None) -> str:

@@ -160,6 +160,15 @@ def test_a_model_that_is_not_better_than_chance_is_told_everywhere(run, lab, tmp
     assert json.loads(run("status", "--offline", "--json")[1])["model"]["card"] == json.loads(out)
 
 
+def test_without_a_model_nothing_is_said_of_weights(run, lab, tmp_path):
+    """`edgefl status` of an empty home: there is no bundle whose values could be in use."""
+    text = run("status")[1]
+    assert "model: none\n" in text and "weights" not in text
+    (tmp_path / "any.edgefl").write_bytes(lab.bundle_bytes())
+    run("use", tmp_path / "any.edgefl", "--trust", lab.SIGNER.public.hex())
+    assert "\nweights: the bundle's\n" in run("status")[1]
+
+
 def test_a_model_that_is_mostly_wrong_is_no_ok(run, lab, tmp_path):
     """Two of three classes had pictures, and most of the answers were wrong, though better than guessing."""
     site = AT_CHANCE["site"] | {
@@ -171,7 +180,7 @@ def test_a_model_that_is_mostly_wrong_is_no_ok(run, lab, tmp_path):
     _, found = diagnosed(run, "--offline", "--no-measure")
     assert found["quality"]["state"] == "warn"
     for text in (out, told, found["quality"]["found"]):
-        assert "More than half of its answers were wrong: accuracy 0.410" in text
+        assert "More than half of this model's answers were wrong: accuracy 0.410" in text
         assert "2 of 3 classes had pictures there" in text
 
 

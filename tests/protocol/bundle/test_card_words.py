@@ -105,7 +105,7 @@ def test_classes_without_pictures_are_told(more, words):
 @pytest.mark.parametrize(("accuracy", "expected"), [(0.414, True), (0.5, False), (0.9, False), (None, False)])
 def test_most_answers_wrong_is_a_weakness_of_a_model_better_than_chance(accuracy, expected):
     said = weaknesses(replace(CARD, metrics={"site": SEVEN | {"accuracy": accuracy}}), EIGHT)
-    assert any("More than half of its answers were wrong: accuracy 0.414" in one for one in said) is expected
+    assert any("More than half of this model's answers were wrong: accuracy 0.414" in one for one in said) is expected
     assert all("7 of 8 classes had pictures there" in one for one in said)
     at_chance = weaknesses(replace(CARD, metrics={"site": BAD | {"accuracy": 0.3}}), LABELS)
     assert len(at_chance) == 1 and "not found better than chance" in at_chance[0]  # the harder word is enough

@@ -1,0 +1,313 @@
+"""The rule that a suspicious class is never passed over in silence, and what is said of a picture in words.
+
+Source: docs/reference/scores.md, "Referral".
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl_protocol.pictures.class_info import MALIGNANCIES, known_among, suspicious_classes
+from edgefl_protocol.pictures.referral import (
+    DEFAULT_SUSPICIOUS_FROM,
+    GATE_REASONS,
+    REASON_WORDS,
+    Measures,
+    ReferralRules,
+    predicted_class,
+    refer_reasons,
+)
+from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
+from edgefl_protocol.pictures.wording import (
+    apart,
+    evidence_words,
+    in_brief,
+    likely,
+    outcome,
+    suspicious_words,
+    without_strongest,
+)
+
+ISIC = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+
+
+def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None) -> Score:
+    outputs = {"probabilities": np.asarray(probabilities, np.float32)}
+    if vacuity is not None:
+        outputs["vacuity"] = np.float32(vacuity)
+    classes = ISIC[: len(probabilities)]
+    return make_score(
+        outputs, name="x", classes=classes, seen=[True] * len(classes), rules=rules, gate=gate, exposure=exposure,
+        expired=None, model=MODEL, milliseconds=1.0, info=info,
+    )  # fmt: skip
+
+
+def rules_for(suspicious, *, above=0.6, start=0.25) -> ReferralRules:
+    return ReferralRules(uncertain_above=above, dissonance_above=None, suspicious=suspicious, suspicious_from=start)
+
+
+shares = st.lists(st.floats(0, 1), min_size=3, max_size=8).filter(lambda found: sum(found) > 0.01)
+
+
+@given(shares, st.data())
+def test_a_predicted_class_that_is_not_benign_is_never_passed_over(found, data) -> None:
+    """Issue of a clinician: "Prediction: MEL … No reason to refer" must not be possible, whatever the numbers."""
+    probabilities = np.asarray(found, np.float32) / np.float32(sum(found))
+    flags = tuple(data.draw(st.booleans()) for _ in found)
+    start = data.draw(st.none() | st.floats(0, 1))
+    measures = Measures(probabilities=probabilities, vacuity=None, dissonance=None, entropy_nats=0.0)
+    seen = data.draw(st.lists(st.booleans(), min_size=len(found), max_size=len(found)).filter(any))
+    rules = rules_for(flags, above=None, start=start)
+    reasons = refer_reasons(measures, seen, rules, gate=(), expired=None)
+    predicted = predicted_class(measures, seen)
+    if predicted is not None and flags[predicted]:
+        assert reasons[0] == "suspicious_class"
+    every = rules_for(None, above=None, start=start)
+    assert "suspicious_class" in refer_reasons(measures, seen, every, gate=(), expired=None)
+
+
+@given(shares, st.data())
+def test_more_probability_of_a_suspicious_class_never_silences_the_rule(found, data) -> None:
+    flags = (True, *(data.draw(st.booleans()) for _ in found[1:]))
+    more = [found[0] + data.draw(st.floats(0, 1)), *found[1:]]
+    rules, seen, said = rules_for(flags, above=None, start=0.25), [True] * len(found), []
+    for shares_of in (found, more):
+        probabilities = np.asarray(shares_of, np.float64) / sum(shares_of)
+        measures = Measures(
+            probabilities=probabilities.astype(np.float32), vacuity=None, dissonance=None, entropy_nats=0.0
+        )
+        together = float(probabilities[np.asarray(flags)].sum())
+        said.append("suspicious_class" in refer_reasons(measures, seen, rules, gate=(), expired=None))
+        if abs(together - 0.25) > 1e-5:  # beyond the rounding of float32
+            expected = together >= 0.25 or flags[int(np.argmax(probabilities.astype(np.float32)))]
+            assert said[-1] is bool(expected)
+    assert said[1] or not said[0] or abs(together - 0.25) <= 1e-5
+
+
+def test_the_threshold_itself_refers() -> None:
+    """docs/reference/scores.md: from the threshold on."""
+    info = known_among(ISIC[:2])
+    said = [a_score([p, 1 - p], rules_for((True, False)), info=info).refer_reasons for p in (0.25, 0.2499)]
+    assert said == [("suspicious_class",), ()]
+
+
+def test_without_a_chosen_threshold_a_default_one_asks() -> None:
+    """docs/decisions/0043: MEL 25.2 % and BCC 21.6 % under a predicted nevus of 28 % are never passed over."""
+    flags = suspicious_classes(ISIC, known_among(ISIC))
+    nevus = (0.252, 0.28, 0.216, 0.001, 0.25, 0.0005, 0.0005, 0.0)
+    score = a_score(nevus, rules_for(flags, start=None), info=known_among(ISIC))
+    assert score.predicted == "NV" and score.refer_reasons == ("suspicious_class",)
+    assert "47% together, and the rule asks from 10% by default" in outcome(score)
+    assert (score.suspicious_from, score.suspicious_rule) == (DEFAULT_SUSPICIOUS_FROM, "default")
+    said = [a_score([p, 1 - p], rules_for((True, False), start=None), info=DESCRIBED) for p in (0.1001, 0.0999)]
+    assert [one.refer_reasons for one in said] == [("suspicious_class",), ()]
+    assert "10.00% is a default" in outcome(said[1]) and "9.99% together, asks from 10.00%" in outcome(said[1])
+
+
+def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_prediction() -> None:
+    flags = suspicious_classes(ISIC, known_among(ISIC))
+    nevus = (0.252, 0.28, 0.216, 0.001, 0.25, 0.0005, 0.0005, 0.0)
+    words = suspicious_words(a_score(nevus, rules_for(flags), info=known_among(ISIC)))
+    assert words == "suspicious classes 47% together, most probable Melanoma (MEL) 25%"
+    two = a_score((0.01, 0.99), rules_for((True, False)), info=known_among(ISIC))
+    assert suspicious_words(two) == "suspicious class Melanoma (MEL) 1%"
+
+
+def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
+    """docs/reference/gate.md: what is not skin gets no class, nor a probability of one. Programs still read it."""
+    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, gate=("not_skin",))
+    assert score.predicted is None and score.suspicious_probability == pytest.approx(0.5)
+    assert suspicious_words(score) is None and "together" not in outcome(score) and "50" not in outcome(score)
+    assert "class" not in outcome(score) and "class" not in in_brief(score)
+
+
+@pytest.mark.parametrize("fault", GATE_REASONS)
+def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
+    """A dermatologist reads this: \"Refer to a dermatologist: the picture is blurred\" helps nobody."""
+    score = a_score(CALM, THREE, info=DESCRIBED, gate=(fault,), exposure="dark" if fault == "exposure" else None)
+    assert outcome(score).startswith("Take the picture again: it") and "it" in in_brief(score)
+    assert in_brief(score).startswith("take the picture again, or refer: it")
+    assert "dermatologist: it" not in outcome(score)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "said"),
+    [
+        (0.474, 0.466, ("0.474", "0.466")), (0.4700001, 0.47, ("0.4700001", "0.4700000")), (0.2, 0.5, ("0.20", "0.50")),
+        (0.2, 0.2, ("0.20", "0.20")),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_compared_are_never_written_alike(value, limit, said) -> None:
+    assert apart(value, limit) == said
+
+
+@pytest.mark.parametrize(
+    ("melanoma", "start", "said"),
+    [
+        (0.4951, 0.4953, "49.51% together, asks from 49.53%"), (0.082, 0.124, "8% together, asks from 12%"),
+        (0.0004, 0.004, "<0.1% together, asks from 0.4%"), (0.0, 0.1, "0% together, asks from 10%"),
+    ],
+)  # fmt: skip
+def test_a_sum_and_its_threshold_are_never_written_alike(melanoma, start, said) -> None:
+    """A melanoma read "49.5% together, asks from 49.5%", and the rule did not ask."""
+    score = a_score((melanoma, 1 - melanoma), rules_for((True, False), start=start), info=DESCRIBED)
+    assert not score.refer and said in outcome(score)
+
+
+def test_one_number_is_written_alike_everywhere() -> None:
+    """A picture said 77 % in its headline, 76.8 % two lines below, and a line of text 0.768."""
+    score = a_score((0.768, 0.232), rules_for((True, False)), info=DESCRIBED)
+    assert likely(score, "MEL") == "77%" and suspicious_words(score) == "suspicious class Melanoma (MEL) 77%"
+    score = replace(score, heatmap_fall=0.003)
+    assert [likely(score, "MEL"), without_strongest(score), likely(score, "NV")] == ["76.8%", "76.5%", "23.2%"]
+    assert suspicious_words(score) == "suspicious class Melanoma (MEL) 76.8%"
+
+
+def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
+    info = known_among(ISIC[:2])
+    silent = a_score([0.2499, 0.7501], rules_for((True, False)), info=info)
+    assert not silent.refer and "24.99% together, asks from 25.00%" in outcome(silent)
+
+
+CALM = (0.04, 0.92, 0.04)
+MELANOMA = (0.8, 0.1, 0.1)
+THREE, DESCRIBED = rules_for((True, False, True)), known_among(ISIC)
+GATE = ("exposure",)
+SAID = {
+    "malignant": (a_score(MELANOMA, THREE, info=DESCRIBED), "the predicted class is malignant"),
+    "from the sum": (a_score((0.2, 0.7, 0.1), THREE, info=DESCRIBED), "have 30% together"),
+    "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
+    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "again: it is too dark."),
+    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "again: it is too bright."),
+    "fault and melanoma": (
+        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("blur",)),
+        "Take the picture again: it is blurred. Refer to a dermatologist: the predicted class is malignant.",
+    ),
+    "not skin": (
+        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("not_skin",)),
+        "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist.",
+    ),
+    "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
+}
+
+
+def test_of_what_is_not_skin_every_model_says_the_same() -> None:
+    """A landscape: one model found too little evidence besides, which is no finding about a landscape."""
+    rules = rules_for((True, False, True), above=0.3)
+    found = [a_score(MELANOMA, rules, vacuity=u, info=DESCRIBED, gate=("not_skin",)) for u in (0.1, 0.9, None)]
+    assert len({one.refer_reasons for one in found}) > 1
+    assert len({outcome(one) for one in found}) == len({in_brief(one) for one in found}) == 1
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_a_reason_says_what_was_found(case) -> None:
+    score, words = SAID[case]
+    assert score.refer and words in outcome(score)
+
+
+@pytest.mark.parametrize("above", [0.6, None])
+@pytest.mark.parametrize("start", [0.25, None])
+@pytest.mark.parametrize("vacuity", [0.1, None])
+def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
+    """No sentence says that nothing needs a look; a rule without a threshold is said to be none."""
+    rules = rules_for((True, False, True), above=above, start=start)
+    score = a_score(CALM, rules, vacuity=vacuity, info=known_among(ISIC))
+    text = outcome(score)
+    assert not score.refer and text.startswith(f"None of these {len(score.rules_tried)} rules asks for a look: ")
+    assert ("No rule says when" in text) is (above is None)
+    assert ("is a default" in text) is (start is None)
+    for forbidden in ("no reason", "nothing", "safe", "healthy", "not need", "harmless"):
+        assert forbidden not in text.lower()
+
+
+def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
+    score = a_score(CALM, rules_for((True, False, True), above=None), info=known_among(ISIC))
+    assert score.rules_tried == tuple(
+        rule for rule in REASON_WORDS if rule not in {"vacuity", "dissonance", "model_expired"}
+    )
+
+
+def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_tried() -> None:
+    score = a_score((0.1, 0.9), rules_for((False, False), start=None), info=known_among(("NV",)))
+    assert "suspicious_class" not in score.rules_tried and score.suspicious_from is None
+    assert "knows benign classes only" in outcome(score)
+
+
+@pytest.mark.parametrize(
+    ("vacuity", "word"), [(0.0, "much"), (0.33, "much"), (0.34, "some"), (0.66, "little"), (0.9, "little")]
+)
+def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
+    """With the number behind it; above the referral threshold (0.6) it is `little` whatever the number."""
+    text = evidence_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
+    assert f"has {word} evidence for its answer" in text and f"Vacuity {vacuity:.2f}" in text
+    assert "asks for a look above 0.60" in text and "seen" not in text and "like this" not in text
+
+
+def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
+    """Both read "Vacuity 0.47", one referred and one not: the number and the threshold have digits enough."""
+    rules = rules_for((True, False, True), above=0.4703)
+    found = [a_score(CALM, rules, vacuity=vacuity, info=DESCRIBED) for vacuity in (0.4701, 0.4708)]
+    assert [one.refer_reasons for one in found] == [(), ("vacuity",)]
+    said = [evidence_words(one) for one in found]
+    assert "Vacuity 0.4701" in said[0] and "above 0.4703" in said[0]
+    assert "Vacuity 0.471" in said[1] and "above 0.470" in said[1]
+    assert found[0].to_json()["vacuity_from"] == 0.4703 and found[0].to_json()["dissonance_from"] is None
+
+
+def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
+    text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
+    assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
+
+
+def test_first_and_second_class_never_read_alike() -> None:
+    """Both read 21%, so nobody could tell by how much the first one leads."""
+    shares = (0.2110, 0.2136, 0.2105, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5)
+    score = a_score(shares, rules_for(suspicious_classes(ISIC, DESCRIBED)), info=DESCRIBED)
+    assert [likely(score, name) for name in ("NV", "MEL")] == ["21.4%", "21.1%"]
+    assert (suspicious_words(score) or "").endswith("Melanoma (MEL) 21.1%")
+    assert likely(a_score(CALM, THREE, info=DESCRIBED), "NV") == "92%"
+
+
+@given(st.floats(1e-6, 1 - 1e-6))
+def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certainty(first) -> None:
+    score = replace(
+        a_score((0.5, 0.5), rules_for((True, False)), info=DESCRIBED), probabilities={"MEL": first, "NV": 1 - first}
+    )
+    said = [likely(score, name) for name in ("MEL", "NV")]
+    assert abs(first - 0.5) < 1e-9 or said[0] != said[1]
+    assert not {float(one.strip("%")) for one in said if one[0] not in "<>"} & {0.0, 100.0}
+
+
+@pytest.mark.parametrize(("above", "reasons"), [(0.5, ("vacuity",)), (0.9, ())])
+def test_without_vacuity_no_reason_speaks_of_evidence(above, reasons) -> None:
+    """Entropy tells how uncertain an answer is; a model that cannot count evidence must not be said to have little."""
+    score = a_score((0.2, 0.05, 0.75), rules_for((True, False, False), above=above), vacuity=None, info=DESCRIBED)
+    assert score.refer_reasons == reasons and "evidence" not in outcome(score)
+    said = f"{outcome(score)} {evidence_words(score)}"
+    assert (
+        said.lower().count("entropy") == 1 and f"Entropy 0.69 nats; the rule asks for a look above {above:.2f}" in said
+    )
+    if reasons:
+        assert "its answer is too uncertain" in in_brief(score)
+    else:
+        assert ", uncertain answer, blur" in outcome(score)
+    told = score.to_json()
+    assert (told["vacuity_from"], told["entropy_from"]) == (None, above)
+    assert a_score(CALM, rules_for((True, False, True))).to_json()["entropy_from"] is None
+
+
+def test_the_score_tells_programs_the_same() -> None:
+    told = a_score((0.8, 0.1, 0.1), rules_for((True, False, True)), info=known_among(ISIC)).to_json()
+    assert (told["predicted"], told["predicted_name"], told["malignancy"]) == ("MEL", "Melanoma", "malignant")
+    assert told["suspicious_probability"] == pytest.approx(0.9) and told["suspicious_from"] == 0.25
+    assert told["exposure"] is None and told["malignancy"] in MALIGNANCIES
+    unknown = a_score(CALM, rules_for(None)).to_json()
+    assert (unknown["predicted_name"], unknown["malignancy"], unknown["suspicious_probability"]) == (
+        "NV",
+        "unknown",
+        None,
+    )
