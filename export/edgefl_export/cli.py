@@ -200,9 +200,8 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     finished = open_run(run)
-    model = site_model(
-        finished, site, _class_info(options["class_info"], finished), took_no_part=options["took_no_part"]
-    )
+    described = _class_info(options["class_info"], finished)
+    model = site_model(finished, site, described, took_no_part=options["took_no_part"])
     if not options["force"]:
         check_alone(output, options["federation"], options["line"], model.task, options["version"])
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
