@@ -374,6 +374,16 @@ def test_another_invite_leaves_the_certificate_alone(run, live, device, lab):
     assert (run.home / "member" / "ca.pem").read_text() == "kept"
 
 
+def test_an_invite_for_a_site_is_not_used_up(run, live):
+    """An invite enrols once: the device says what its role is for, and leaves nothing behind."""
+    invite = dataclasses.replace(live.invite("hospital"), role="site")
+    code, _, err = run("enrol", encode_invite(invite, live.now_ms))
+    assert (
+        code == 3 and "the invite is for a site, and this command joins as a device: join with edgefl-train join" in err
+    )
+    assert not (run.home / "member" / "signing.key").exists()
+
+
 def test_an_invite_from_standard_input(run, invite, monkeypatch):
     """docs/security.md, check 14: the token in no process list."""
     import io
