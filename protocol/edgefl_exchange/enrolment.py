@@ -36,6 +36,23 @@ class EnrolmentError(ExchangeError):
     code = "enrolment"
 
 
+_JOINS_WITH = {"device": "edgefl enrol INVITE", "site": "edgefl-train join INVITE --data SPEC --out DIR"}
+
+
+def check_role(invite: Invite, role: str) -> None:
+    """Refuse an invite for another kind of member, before it is used up.
+
+    Raises:
+        EnrolmentError: `other_role`.
+    """
+    if invite.role != role:
+        raise EnrolmentError(
+            f"the invite is for a {invite.role}, and this command joins as a {role}: join with "
+            f"{_JOINS_WITH[invite.role]}, or ask the operator for an invite with --role {role}",
+            "other_role",
+        )
+
+
 def trust_certificate(folder: Path, invite: Invite, pem: bytes | None) -> bool:
     """Keep the certificate that is trusted for this federation; True where there is one of its own.
 

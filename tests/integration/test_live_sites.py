@@ -184,7 +184,7 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
     there.move_on()
     found = join(call(tmp_path / "site-1", "site-1"))
     assert [line["phase_index"] for line in lines_of(tmp_path / "site-1")] == [0]
-    assert found["site-1"]["summary"]["sites"]["site-1"]["took_part"] == {"rounds": 1, "of": 2}
+    assert found["summary"]["sites"]["site-1"]["took_part"] == {"rounds": 1, "of": 1}
     with there.coordinator.store.transaction() as connection:
         stored = connection.execute(select(replies.c.number, replies.c.site_sha256)).all()
     assert [tuple(row) for row in stored] == [(1, found["summary"]["site_sha256"])]
@@ -245,7 +245,9 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
     there, invite = enrolled(live, tmp_path)
     assert join(call(tmp_path / "site-1", "site-1", invite))["state"] == "pending"  # the same one again
     device = there.operate("invite", name="clinic", role="device", hours=1)["invite"]
-    with pytest.raises(FederationRefused, match="a device, which takes it with edgefl enrol"):
+    with pytest.raises(
+        FederationRefused, match="for a device, and this command joins as a site: join with edgefl enrol"
+    ):
         join(call(tmp_path / "clinic", "site-1", device, there.ca))
     assert not (tmp_path / "clinic").exists()
     second = there.operate("invite", name="site-2", role="site", hours=1)["invite"]
@@ -260,6 +262,10 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
     with pytest.raises(FederationRefused, match="used"):
         join(call(tmp_path / "new", "site-1", invite, there.ca))
     assert join(call(tmp_path / "new", "site-1", second))["state"] == "pending"  # the invite carries the certificate
+    device = there.operate("invite", name="phone", role="device", hours=1)["invite"]
+    with pytest.raises(FederationRefused, match="the invite is for a device, and this command joins as a site"):
+        join(call(tmp_path / "other", "site-1", device, there.ca))
+    assert not (tmp_path / "other" / "member").exists()
     with pytest.raises(RunError, match="no finished enrolment: give the INVITE"):
         join(call(tmp_path / "nothing", "site-1"))
 

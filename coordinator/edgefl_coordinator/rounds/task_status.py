@@ -1,5 +1,6 @@
 """What a member is told about the task and the current round."""
 
+from dataclasses import replace
 from pathlib import PurePath
 
 from sqlalchemy import Connection
@@ -18,7 +19,8 @@ from edgefl_protocol.messages.requests import TaskReply
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
 # events of the audit log that only a server writes, besides what members ask of it
 _OF_SERVER = (_FAILED, *_MENDED, "serve", "stop", "round_opened", "round_closed", "round_extended", "over")
-SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
+STATE_SHA256 = "state_sha256"  # the fact that holds the digest of server and members after the last round
+_SERVER_SHA256 = "server_sha256"  # in its place in older stores: that of the server alone
 
 
 def task_reply(coordinator: Coordinator, connection: Connection, member: MemberRow, now_ms: int) -> Payload:
@@ -55,19 +57,24 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     ).to_payload()
 
 
-def how_it_stands(connection: Connection, rules: RoundSettings, *, served: bool) -> FederationStanding:
-    """Say whether the federation goes on; `served` tells that a process runs the rounds."""
-    return standing(_facts(connection, rules, served), rules)
+def how_it_stands(
+    connection: Connection, rules: RoundSettings, *, served: bool, disowned_ms: int | None = None
+) -> FederationStanding:
+    """Say whether the federation goes on.
+
+    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key.
+    """
+    return standing(replace(_facts(connection, rules, served), disowned_ms=disowned_ms), rules)
 
 
 def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundFacts:
     current, state = stored_rounds.current_round(connection), round_state(connection)
     approved = membership.approved(connection)
     failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection) else None
+    pending = tuple(one.name for one in membership.listed(connection) if one.state == "pending")
     if current is None:
         wanted = bool(stored_rounds.fact(connection, "start_wanted"))
         started = wanted or starts_by_itself(len(approved), rules)
-        pending = tuple(one.name for one in membership.listed(connection) if one.state == "pending")
         return RoundFacts(
             members=len(approved), pending=pending, started=started, failing_ms=failing_ms, served=served
         )  # fmt: skip
@@ -82,6 +89,7 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         current=current,
         over=over,
         members=len(approved),
+        pending=pending,
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
         refused=len(refused & set(skids)),
@@ -107,15 +115,24 @@ def _without_folders(name: str) -> str:
 
 
 def state_sha256(connection: Connection) -> str | None:
-    """Return the digest of server and approved members after the last round, None before it was aggregated.
+    """Return the digest of server and members after the last round, None before it was aggregated.
+
+    Who joins or leaves later changes it no more.
+    """
+    found = stored_rounds.fact(connection, STATE_SHA256)
+    if isinstance(found, str):
+        return found
+    server = stored_rounds.fact(connection, _SERVER_SHA256)
+    return final_digest(connection, server) if isinstance(server, str) else None
+
+
+def final_digest(connection: Connection, server_sha256: str) -> str:
+    """Return the digest of the server and the members that are approved now.
 
     It is that of the local engine: a member's digest is the one in its newest accepted reply (docs/design.md 5).
     """
-    server = stored_rounds.fact(connection, SERVER_SHA256)
-    if not isinstance(server, str):
-        return None
-    told = stored_rounds.site_digests(connection)
-    return state_digest(server, {one.name: told.get(one.skid, digest({})) for one in membership.approved(connection)})
+    told, members = stored_rounds.site_digests(connection), membership.approved(connection)
+    return state_digest(server_sha256, {one.name: told.get(one.skid, digest({})) for one in members})
 
 
 def phases(connection: Connection) -> list[str]:

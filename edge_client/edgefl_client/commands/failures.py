@@ -16,6 +16,7 @@ _POLICY = frozenset(
     {
         "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "replaced_key", "pending",
         "not_approved", "small_cohort", "fingerprint_differs", "low_order_key", "expired",
+        "other_role",
     }
 )  # fmt: skip
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)

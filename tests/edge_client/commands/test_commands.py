@@ -108,13 +108,6 @@ def test_enrolling_again_tells_of_the_approval(run, live, invite):
     assert " is approved in skin" in run("enrol", invite)[1]
 
 
-def test_an_invite_for_a_server_is_not_used_by_a_device(run, live):
-    invite = dataclasses.replace(live.invite(), role="site")
-    code, _, err = run("enrol", encode_invite(invite, live.now_ms))
-    assert code == 1 and "a server, which takes it with edgefl-train join" in err and "--role device" in err
-    assert live.requests == [] and invite.token in live.tokens_open
-
-
 def test_a_home_that_is_misspelt_has_no_status(run, device, tmp_path):
     code, out, err = run("status", "--home", tmp_path / "hom")
     assert (code, out) == (2, "") and f"there is no home folder {tmp_path / 'hom'}" in err
@@ -429,6 +422,16 @@ def test_another_invite_leaves_the_certificate_alone(run, live, device, lab):
     assert code == 1
     assert f"move the folder {run.home / 'member'} away and enrol again" in err  # where it was shut out
     assert (run.home / "member" / "ca.pem").read_text() == "kept"
+
+
+def test_an_invite_for_a_site_is_not_used_up(run, live):
+    """An invite enrols once: the device says what its role is for, and leaves nothing behind."""
+    invite = dataclasses.replace(live.invite("hospital"), role="site")
+    code, _, err = run("enrol", encode_invite(invite, live.now_ms))
+    assert (
+        code == 3 and "the invite is for a site, and this command joins as a device: join with edgefl-train join" in err
+    )
+    assert not (run.home / "member" / "signing.key").exists()
 
 
 def test_an_invite_from_standard_input(run, invite, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgefl_exchange.coordinator_keys import wall_clock_ms
 from edgefl_exchange.delivery import Delivery
-from edgefl_exchange.enrolment import EnrolmentError, enrol, trust_certificate
+from edgefl_exchange.enrolment import EnrolmentError, check_role, enrol, trust_certificate
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, TlsRefused, Unavailable
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
@@ -30,7 +30,7 @@ MEMBER = "member"
 _FINAL = frozenset(
     {
         "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "not_approved", "revoked",
-        "fingerprint_differs", "low_order_key", "expired",
+        "fingerprint_differs", "low_order_key", "expired", "other_role",
     }
 )  # fmt: skip
 
@@ -88,12 +88,7 @@ class SiteMembership:
             found = decode_invite(invite, 0 if joined else wall_clock_ms())  # a used invite may be past its date
             if known is not None and joined:
                 return self._same(known, found)
-            if found.role != "site":
-                raise FederationRefused(
-                    "this invite is for a device, which takes it with edgefl enrol; ask the operator for one that is "
-                    "made with --role site",
-                    "other_role",
-                )
+            check_role(found, "site")
             self._make_home()
             own_ca = trust_certificate(self.home, found, None if ca is None else read_ca(ca))
             transport = HttpsTransport(found.url, self.home / "ca.pem" if own_ca else None, proxy)
