@@ -13,6 +13,7 @@ from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.architectures import Architecture, build_vit, initialise, parse_architecture
 from edgefl_trainer.models.backbones import architecture_of, backbone_bytes, is_trained, load_backbone, weights_of
+from edgefl_trainer.models.network_kind import network_kind
 
 SMALL = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)
 
@@ -121,12 +122,15 @@ def test_other_tensors_than_the_architectures_are_refused(arrays, file):
         '{"width": 32}',
         "[]",
         "null",
+        "[" * 5000 + "]" * 5000,
+        '{"width": 32, "depth": 2, "heads": 2, "patch": 12, "image_px": 36, "image_px": 36}',
     ],
 )
 def test_a_described_shape_that_cannot_be_is_refused(shape, file):
     changed(file, metadata={"backbone": f'{{"format": 1, "architecture": {shape}, "self_supervised": true}}'})
     with pytest.raises(BackboneError, match="is not a backbone that this program wrote"):
         load_backbone(f"file:{file}")
+    assert network_kind(f"file:{file}") == "vit"  # whoever loads it refuses it
 
 
 @settings(deadline=None, max_examples=60)

@@ -28,6 +28,7 @@ from torch import nn
 from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, PayloadError
+from edgefl_protocol.strict_json import parse_json
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.architectures import (
@@ -220,7 +221,7 @@ def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
         if data[8:9] != b"{":  # where the header begins, behind its length
             raise PayloadError("it is not a safetensors file", "bad_header")
         arrays, metadata = read_tensors(data, max_bytes=MAX_BACKBONE_BYTES)
-        facts = json.loads(metadata["backbone"])
+        facts: Any = parse_json(metadata["backbone"].encode())
         architecture = _architecture_in(facts["architecture"])
         self_supervised = bool(facts["self_supervised"])
     except (EdgeflError, KeyError, TypeError, ValueError) as error:

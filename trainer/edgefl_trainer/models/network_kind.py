@@ -1,9 +1,9 @@
 """Which kind of network a backbone's name stands for, without building it: what presets by architecture ask."""
 
-import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from edgefl_protocol.strict_json import parse_integers, parse_json
 from edgefl_trainer.models.backbones import BACKBONE_FILE
 from edgefl_trainer.models.shipped import shipped_backbones
 
@@ -51,8 +51,8 @@ def _kind_in_file(path: Path) -> NetworkKind:
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, MAX_FILE_HEADER_BYTES)))
-        facts = json.loads(header["__metadata__"]["backbone"])
+            header = parse_integers(stream.read(min(length, MAX_FILE_HEADER_BYTES)).decode())
+        facts: Any = parse_json(header["__metadata__"]["backbone"].encode())
         return "cnn" if "cnn" in facts["architecture"] else "vit"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "vit"
