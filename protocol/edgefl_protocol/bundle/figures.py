@@ -71,8 +71,8 @@ def temperature_at_bound(card: Card, spoils: str) -> str | None:
     if low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
         return None
     return (
-        f"Its temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to {high:g}), so "
-        f"{spoils} may be far from true."
+        f"This model's temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to "
+        f"{high:g}), so {spoils} may be far from true."
     )
 
 

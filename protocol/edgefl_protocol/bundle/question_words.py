@@ -86,7 +86,7 @@ def _mostly_wrong(figures: Mapping[str, object], site: str | None) -> str | None
     accuracy = number(figures.get("accuracy"))
     if accuracy is None or accuracy >= HALF:
         return None
-    return f"More than half of its answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site)}."
+    return f"More than half of this model's answers were wrong: accuracy {accuracy:.3f} {_counted_on(figures, site)}."
 
 
 def _counted_on(figures: Mapping[str, object], site: str | None) -> str:

@@ -227,7 +227,9 @@ def test_what_its_card_says_against_it_is_said_with_every_answer(asked, ward):
         "with their own picture, and 89 with the picture of another one."
     )
     assert "This model was not found to look at the picture." in out and looked in err
-    assert "More than half of its answers were wrong: accuracy 0.420 on 174 questions of the site CHEST." in err
+    assert (
+        "More than half of this model's answers were wrong: accuracy 0.420 on 174 questions of the site CHEST." in err
+    )
     assert "No threshold says when it is too unsure" in err
     assert json.loads(asked("which organ?", "--json", model="blind.edgefl")[1])["model"]["better_than_chance"] is False
 
