@@ -205,7 +205,13 @@ class CoordinatorView:
         except RecordError as error:
             if self.now_ms() > self._keys.expires_ms:
                 self._correct_clock()  # our clock may be what is wrong
-            if self.now_ms() > self._keys.expires_ms or not self._counts(self.key_id):
+            if not self._counts(self.key_id):
+                raise Unavailable(
+                    "the federation's root set lists a new signing key of the coordinator, which does not use it yet; "
+                    "try again later, and tell the operator",
+                    code="key_not_changed",
+                ) from error
+            if self.now_ms() > self._keys.expires_ms:
                 raise Unavailable(
                     "the coordinator's key record has expired, and no newer one came that it signed; try again later",
                     code="keys_expired",

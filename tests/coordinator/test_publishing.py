@@ -14,10 +14,13 @@ from edgefl_coordinator.store import publishing
 from edgefl_coordinator.store.audit_words import event_words
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
+from edgefl_protocol.envelopes.key_files import signing_key_from_pem
+from edgefl_protocol.envelopes.keys import generate_signing_key
 from edgefl_protocol.errors import BundleError, RecordError
 from edgefl_protocol.messages.key_messages import IndexReply
 from edgefl_protocol.messages.requests import BroadcastRequest, BundleReply, BundleRequest, Refusal
 from edgefl_protocol.records.coordinator_records import Index, verify_index
+from edgefl_protocol.records.root import Root, make_root
 
 BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
 
@@ -95,7 +98,7 @@ def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
 def test_a_bundle_of_another_federation_is_not_published(bundle_of, word, coordinator, tmp_path, monkeypatch) -> None:
     """No device of this federation could pull it, and its version number would be used up."""
     manifest = SimpleNamespace(federation=bundle_of, line="main", task="nevus", version=1)
-    monkeypatch.setattr("edgefl_coordinator.web.operations.unverified_manifest", lambda data: (manifest, []))
+    monkeypatch.setattr("edgefl_coordinator.web.bundle_operations.unverified_manifest", lambda data: (manifest, []))
     with pytest.raises(
         OperatorError, match=f"made for {word}, but this is the federation skin: export it with --federation skin"
     ):
@@ -150,6 +153,73 @@ def test_the_only_signer_is_not_revoked_by_accident(coordinator, tools) -> None:
     (row,) = [one for one in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]
               if one["event"] == "key_revoked"]  # fmt: skip
     assert event_words("key_revoked", row["subject"], row["detail"]) == f"the key {stolen} of a signer was revoked"
+
+
+def signed_by(coordinator: Any, version: int, signer: Any) -> None:
+    blob = coordinator.store.put_blob(f"version {version}".encode())
+    with coordinator.store.transaction() as connection:
+        publishing.publish(connection, 0, line="main", task="nevus", version=version, bundle_id="x", blob=blob,
+                           signers=[signer.key_id])  # fmt: skip
+
+
+def publish_root(coordinator: Any, version: int, *signers: Any) -> None:
+    key = signing_key_from_pem((coordinator.store.home.keys / "root.key").read_bytes())
+    now_ms, path = coordinator.clock(), coordinator.store.home.root / f"root-{version}"
+    keys = {"root_keys": (key.public_key,), "coordinators": (coordinator.keys.signing.public_key,)}
+    times = {"issued_ms": now_ms, "expires_ms": now_ms + 1_000_000}
+    root = Root(federation="skin", version=version, threshold=1, **times, **keys, signers=signers)
+    path.write_bytes(make_root(root, [key]))
+    OPERATIONS["publish_root"](coordinator, {"path": str(path)})
+
+
+def test_the_remedy_for_a_stolen_key_needs_a_bundle_that_members_take(coordinator, tools) -> None:
+    """docs/guides/federation.md 8: a bundle of a signer whom the root set does not list is none that devices take
+    (docs/security.md 2.6.6), so it neither counts as one in the place of another, nor stands in `status` as a good one.
+    """
+    tools.approved_member(coordinator, "clinic-a", "device")
+    stolen, other = (generate_signing_key().public_key for _ in range(2))
+
+    def revoke() -> dict[str, Any]:
+        return dict(OPERATIONS["revoke_signer"](coordinator, {"key_id": stolen.key_id}))
+
+    def told() -> str | None:
+        (bundle,) = OPERATIONS["status"](coordinator, {})["bundles"]
+        return bundle["not_taken"]
+
+    signed_by(coordinator, 1, stolen)
+    assert told() == "no root set is published"
+    publish_root(coordinator, 1, stolen)
+    assert told() is None
+    signed_by(coordinator, 4, other)
+    assert told() == "root set 1 lists 0 of its signers, and 1 must have signed"
+    with pytest.raises(NotAllowedError, match=r"main/nevus version 1, .* 1 device would stop"):
+        revoke()
+    publish_root(coordinator, 2, stolen, other)
+    assert told() is None
+    done = revoke()
+    assert (done["bundles"], done["devices"], done["known"]) == ([], 0, True)
+    assert told() is None
+    unused = OPERATIONS["revoke_signer"](coordinator, {"key_id": generate_signing_key().public_key.key_id})
+    assert unused["known"] is False
+
+
+def test_what_the_commands_say_of_signers(make_coordinator, tmp_path) -> None:
+    """`publish` warns of a bundle that members do not take, and names who signed one that --trust does not fit;
+    `status` shows it; `revoke --signer` remarks on a key that nothing names."""
+    coordinator = make_coordinator(federation="demo")
+    home = coordinator.store.home.root
+    coordinator.store.close()
+    (tmp_path / "other.pub").write_text(generate_signing_key().public.hex())
+
+    def run(*words: object) -> Any:
+        return CliRunner().invoke(cli.main, [*map(str, words), "--home", str(home)])
+
+    refused = run("publish", BUNDLE, "--trust", tmp_path / "other.pub")
+    assert refused.exit_code == 3 and "--trust did not sign" in refused.stderr and "trust add" not in refused.stderr
+    done = run("publish", BUNDLE)
+    assert done.exit_code == 0 and "warning: no root set is published, so members take it only where" in done.stderr
+    assert ": no root set is published, so members take it only where" in run("status").stdout
+    assert "was another key meant?" in run("revoke", "--signer", tmp_path / "other.pub").stderr
 
 
 def test_without_a_device_none_stops_scoring(coordinator) -> None:

@@ -129,6 +129,11 @@ def test_members_and_their_fingerprints(served, tools, clock) -> None:
     why = "a round closes early at 3 replies, and 2 members are approved, so each waits for its deadline"
     assert told.stderr == f"warning: {why}; run: {command}\n"
     assert f"  warning: {why}; run: {command}\n" in run("status").stdout
+    several = run("revoke", "clinic-b").stderr  # too few are left: protection is not what is given up first
+    assert (
+        "so none can close; invite and approve members; or, if a single contribution may be told apart, run: "
+        in several
+    )
 
 
 def test_invites_and_who_was_shut_out(served, tools, clock) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import PASSPHRASE, guarded
+from edgefl_coordinator.commands.options import PASSPHRASE, Operator, guarded
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 
@@ -113,7 +113,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     click.echo(
         f"move {home.keys / 'root.key'} to an offline medium: with it you can recover after a break-in", err=True
     )
-    click.echo(f"next: edgefl-coordinator serve --home {home.root}", err=True)
+    click.echo(f"next: {Operator(home.root, passphrase_file).typed('edgefl-coordinator serve')}", err=True)
 
 
 def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,9 @@ def revoke(operator: Operator, name: str | None, signer: Path | None, force: boo
         key = read_public_key(signer)
         facts = operator.run("revoke_signer", key_id=key.key_id, force=force)
         operator.show(facts, f"signer {key.key_id} is revoked")
+        if not facts["known"]:
+            told = f"the root set does not list {key.key_id}, and no published bundle names it"
+            click.echo(f"warning: {told}: was another key meant?", err=True)
         stop = f", and {counted(facts['devices'], 'device')} cannot score after the next sync" * bool(facts["devices"])
         for one in facts["bundles"]:
             named = f"{one['line']}/{one['task']} version {one['version']}"
@@ -95,7 +98,7 @@ def rotate(operator: Operator, signing: bool) -> None:
         if not operator.as_json:
             click.echo(
                 "next: sign a root set that lists it (root make --coordinator), publish the set, and run "
-                "this command again",
+                "this command again at once: in between members refuse this coordinator",
                 err=True,
             )
     else:
@@ -146,10 +149,17 @@ def root() -> None:
 def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **options: Any) -> None:
     """Make and sign a root set. Lists that are given replace those of the previous set."""
     from edgefl_protocol.durable import write_atomic
-    from edgefl_protocol.records.root import make_root
+    from edgefl_protocol.records.root import make_root, unverified_root
 
-    wanted = _wanted(options)
-    record = make_root(wanted, [_private(path, passphrase_file) for path in keys])
+    if out.exists():
+        raise click.UsageError(f"{out} exists; name another file")
+    before = None if options["after"] is None else unverified_root(_record(options["after"]))
+    wanted = _wanted(options, before)
+    signing = [_private(path, passphrase_file) for path in keys]
+    counting = {*wanted.root_keys, *(() if before is None else before.root_keys)}
+    if idle := [str(path) for path, key in zip(keys, signing, strict=True) if key.public_key not in counting]:
+        raise click.UsageError(f"{', '.join(idle)} is none of the set's root keys, so its signature would not count")
+    record = make_root(wanted, signing)
     write_atomic(out, record + b"\n")
     click.echo(f"root set {wanted.version} of {wanted.federation}, valid until {moment(wanted.expires_ms)}: {out}")
     _say_signed(record)
@@ -206,13 +216,15 @@ def publish(operator: Operator, file: Path) -> None:
     facts = operator.run("publish_root", path=str(file.resolve()))
     text = f"published root set {facts['version']}: {counted(facts['signers'], 'signer')} of bundles"
     operator.show(facts, f"{text}, valid until {moment(facts['expires_ms'])}")
+    if facts["rotate"]:
+        next_ = operator.typed("edgefl-coordinator rotate --signing")
+        click.echo(f"next: {next_}  (until then members refuse this coordinator)", err=True)
 
 
-def _wanted(options: dict[str, Any]) -> "Root":
-    """Return the set that the options of `make` stand for."""
-    from edgefl_protocol.records.root import Root, unverified_root
+def _wanted(options: dict[str, Any], before: "Root | None") -> "Root":
+    """Return the set that the options of `make` stand for, after the one before."""
+    from edgefl_protocol.records.root import Root
 
-    before = None if options["after"] is None else unverified_root(_record(options["after"]))
     if before is None and not (options["federation"] and options["root_keys"] and options["coordinators"]):
         raise click.UsageError("the first set needs --federation, --root-key and --coordinator")
     if before is not None and options["federation"] not in (None, before.federation):

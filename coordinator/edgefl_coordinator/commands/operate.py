@@ -16,6 +16,7 @@ from edgefl_coordinator.commands.options import (
     guarded,
     moment,
 )
+from edgefl_coordinator.commands.status import not_taken_text
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 
@@ -142,3 +143,5 @@ def publish(operator: Operator, file: Path, trust: tuple[Path, ...]) -> None:
             "the bundle's signature was not checked here (no --trust was given); every device checks it", err=True
         )
     operator.show(facts, f"published {facts['line']}/{facts['task']} version {facts['version']}")
+    if facts["not_taken"]:
+        click.echo(f"warning: {not_taken_text(facts['not_taken'])}", err=True)

@@ -75,7 +75,7 @@ class Operator:
 
     home: Path
     passphrase_file: Path | None
-    as_json: bool
+    as_json: bool = False
 
     def run(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Run an operation, by the running server if there is one."""
@@ -85,6 +85,11 @@ class Operator:
         return run_operation(
             CoordinatorHome(self.home.resolve()), operation, arguments, read_passphrase(self.passphrase_file)
         )
+
+    def typed(self, command: str) -> str:
+        """Complete a command, as it has to be typed here."""
+        phrase = f" --passphrase-file {self.passphrase_file}" if self.passphrase_file else ""
+        return f"{command} --home {self.home}{phrase}"
 
     def show(self, facts: dict[str, Any], *lines: str) -> None:
         """Print the facts as JSON, or the lines."""

@@ -66,12 +66,11 @@ def look(operator: Operator) -> dict[str, Any]:
     standing = facts["standing"]
     for command in standing["commands"]:
         if command.startswith(_PROGRAM):
-            typed = f"{command} --home {operator.home}"
+            typed = operator.typed(command)
             for place in ("mend", "sentence"):
                 standing[place] = standing[place].replace(command, typed)
     standing["commands"] = [
-        f"{command} --home {operator.home}" if command.startswith(_PROGRAM) else command
-        for command in standing["commands"]
+        operator.typed(command) if command.startswith(_PROGRAM) else command for command in standing["commands"]
     ]
     with_home(operator, facts["warnings"])
     return facts
@@ -80,7 +79,7 @@ def look(operator: Operator) -> dict[str, Any]:
 def with_home(operator: Operator, warnings: list[dict[str, Any]]) -> None:
     """Complete the commands of warnings, as they have to be typed here."""
     for warning in warnings:
-        warning["command"] = warning["command"] and f"{warning['command']} --home {operator.home}"
+        warning["command"] = warning["command"] and operator.typed(warning["command"])
 
 
 def _standing_lines(facts: dict[str, Any]) -> list[str]:
@@ -98,9 +97,17 @@ def _standing_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def warning_lines(warnings: list[dict[str, Any]]) -> list[str]:
-    """Say what will hold rounds up, with the command that mends it."""
-    invite = "invite and approve members"
-    return [f"warning: {one['why']}; {'run: ' + one['command'] if one['command'] else invite}" for one in warnings]
+    """Say what will hold rounds up, with what mends it."""
+    return [f"warning: {one['why']}; {_mend(one)}" for one in warnings]
+
+
+def _mend(warning: dict[str, Any]) -> str:
+    more = "invite and approve members"
+    if not warning["command"]:
+        return more
+    if warning["risky"]:
+        return f"{more}; or, if a single contribution may be told apart, run: {warning['command']}"
+    return f"run: {warning['command']}"
 
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
@@ -120,7 +127,20 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     lines += [f"  {_named(one)}  shut out {moment(one['revoked_ms'])}" for one in facts["shut_out"]]
     lines[2:2] = [f"  {line}" for line in _standing_lines(facts)]
     lines += [f"  {line}" for line in (*_key_lines(facts["keys"]), *_troubles(facts))]
-    return lines + [f"  bundle {one['line']}/{one['task']} version {one['version']}" for one in facts["bundles"]]
+    return lines + [f"  {_bundle_line(one)}" for one in facts["bundles"]]
+
+
+def _bundle_line(bundle: dict[str, Any]) -> str:
+    text = f"bundle {bundle['line']}/{bundle['task']} version {bundle['version']}"
+    return text if bundle["not_taken"] is None else f"{text}: {not_taken_text(bundle['not_taken'])}"
+
+
+def not_taken_text(why: str) -> str:
+    """Say that members do not take a bundle, and what mends it."""
+    return (
+        f"{why}, so members take it only where their owner trusts its signer (edgefl trust add); publish a root set "
+        "that lists that signer"
+    )
 
 
 def _member_line(member: dict[str, Any]) -> str:

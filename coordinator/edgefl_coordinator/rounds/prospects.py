@@ -84,6 +84,12 @@ def for_so_many(rules: RoundSettings, replies: int) -> SettingChanges:
     return changes | ({ALLOW: "true"} if others < LEAST_COHORT and not rules.allow_small_cohort else {})
 
 
+def is_risky(changes: SettingChanges) -> bool:
+    """Tell whether changes lower the cohort so far that a single contribution can be told apart."""
+    others = changes.get("rounds.min_cohort")
+    return isinstance(others, int) and others < LEAST_COHORT
+
+
 def beyond_members(rules: RoundSettings, members: int) -> tuple[str, SettingChanges]:
     """Say why rounds cannot close, or close late, with so many approved members, and what to set; "" where they do."""
     there = f"and {counted(members, 'member is', 'members are')} approved"

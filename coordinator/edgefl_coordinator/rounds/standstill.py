@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from edgefl_coordinator.rounds.prospects import ALLOW, SettingChanges, for_so_many, set_command
+from edgefl_coordinator.rounds.prospects import ALLOW, SettingChanges, for_so_many, is_risky, set_command
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
 from edgefl_protocol.sentences import counted
 
 Kind = Literal["moves", "waits", "stuck", "over"]
 _INVITE = "edgefl-coordinator invite NAME --role device"
+_APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # where members read it: without the name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class RoundFacts:
     failing_ms: int | None = None  # since when the round's job fails
     served: bool = True  # a process runs the rounds
     served_until_ms: int | None = None  # where none does: when one stopped, or last did something before it was killed
+    disowned_ms: int | None = None  # since when the published root set lists another signing key than the one in use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ class FederationStanding:
 
 def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     """Say whether the federation goes on, until when it waits, or why it is stuck."""
+    if facts.disowned_ms is not None:
+        why = (
+            "the published root set lists the next signing key, which is not in use yet, so members refuse this server"
+        )
+        return _stuck("key_not_changed", why, "edgefl-coordinator rotate --signing", facts.disowned_ms)
     found = _standing(facts, rules)
     if facts.served or found.kind == "over":
         return found
@@ -159,11 +166,10 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
         return replace(
             found, mend=f"{found.mend} (with so few, a single contribution can be told apart), or more members join"
         )
-    fewer = for_so_many(rules, possible)
     left = f"with those that may still come the round has {possible} and needs {needed}"
     if facts.refused and possible < rules.quorum_min:
         why = f"{counted(facts.refused, 'reply was', 'replies were')} refused, and {left}"
-        return _fewer_or_more("replies_refused", why, fewer, since_ms)
+        return _fewer_or_more("replies_refused", why, facts, needed, rules)
     if current.tried:
         why = "its replies could not be aggregated together, and no member is left to send another"
         return _stuck("cannot_aggregate", why, _INVITE, since_ms)
@@ -171,19 +177,24 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
     why = f"it needs {counted(needed, 'reply', 'replies')}, and there {there} {counted(facts.members, 'member')}"
     if facts.beside:
         why += f", of which {facts.beside} sent contributions, which are not averaged"
-    return _fewer_or_more("too_few_members", why, fewer, since_ms)
+    return _fewer_or_more("too_few_members", why, facts, needed, rules)
 
 
-def _fewer_or_more(cause: str, why: str, fewer: SettingChanges, since_ms: int) -> FederationStanding:
-    """Name the smaller quorum that mends, or another member; both where the quorum would be a risk."""
-    if fewer and ALLOW not in fewer:
-        return _stuck(cause, why, set_command(fewer), since_ms)
-    found = _stuck(cause, why, _INVITE, since_ms)
-    if not fewer:
-        return found
-    risky = set_command(fewer)
-    mend = f"{found.mend}; or, if a single contribution may be told apart: {risky}"
-    return replace(found, mend=mend, commands=(_INVITE, risky))
+def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: RoundSettings) -> FederationStanding:
+    """Name another member before a smaller quorum, where one waits or the quorum would be a risk. Members read it."""
+    possible = facts.current.replies + facts.able if facts.current else 0
+    fewer, missing = for_so_many(rules, possible), needed - possible
+    risky = is_risky(fewer)
+    if fewer and not risky and not facts.pending:
+        return _stuck(cause, why, set_command(fewer), facts.opened_ms)
+    commands = [_APPROVE] if facts.pending else []
+    commands += [_INVITE] if missing > len(facts.pending) else []
+    found = _stuck(cause, why, ", and ".join(commands), facts.opened_ms)
+    if fewer:
+        commands.append(set_command(fewer))
+        given_up = ", if a single contribution may be told apart" if risky else ""
+        found = replace(found, mend=f"{found.mend}; or{given_up}: {commands[-1]}")
+    return replace(found, commands=tuple(commands))
 
 
 def _freeing(facts: RoundFacts, current: Round, rules: RoundSettings) -> SettingChanges:

@@ -1,5 +1,6 @@
 """What a member is told about the task and the current round."""
 
+from dataclasses import replace
 from pathlib import PurePath
 
 from sqlalchemy import Connection
@@ -55,19 +56,24 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     ).to_payload()
 
 
-def how_it_stands(connection: Connection, rules: RoundSettings, *, served: bool) -> FederationStanding:
-    """Say whether the federation goes on; `served` tells that a process runs the rounds."""
-    return standing(_facts(connection, rules, served), rules)
+def how_it_stands(
+    connection: Connection, rules: RoundSettings, *, served: bool, disowned_ms: int | None = None
+) -> FederationStanding:
+    """Say whether the federation goes on.
+
+    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key.
+    """
+    return standing(replace(_facts(connection, rules, served), disowned_ms=disowned_ms), rules)
 
 
 def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundFacts:
     current, state = stored_rounds.current_round(connection), round_state(connection)
     approved = membership.approved(connection)
     failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection) else None
+    pending = tuple(one.name for one in membership.listed(connection) if one.state == "pending")
     if current is None:
         wanted = bool(stored_rounds.fact(connection, "start_wanted"))
         started = wanted or starts_by_itself(len(approved), rules)
-        pending = tuple(one.name for one in membership.listed(connection) if one.state == "pending")
         return RoundFacts(
             members=len(approved), pending=pending, started=started, failing_ms=failing_ms, served=served
         )  # fmt: skip
@@ -82,6 +88,7 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         current=current,
         over=over,
         members=len(approved),
+        pending=pending,
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
         refused=len(refused & set(skids)),

@@ -2,11 +2,13 @@
 
 Guarantees: versions of a (line, task) only rise; a bundle is stored whole before the index names it. A bundle that only
 revoked keys have signed counts no more, neither as the current one nor as a number to stay above. The coordinator does
-not vouch for a bundle: members verify its own signatures. Source: docs/security.md, model bundles.
+not vouch for a bundle: members verify its own signatures, by the signers of the root set. Source: docs/security.md,
+model bundles.
 """
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
@@ -17,6 +19,18 @@ from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import bundles
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.records.coordinator_records import IndexEntry
+
+
+@dataclass(frozen=True)
+class Published:
+    """A bundle that members can fetch."""
+
+    line: str
+    task: str
+    version: int
+    sha256: str
+    size: int  # bytes
+    signers: tuple[str, ...]  # key ids
 
 
 def publish(
@@ -58,13 +72,52 @@ def publish(
     audit.append(connection, now_ms, "published", f"{line}/{task}", detail)
 
 
+def current(connection: Connection) -> list[Published]:
+    """Return the current bundle of every line and task: the standing one of the highest version."""
+    return list({(one.line, one.task): one for one in _all_standing(connection)}.values())  # the last of each
+
+
 def entries(connection: Connection) -> list[IndexEntry]:
-    """Return the current bundle of every line and task."""
-    rows = connection.execute(select(bundles).order_by(bundles.c.line, bundles.c.task, bundles.c.version))
-    newest = {(row.line, row.task): row for row in _standing(connection, rows)}  # the last of each is the highest
+    """Return what the signed index says of the current bundles."""
     return [
-        IndexEntry(line=row.line, task=row.task, version=row.version, sha256=row.sha256, size=row.bytes)
-        for row in newest.values()
+        IndexEntry(line=one.line, task=one.task, version=one.version, sha256=one.sha256, size=one.size)
+        for one in current(connection)
+    ]
+
+
+def not_taken(connection: Connection, signers: Sequence[str]) -> str:
+    """Say why members do not take a bundle of these signers by themselves; "" where the root set vouches for it."""
+    root = revocations.newest(connection)
+    if root is None:
+        return "no root set is published"
+    listed = {key.key_id for key in root.signers} & set(signers)
+    count = sum(not revocations.is_revoked(connection, [key_id]) for key_id in listed)
+    if count >= root.signer_threshold:
+        return ""
+    return f"root set {root.version} lists {count} of its signers, and {root.signer_threshold} must have signed"
+
+
+def taken(connection: Connection) -> dict[tuple[str, str], int]:
+    """Return line and task → the highest version that members take; without a root set that is their owners' choice."""
+    rooted = revocations.newest(connection) is not None
+    return {
+        (one.line, one.task): one.version
+        for one in _all_standing(connection)
+        if not rooted or not not_taken(connection, one.signers)
+    }
+
+
+def all_signers(connection: Connection) -> set[str]:
+    """Return the key ids that published bundles name."""
+    return {key_id for text in connection.scalars(select(bundles.c.signers)) for key_id in json.loads(text)}
+
+
+def _all_standing(connection: Connection) -> list[Published]:
+    """Return the bundles that count, a line and task after the other, by version."""
+    rows = connection.execute(select(bundles).order_by(bundles.c.line, bundles.c.task, bundles.c.version))
+    return [
+        Published(row.line, row.task, row.version, row.sha256, row.bytes, tuple(json.loads(row.signers)))
+        for row in _standing(connection, rows)
     ]
 
 

@@ -78,6 +78,14 @@ def newest(connection: Connection) -> Root | None:
     return None if record is None else unverified_root(bytes(record))
 
 
+def disowned_ms(connection: Connection, key_id: str) -> int | None:
+    """Return since when the published root set leaves this signing key of the coordinator out; None where it counts."""
+    root = newest(connection)
+    if root is None or root.coordinator(key_id) is not None:
+        return None
+    return int(connection.scalar(select(func.max(roots.c.published_ms))) or 0)
+
+
 def publish_root(connection: Connection, now_ms: int, federation: str, pinned_key_id: str, record: bytes) -> Root:
     """Publish the next root set; the one that is published already may come again.
 

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -17,28 +16,21 @@ from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, membership, uploads
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
-from edgefl_coordinator.rounds.prospects import beyond_members, set_command
+from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.bundle_operations import publish, publish_root, revoke_signer
 from edgefl_coordinator.web.setting_changes import change_settings
 from edgefl_coordinator.web.tls import first_certificate, refused_by_members
-from edgefl_protocol.bundle import load_bundle, unverified_manifest
-from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
-from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.errors import BundleError, EdgeflError, InviteError, RecordError
-from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
-from edgefl_protocol.records.root import check_current, unverified_root
-from edgefl_protocol.sentences import counted
 
 Arguments = Mapping[str, Any]
 Facts = dict[str, Any]
 
 _HOUR_MS = 3_600_000
 MAX_SHOWN_ROWS = 10_000  # a few megabytes
-MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
 
 def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -113,74 +105,11 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
     return {"name": arguments["name"], "state": "revoked" if member else "withdrawn", "warnings": warnings}
 
 
-def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Revoke a signer of bundles: {key_id, force} → {key_id, version of the list, bundles, devices}.
-
-    `bundles` are those that fall with nothing to take their place, and `devices` how many members have to do without.
-
-    Raises:
-        NotAllowedError: bundles fall, and `force` is not given; nothing was changed.
-        OperatorError: the list is full.
-    """
-    key_id = str(arguments["key_id"])
-    with coordinator.store.transaction() as connection:
-        before = publishing.entries(connection)
-        revocations.revoke_signer(connection, coordinator.clock(), key_id)
-        version, _ = revocations.listed(connection)
-        left = {(one.line, one.task) for one in publishing.entries(connection)}
-        devices = sum(one.role == "device" for one in membership.approved(connection))
-        fallen = [_named(one) for one in before if (one.line, one.task) not in left]
-        if fallen and not arguments.get("force"):
-            raise NotAllowedError(_left_without(fallen, devices))
-    return {"key_id": key_id, "version": version, "bundles": fallen, "devices": devices if fallen else 0}
-
-
-def _left_without(fallen: list[Facts], devices: int) -> str:
-    """Say why a signer is not revoked: which bundles fall, and what to do first."""
-    named = ", ".join(f"{one['line']}/{one['task']} version {one['version']}" for one in fallen)
-    lost = (
-        f"{counted(devices, 'device')} would stop scoring at the next sync" if devices else "no device could fetch one"
-    )
-    return (
-        f"nobody else signed {named}, and nothing is published to take its place, so {lost}; first publish a bundle of "
-        "another signer, or revoke this one with --force"
-    )
-
-
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Renew the sealing key, or change the signing key: {signing: bool} → what `coordinator_keys` tells."""
     if arguments["signing"]:
         return dict(coordinator_keys.change_signing(coordinator))
     return dict(coordinator_keys.renew_sealing(coordinator))
-
-
-def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Publish a root set: {path} → {version, signers, coordinators, expires_ms}.
-
-    Raises:
-        RecordError: it is not the next one, or too few root keys signed it.
-        NotAllowedError: it lists neither this coordinator's signing key nor the next one.
-        OperatorError: settings name no root key, or the set is past its time.
-        StorageError: it cannot be read.
-    """
-    settings, keys, home = coordinator.settings, coordinator.keys, coordinator.store.home
-    if not settings.root_key_id:
-        raise OperatorError(f"{home.config} names no root_key_id, so no member would accept a root set")
-    record = read_bounded(Path(str(arguments["path"])), MAX_ROOT_BYTES).strip()
-    root = unverified_root(record)
-    check_current(root, coordinator.clock())
-    known = [keys.signing.key_id]
-    if home.next_public.exists():
-        known.append(read_public_key(home.next_public).key_id)
-    if not any(root.coordinator(key_id) for key_id in known):
-        raise NotAllowedError(
-            f"the root set does not list this coordinator's signing key ({known[0]}), so no member could trust it"
-        )
-    federation, pinned = settings.federation, settings.root_key_id
-    with coordinator.store.transaction() as connection:
-        root = revocations.publish_root(connection, coordinator.clock(), federation, pinned, record)
-    sizes = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
-    return {"version": root.version, "expires_ms": root.expires_ms, **sizes}
 
 
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
@@ -207,7 +136,9 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         everybody = membership.listed(connection)
         number = current.number if current else 0
         phases = task_status.phases(connection)
-        bundles = publishing.entries(connection)
+        bundles = [{"line": one.line, "task": one.task, "version": one.version,
+                    "not_taken": publishing.not_taken(connection, one.signers) or None}
+                   for one in publishing.current(connection)]  # fmt: skip
         last = audit.last(connection)
         heard = membership.heard_ms(connection)
         invites, shut_out = membership.open_invites(connection, coordinator.clock()), membership.shut_out(connection)
@@ -243,7 +174,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         ],
         "invites": invites,
         "shut_out": shut_out,
-        "bundles": [_named(entry) for entry in bundles],
+        "bundles": bundles,
         "certificate_problem": _certificate_problem(coordinator),
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
@@ -256,14 +187,11 @@ def _member_facts(member: MemberRow, federation: str) -> Facts:
     return {"name": member.name, "role": member.role, "state": member.state, "fingerprint": shown}
 
 
-def _named(entry: IndexEntry) -> Facts:
-    return {"line": entry.line, "task": entry.task, "version": entry.version}
-
-
 def _standing(coordinator: Coordinator, connection: Connection, number: int) -> Facts:
     """Tell whether the federation goes on, and what mends it where it does not."""
     rules = coordinator.settings.rounds
-    found = task_status.how_it_stands(connection, rules, served=coordinator.serving)
+    disowned_ms = revocations.disowned_ms(connection, coordinator.keys.signing.key_id)
+    found = task_status.how_it_stands(connection, rules, served=coordinator.serving, disowned_ms=disowned_ms)
     failing = task_status.failing_job(connection)
     if failing and found.cause == "job_failed":  # members are not told the error
         found = dataclasses.replace(found, mend=f"resolve this: {failing['error']}")
@@ -279,12 +207,22 @@ def _certificate_problem(coordinator: Coordinator) -> str | None:
 
 
 def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
-    """Tell what will hold rounds up: [{why, command}]; nothing before the first round, and once all are done."""
-    rules = coordinator.settings.rounds
+    """Tell what will hold rounds up: [{why, command, risky}]; nothing before the first round, and once all are done.
+
+    `risky` tells that after the command a single contribution can be told apart.
+    """
+    rules, task = coordinator.settings.rounds, coordinator.settings.task
     if task_status.round_state(connection) in ("waiting", "done"):
         return []
-    why, changes = beyond_members(rules, len(membership.approved(connection)))
-    return [{"why": why, "command": set_command(changes) if changes else None}] if why else []
+    approved, found = membership.approved(connection), list[Facts]()
+    why, changes = beyond_members(rules, len(approved))
+    if why:
+        found.append({"why": why, "command": set_command(changes) if changes else None, "risky": is_risky(changes)})
+    published = {(one.line, one.task) for one in publishing.current(connection)}
+    if (task.line, task.name) not in published and any(one.role == "device" for one in approved):
+        why = f"no bundle of {task.line}/{task.name} is published, so devices have no model to learn with"
+        found.append({"why": why, "command": "edgefl-coordinator publish FILE.edgefl --trust PUB", "risky": False})
+    return found
 
 
 def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
@@ -300,42 +238,6 @@ def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
         "revoked": len(key_ids),
         "revoked_version": version,
     }
-
-
-def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Publish a bundle file: {path, trust: [hex public keys]} → {line, task, version, sha256, bytes, verified}.
-
-    Raises:
-        OperatorError: another federation's bundle, one too large, or no higher version.
-        BundleError: it is no bundle, or none of the trusted keys signed it.
-        StorageError: it cannot be read or stored.
-    """
-    now_ms = coordinator.clock()
-    data = read_bounded(Path(str(arguments["path"])), MAX_ARCHIVE_BYTES)
-    trust = [bytes.fromhex(item) for item in arguments["trust"]]
-    manifest, claimed = unverified_manifest(data)
-    if trust:
-        manifest = load_bundle(data, trust, now_ms).manifest
-    federation = coordinator.settings.federation
-    if manifest.federation != federation:
-        found = "no federation" if manifest.federation is None else f"federation {manifest.federation}"
-        raise OperatorError(
-            f"the bundle is made for {found}, but this is the federation {federation}: export it with --federation "
-            f"{federation}"
-        )
-    named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
-    blob = coordinator.store.put_blob(data)
-    try:
-        entry = IndexEntry(**named, sha256=blob.sha256, size=blob.size)
-        make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
-        with coordinator.store.transaction() as connection:
-            publishing.publish(connection, now_ms, **named, bundle_id=manifest.id, blob=blob, signers=claimed)
-    except (RecordError, OperatorError) as error:
-        coordinator.store.drop_blobs([blob.name])
-        if isinstance(error, RecordError):
-            raise OperatorError(f"the index cannot name this bundle: {error}") from error
-        raise
-    return named | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}
 
 
 def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:

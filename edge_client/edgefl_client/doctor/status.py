@@ -8,7 +8,7 @@ from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import load_policy
 from edgefl_client.trust import models
-from edgefl_client.trust.signers import signers_in_force
+from edgefl_client.trust.signers import Signers, signers_in_force
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, TlsRefused, Unavailable
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import load_membership
@@ -24,9 +24,10 @@ LEARN_AGAIN = "edgefl train or edgefl sync learns a round and judges it anew"
 def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     """Collect what this device is and has; ask the coordinator only where `online`."""
     home = device.home
+    signers = signers_in_force(home)
     report: dict[str, Any] = {
         "home": str(home.root),
-        "trusted_signers": len(signers_in_force(home).keys),
+        "trusted_signers": len(signers.keys),
         "model": None,
         "personal": None,
         "learning": None,
@@ -37,7 +38,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "policy": load_policy(home).to_json(),
     }
     if home.current_file.exists():
-        report["model"] = _model(home, device.clock_ms())
+        report["model"] = _model(home, signers, device.clock_ms())
     report["personal"], report["learning"] = personal_facts(home), _learning(home)
     try:
         membership = load_membership(home.member)
@@ -74,7 +75,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     return report
 
 
-def _model(home: Home, now_ms: int) -> dict[str, Any]:
+def _model(home: Home, signers: Signers, now_ms: int) -> dict[str, Any]:
     """Read the bundle in use, its age and its card; nothing is verified here, for nothing is run."""
     from edgefl_protocol.bundle import Card, Labels, unverified_manifest
     from edgefl_protocol.bundle.archive import read_archive
@@ -82,16 +83,17 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
     from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
 
     file = models.current_file(home)
-    told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
+    told: dict[str, Any] = {"file": str(file), "sha256": file.stem, "revoked": None}
     try:
         data = read_bounded(file, models.MAX_BUNDLE_FILE_BYTES)
-        manifest, members = unverified_manifest(data)[0], read_archive(data)
+        (manifest, claimed), members = unverified_manifest(data), read_archive(data)
         card, labels = Card.from_bytes(members["card.json"]), Labels.from_bytes(members["labels.json"])
         questions = QuestionTable.from_bytes(members[MEMBER]) if MEMBER in members else None
     except (StorageError, BundleError, KeyError, ValueError):  # `edgefl doctor` says what is wrong with it
         unknown = dict.fromkeys(("id", "name", "version", "classes", "questions", "age_days", "expires_in_days"))
         return told | unknown | {"quality": [], "card": None}
     return told | {
+        "revoked": signers.all_revoked(claimed),
         "id": manifest.id,
         "name": manifest.name,
         "version": manifest.version,
@@ -203,6 +205,8 @@ def _model_text(model: dict[str, Any] | None) -> str:
         else (f", expires in {counted(left, 'day')}")
     )
     published = f"published {counted(model['age_days'], 'day')} ago{ends}"
+    if model["revoked"]:
+        published = "revoked by the federation: this device cannot score until edgefl sync brings another"
     return f"model: {model['name']} version {model['version']}, {published}, {model['file']}"
 
 

@@ -42,14 +42,19 @@ class Signers:
         """The key ids of all trusted signers."""
         return frozenset(key.key_id for key in self.keys)
 
+    def all_revoked(self, claimed: Iterable[str]) -> bool:
+        """Tell whether a bundle names no signer but revoked ones; whether they signed it does not matter then."""
+        names = set(claimed)
+        return bool(names) and names <= self.revoked
+
     def refuse_revoked(self, claimed: Iterable[str]) -> None:
-        """Say so where a bundle names no signer but revoked ones; whether they signed it does not matter then.
+        """Refuse a bundle that names no signer but revoked ones.
 
         Raises:
             BundleError: code `revoked_signer`.
         """
         names = set(claimed)
-        if names and names <= self.revoked:
+        if self.all_revoked(names):
             raise BundleError(
                 f"the bundle is signed by {', '.join(sorted(names))}, which the federation has revoked; fetch a newer "
                 "one with edgefl sync",

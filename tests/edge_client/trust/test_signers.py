@@ -169,6 +169,8 @@ def test_a_revocation_reaches_a_device_that_only_syncs(run, device, live, lab):
     assert "the model in use was revoked by the federation, and no other is published" in err
     code, _, err = run("score", device / "0.png")
     assert code == 3 and "revoked" in err
+    assert "revoked by the federation: this device cannot score" in run("status")[1]  # not as a model in order
+    assert json.loads(run("status", "--json", "--offline")[1])["model"]["revoked"] is True
 
 
 @pytest.mark.parametrize(("age_h", "taken"), [(23, True), (25, False)])

@@ -51,8 +51,15 @@ def test_recovery_after_the_coordinator_was_taken_over(world) -> None:
         member.task()
     OPERATIONS["rotate"](world.coordinator, {"signing": True})
     following = signing_key_from_pem(world.home.next_signing.read_bytes())
+    assert OPERATIONS["status"](world.coordinator, {})["standing"]["cause"] != "key_not_changed"
     world.publish_root(2, coordinators=(following.public_key,))
+    told = OPERATIONS["status"](world.coordinator, {})["standing"]  # between the steps nobody can take part
+    assert (told["kind"], told["commands"]) == ("stuck", ["edgefl-coordinator rotate --signing"])
+    assert told["since_ms"] == world.now_ms
+    with pytest.raises(Unavailable, match=r"lists a new signing key .* does not use it yet"), world.member() as member:
+        member.index()
     OPERATIONS["rotate"](world.coordinator, {"signing": True})
+    assert OPERATIONS["status"](world.coordinator, {})["standing"]["cause"] != "key_not_changed"
     with world.member() as member:
         assert member.task().state == "waiting"
         member.index()
