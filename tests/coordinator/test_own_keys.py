@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from edgefl_coordinator import cli
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
@@ -254,6 +254,32 @@ def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     assert load_keys(home, b"correct horse").ring.number == 2
 
 
+def test_commands_with_a_passphrase_work_as_they_are_printed(folder, tools, clock) -> None:
+    """What is printed names the file of the passphrase; without it a server that is down is still what `status` says,
+    and the sentence names the folder of the keys and both ways to give a passphrase."""
+    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.settings import CoordinatorHome
+
+    home, file = CoordinatorHome(folder / "secret"), folder / "pass"
+    make_home(home, tools.settings_table(), b"correct horse", clock.now_ms)
+    file.write_text("correct horse")
+    file.chmod(0o600)
+
+    def status(*words: object) -> Result:
+        return CliRunner().invoke(cli.main, ["status", "--check", "--home", str(home.root), *map(str, words)])
+
+    found = status("--passphrase-file", file)
+    command = f"edgefl-coordinator serve --home {home.root}"
+    assert found.exit_code == 1 and f"run: {command} --passphrase-file {file}\n" in found.stdout
+    locked = status()
+    assert (
+        locked.exit_code == 1
+        and f"the server is not running, so members cannot reach it; run: {command}" in locked.stderr
+    )
+    for named in (str(home.keys), "--passphrase-file", "EDGEFL_KEY_PASSPHRASE"):
+        assert named in locked.stderr
+
+
 def test_the_commands(coordinator, tmp_path) -> None:
     """docs/guides/federation.md, keys over time: every command, while nobody serves."""
     home = coordinator.store.home
@@ -300,3 +326,14 @@ def test_the_commands(coordinator, tmp_path) -> None:
     run("root", "make", "-o", tmp_path / "x", "--sign", offline / "root.key", code=2)
     facts = run_operation(home, "status", {})["keys"]
     assert (facts["revoked"], facts["root_version"]) == (1, 1)
+    again = ("root", "make", "-o", tmp_path / "root-2", "--after", tmp_path / "root-1b")
+    assert "exists" in run(*again, "--sign", offline / "root.key", code=2)
+    idle = ("root", "make", "-o", tmp_path / "root-3", "--after", tmp_path / "root-1b")
+    assert "signature would not count" in run(*idle, "--sign", offline / "signing.key", code=2)
+    run("rotate", "--signing", "--home", home.root)
+    run(*idle, "--coordinator", home.next_public, "--sign", offline / "root.key", "--sign", tmp_path / "second.key")
+    told = run("root", "publish", tmp_path / "root-3", "--home", home.root)
+    assert f"next: edgefl-coordinator rotate --signing --home {home.root}" in told
+    assert f"edgefl-coordinator rotate --signing --home {home.root}" in run(
+        "status", "--check", "--home", home.root, code=1
+    )

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ def test_a_federation_from_first_to_last_round(coordinator, tools, four) -> None
     assert broadcast(four[1], 5).code == "no_round"
     assert four[0].reply(4).code == "no_round"
     assert not step(coordinator, tools.toy_worker)
+    over = task(four[0]).state_sha256
+    with coordinator.store.transaction() as connection:
+        told = connection.exec_driver_sql("SELECT value FROM facts WHERE key = 'state_sha256'").scalar()
+    assert over and json.loads(told) == over
+    tools.approved_member(coordinator, "late")  # who comes or goes when all is done took part in nothing
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-d"})
+    assert task(four[0]).state_sha256 == OPERATIONS["status"](coordinator, {})["state_sha256"] == over
 
 
 def test_a_straggler_is_told_and_never_mixed_in(coordinator, clock, tools, four) -> None:

@@ -47,7 +47,7 @@ def test_a_change_counts_for_the_next_request_and_the_next_start(make_coordinato
     coordinator = make_coordinator(rounds=FINISHABLE)
     member = tools.approved_member(coordinator, "clinic-a")
     told = change(coordinator, rounds__quorum_target="5", rounds__deadline_s="7200")
-    assert told == {"changed": {"rounds.quorum_target": 5, "rounds.deadline_s": 7200}, "restart": []}
+    assert told == {"changed": {"rounds.quorum_target": 5, "rounds.deadline_s": 7200}, "restart": [], "warning": None}
     assert TaskReply.from_payload(member.call("task", Payload())).quorum_target == 5
     home = coordinator.store.home
     assert load_settings(home) == coordinator.settings
@@ -56,6 +56,18 @@ def test_a_change_counts_for_the_next_request_and_the_next_start(make_coordinato
     assert [(row["event"], row["subject"], row["detail"]) for row in rows] == [
         ("setting", "rounds.quorum_target", {"value": 5}), ("setting", "rounds.deadline_s", {"value": 7200}),
     ]  # fmt: skip
+
+
+def test_a_port_that_members_do_not_call(coordinator) -> None:
+    """Members call `public_url`: another port alone leaves them at the old one; behind a proxy it never was theirs."""
+    warning = change(coordinator, port="8448")["warning"]
+    assert "calling https://127.0.0.1:8443;" in str(warning) and "set public_url https://127.0.0.1:8448." in str(
+        warning
+    )
+    assert change(coordinator, port="8449")["warning"] is None  # told before
+    assert change(coordinator, port="8450", public_url="https://127.0.0.1:8450")["warning"] is None
+    change(coordinator, public_url="https://127.0.0.1")
+    assert change(coordinator, port="8451")["warning"] is None
 
 
 # fmt: off
@@ -124,7 +136,7 @@ def test_at_the_command_line(make_coordinator) -> None:
     assert below.exit_code == 2 and "rounds.deadline_s is -5; it must be a whole number of at least 1" in below.stderr
     assert tomllib.loads(home.config.read_text())["port"] == 9443
     facts = json.loads(run("rounds.min_cohort", "2", "--json").stdout)
-    assert facts == {"changed": {"rounds.min_cohort": 2}, "restart": []}
+    assert facts == {"changed": {"rounds.min_cohort": 2}, "restart": [], "warning": None}
     for words in (("rounds.quorum_min",), ("rounds.quorum_min", "2"), ("nonsense", "1")):
         refused = run(*words)
         assert refused.exit_code == 2 and refused.stdout == "" and "Traceback" not in refused.stderr

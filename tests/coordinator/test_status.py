@@ -16,6 +16,7 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.commands import status as status_command
 from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.store import publishing
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import note_stop
 from edgefl_protocol import Payload
@@ -149,11 +150,27 @@ def test_invites_and_who_was_shut_out(served, tools, clock) -> None:
     facts = json.loads(run("status", "--json").stdout)
     assert facts["members"] == []
     assert facts["shut_out"] == [{"name": "clinic-a", "role": "site", "revoked_ms": clock.now_ms}]
+    early = run("approve", "clinic-b", "--fingerprint", "7QK2M0F4V8R1XJ3TZB5C")
+    assert early.exit_code == 1 and "clinic-b is invited and has not enrolled" in early.stderr
     assert facts["invites"] == [{"name": "clinic-b", "role": "site", "expires_ms": clock.now_ms + 3_600_000}]
     assert run("revoke", "clinic-b").stdout == "the invite for clinic-b is withdrawn\n"
     tools.approved_member(served, "clinic-a")
     shown = run("status").stdout
     assert "invited" not in shown and "shut out" not in shown
+
+
+def test_an_open_round_without_a_bundle(served, tools) -> None:
+    """Sites learn without one; a device cannot, and its operator is told."""
+    tools.approved_member(served, "hospital")
+    tools.start_rounds(served)
+    assert "no bundle" not in run("status").stdout
+    tools.approved_member(served, "clinic-a", "device")
+    warned = "warning: no bundle of main/nevus is published, so devices have no model to learn with; run: edgefl-coord"
+    assert warned in run("status").stdout
+    blob = served.store.put_blob(b"bundle")
+    with served.store.transaction() as connection:
+        publishing.publish(connection, 0, line="main", task="nevus", version=1, bundle_id="x", blob=blob)
+    assert "no bundle" not in run("status").stdout
 
 
 def test_who_has_not_replied(served, tools, clock) -> None:

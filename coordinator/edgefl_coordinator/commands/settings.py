@@ -21,6 +21,8 @@ def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
     changes = dict(zip(assignments[::2], assignments[1::2], strict=True))
     facts = operator.run("set", changes=changes)
     operator.show(facts, *_lines(facts))
+    if facts["warning"]:
+        click.echo(f"warning: {facts['warning']}", err=True)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

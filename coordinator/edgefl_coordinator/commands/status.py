@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edgefl_coordinator.commands.options import Operator, for_operator, moment
+from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.sentences import counted
 
 _PROGRAM = "edgefl-coordinator"
@@ -61,8 +62,18 @@ def _watch(operator: Operator, interval_s: float) -> None:
 
 
 def look(operator: Operator) -> dict[str, Any]:
-    """Ask for the status; commands that mend are as they have to be typed here."""
-    facts = operator.run("status")
+    """Ask for the status; commands that mend are as they have to be typed here.
+
+    Encrypted keys without their passphrase leave the store closed, and show that no server runs.
+    """
+    try:
+        facts = operator.run("status")
+    except KeyMaterialError as error:
+        command = operator.typed(f"{_PROGRAM} serve")
+        raise KeyMaterialError(
+            f"the server is not running, so members cannot reach it; run: {command}. No more is known, because {error}",
+            error.code,
+        ) from error
     standing = facts["standing"]
     for command in standing["commands"]:
         if command.startswith(_PROGRAM):

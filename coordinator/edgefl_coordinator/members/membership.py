@@ -120,6 +120,10 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
 
     An `OperatorError` where nobody of that name waits; a `NotAllowedError` where the fingerprint differs.
     """
+    if any(one["name"] == name for one in open_invites(connection, now_ms)):
+        raise OperatorError(
+            f"{name} is invited and has not enrolled: first it uses its invite, and tells a fingerprint"
+        )
     member = _by_name(connection, name)
     if member.state not in ("pending", "approved"):
         raise OperatorError(f"{name} has not finished enrolling; it has to run `edgefl enrol` again")

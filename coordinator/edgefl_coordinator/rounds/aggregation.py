@@ -22,7 +22,7 @@ from edgefl_coordinator.members import membership, uploads
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.states import starts_by_itself
-from edgefl_coordinator.rounds.task_status import SERVER_SHA256
+from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.store import Blob
@@ -172,7 +172,7 @@ def _open_following(
         deadline_s = coordinator.settings.rounds.deadline_s
         stored_rounds.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
     else:
-        stored_rounds.set_fact(connection, SERVER_SHA256, result.state_sha256)
+        stored_rounds.set_fact(connection, STATE_SHA256, final_digest(connection, result.state_sha256))
         detail = {"rounds": len(result.phases)}
         audit.append(connection, now_ms, "over", coordinator.settings.federation, detail)
     stored_rounds.add_broadcasts(connection, following, made)

@@ -19,7 +19,8 @@ from edgefl_protocol.messages.requests import TaskReply
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
 # events of the audit log that only a server writes, besides what members ask of it
 _OF_SERVER = (_FAILED, *_MENDED, "serve", "stop", "round_opened", "round_closed", "round_extended", "over")
-SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
+STATE_SHA256 = "state_sha256"  # the fact that holds the digest of server and members after the last round
+_SERVER_SHA256 = "server_sha256"  # in its place in older stores: that of the server alone
 
 
 def task_reply(coordinator: Coordinator, connection: Connection, member: MemberRow, now_ms: int) -> Payload:
@@ -114,15 +115,24 @@ def _without_folders(name: str) -> str:
 
 
 def state_sha256(connection: Connection) -> str | None:
-    """Return the digest of server and approved members after the last round, None before it was aggregated.
+    """Return the digest of server and members after the last round, None before it was aggregated.
+
+    Who joins or leaves later changes it no more.
+    """
+    found = stored_rounds.fact(connection, STATE_SHA256)
+    if isinstance(found, str):
+        return found
+    server = stored_rounds.fact(connection, _SERVER_SHA256)
+    return final_digest(connection, server) if isinstance(server, str) else None
+
+
+def final_digest(connection: Connection, server_sha256: str) -> str:
+    """Return the digest of the server and the members that are approved now.
 
     It is that of the local engine: a member's digest is the one in its newest accepted reply (docs/design.md 5).
     """
-    server = stored_rounds.fact(connection, SERVER_SHA256)
-    if not isinstance(server, str):
-        return None
-    told = stored_rounds.site_digests(connection)
-    return state_digest(server, {one.name: told.get(one.skid, digest({})) for one in membership.approved(connection)})
+    told, members = stored_rounds.site_digests(connection), membership.approved(connection)
+    return state_digest(server_sha256, {one.name: told.get(one.skid, digest({})) for one in members})
 
 
 def phases(connection: Connection) -> list[str]:

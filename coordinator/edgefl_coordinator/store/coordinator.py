@@ -86,12 +86,11 @@ def load_keys(home: CoordinatorHome, passphrase: bytes | None = None) -> Keys:
         raise KeyMaterialError(
             f"{path} has {len(secret)} bytes, but must have {SECRET_FILE_BYTES}; restore it from the backup"
         )
-    return Keys(
-        signing=signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase),
-        ring=load_ring(home, passphrase),
-        secret=secret,
-        passphrase=passphrase,
-    )
+    try:
+        signing = signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase)
+        return Keys(signing=signing, ring=load_ring(home, passphrase), secret=secret, passphrase=passphrase)
+    except KeyMaterialError as error:
+        raise KeyMaterialError(f"{home.keys}: {error}", error.code) from error
 
 
 def open_coordinator(

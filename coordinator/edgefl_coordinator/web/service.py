@@ -191,4 +191,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         said = str(error.strerror).partition(" (while ")[0]  # Python's own sentence names the address again
-        raise OperatorError(f"cannot listen on {host} port {port}: {said}; choose another port") from error
+        raise OperatorError(
+            f"cannot listen on {host} port {port}: {said}; for another port: edgefl-coordinator set port PORT "
+            "public_url https://HOST:PORT"
+        ) from error

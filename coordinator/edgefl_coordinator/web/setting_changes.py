@@ -8,6 +8,7 @@ would leave. Source: docs/reference/coordinator.md.
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 import tomli_w
@@ -26,6 +27,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.tls import first_certificate, refused_by_members, server_context
 from edgefl_protocol.durable import write_atomic
 
+_HTTPS: Final = 443
 # Each is read again whenever it is used.
 AT_ONCE: Final = (
     "public_url", "ca", "proxy_ends_tls", "task.max_samples",
@@ -43,7 +45,8 @@ AT_RESTART: Final = (
 
 
 def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Change settings: {changes: {key: text}} → {changed: {key: value}, restart: [keys that count after a restart]}.
+    """Change settings: {changes: {key: text}} → {changed: {key: value}, restart: [keys that count after a restart],
+    warning}. The warning, or None, says that members go on calling a port that nothing may listen on.
 
     Raises:
         OperatorError: a key that is unknown or never changes, a value out of bounds, a file that is no certificate or
@@ -69,7 +72,23 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
             stored_rounds.try_again(connection)
         write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
     coordinator.settings = after
-    return {"changed": changed, "restart": [key for key in changed if key in AT_RESTART]}
+    restart = [key for key in changed if key in AT_RESTART]
+    return {"changed": changed, "restart": restart, "warning": _other_port(before, after) or None}
+
+
+def _other_port(before: CoordinatorSettings, after: CoordinatorSettings) -> str:
+    """Say that the port changed, and with it no longer is the one that members call; "" where it is, or never was."""
+    url = urlsplit(after.public_url)
+    called = url.port or _HTTPS
+    if after.port in (before.port, called) or before.port != called:
+        return ""
+    name = f"[{url.hostname}]" if ":" in str(url.hostname) else url.hostname
+    fitting = url._replace(netloc=f"{name}:{after.port}").geturl()
+    return (
+        f"members go on calling {after.public_url}; unless that is forwarded to port {after.port}, run: "
+        f"edgefl-coordinator set public_url {fitting}. It counts for new invites: who is a member already calls the "
+        "address of its invite"
+    )
 
 
 def _check_files(home: CoordinatorHome, changed: Collection[str], after: CoordinatorSettings) -> None:

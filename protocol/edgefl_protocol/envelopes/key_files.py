@@ -147,7 +147,10 @@ def _unwrap(data: bytes) -> bytes:
 
 def _check_passphrase_use(encrypted: bool, passphrase: bytes | None) -> None:
     if encrypted and not passphrase:
-        raise KeyMaterialError("this key is encrypted; give its passphrase by file or environment", "passphrase_needed")
+        raise KeyMaterialError(
+            "the private key is encrypted; give its passphrase with --passphrase-file FILE or in EDGEFL_KEY_PASSPHRASE",
+            "passphrase_needed",
+        )
     if passphrase and not encrypted:
         raise KeyMaterialError(
             "a passphrase was given, but this key is not encrypted; leave the passphrase out", "passphrase_unused"
