@@ -310,13 +310,3 @@ def test_a_bad_picture_among_those_that_teach(run, device, lab, school, tmp_path
     words = ("train", "--model", bundle, "--threads", "1", "--labels", device / "bad.csv")
     assert "cut.png: " in one_sentence(run(*words), 1)
     assert not (run.home / "learning" / "personal.payload").exists()
-
-
-def test_an_invite_for_a_site_is_not_used_up(run, live):
-    """An invite enrols once: the device says what its role is for, and leaves nothing behind."""
-    invite = replace(live.invite("hospital"), role="site")
-    code, _, err = run("enrol", encode_invite(invite, live.now_ms))
-    assert (
-        code == 3 and "the invite is for a site, and this command joins as a device: join with edgefl-train join" in err
-    )
-    assert not (run.home / "member" / "signing.key").exists()
