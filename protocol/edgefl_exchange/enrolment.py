@@ -125,8 +125,9 @@ def _begun(folder: Path, invite: Invite) -> Membership | None:
         return found
     if found.state != "joining":
         raise EnrolmentError(
-            f"this device already belongs to the federation {found.federation}, as {found.name}; to join another "
-            "one, use another home folder (--home)",
+            f"this device already belongs to the federation {found.federation}, as {found.name}; if its operator has "
+            f"shut it out, move the folder {folder} away and enrol again; to join another federation, use another home "
+            "folder (--home)",
             code="already_enrolled",
         )
     remove_identity(folder)

@@ -82,6 +82,13 @@ def test_an_invite_in_a_file(closed_home, tmp_path) -> None:
     assert json.loads(as_json.stdout)["file"] == str(tmp_path / "2") and "efl1-" not in as_json.stdout
 
 
+def test_a_bad_name_is_told_in_words(closed_home) -> None:
+    refused = run(closed_home, "invite", "--role", "device", "Clinic A")
+    assert (
+        refused.exit_code == 1 and "letters a to z and A to Z, digits" in refused.stderr and "{" not in refused.stderr
+    )
+
+
 def test_an_invite_that_replaces_another_says_so(make_coordinator, tools) -> None:
     """The device that holds the earlier one could not enrol, or has to enrol again."""
     coordinator = make_coordinator()

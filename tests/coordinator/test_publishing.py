@@ -64,6 +64,16 @@ def test_versions_only_rise(coordinator) -> None:
             publish(coordinator, "main", version, b"again")
 
 
+def test_the_same_bundle_again_is_called_published(coordinator, tools) -> None:
+    """Not a version that has to be raised; it stays for members to fetch."""
+    publish(coordinator, "main", 2, b"two")
+    with pytest.raises(OperatorError, match="this very bundle is published already, as version 2 of main/nevus"):
+        publish(coordinator, "main", 2, b"two")
+    request = BundleRequest(line="main", task="nevus", version=2).to_payload()
+    member = tools.approved_member(coordinator, "clinic-a", "device")
+    assert BundleReply.from_payload(member.call("bundle", request)).bundle == b"two"
+
+
 def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
     """A real bundle file is taken; a damaged one, an untrusted one and one of another federation are not."""
     with pytest.raises(OperatorError, match="federation demo"):

@@ -139,7 +139,7 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
     if rules.min_cohort < current.replies < rules.quorum_min:
         return _stuck("no_reply", late, set_command({"rounds.quorum_min": current.replies}), facts.overdue_ms)
     commands = ("edgefl sync", "edgefl-train join")
-    mend = f"each member that has not replied runs: {' or '.join(commands)}"
+    mend = f"each member that has not replied runs: {' or '.join(commands)}; it says what keeps a reply back"
     return FederationStanding(
         kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
     )  # fmt: skip

@@ -40,6 +40,8 @@ def publish(
     if blob.size > MAX_ARCHIVE_BYTES:
         raise OperatorError(f"the bundle has {blob.size} bytes; at most {MAX_ARCHIVE_BYTES} are allowed")
     here = select(bundles).where(bundles.c.line == line, bundles.c.task == task)
+    if known := connection.execute(here.where(bundles.c.sha256 == blob.sha256)).first():
+        raise OperatorError(f"this very bundle is published already, as version {known.version} of {line}/{task}")
     newest = max((row.version for row in _standing(connection, connection.execute(here))), default=0)
     if version <= newest:
         raise OperatorError(

@@ -131,7 +131,10 @@ def status(
     """Show model, membership, round and outbox of this device. Also tells which values are used for scoring."""
     from edgefl_client.doctor.status import card_text, run_status, status_text
 
-    found = run_status(device_of(context, home_dir, passphrase_file), online=not (offline or card))
+    device = device_of(context, home_dir, passphrase_file)
+    if home_dir is not None and not device.home.root.is_dir():
+        raise click.UsageError(f"there is no home folder {device.home.root}")
+    found = run_status(device, online=not (offline or card))
     if card:
         click.echo(card_text(found))
         return

@@ -118,12 +118,16 @@ def end_synced(context: click.Context, done: "Synced") -> None:
 
 def sync_text(found: dict[str, Any]) -> str:
     """Say for a person what `sharing.sync` tells."""
+    from edgefl_client.sharing.sync import NOT_PUBLISHED
+
     parts = [f"round {found['round']['number']} is {found['round']['state']}"]
     if found["bundle"] is not None and found["bundle"].get("changed"):
         parts.append(f"model {bundle_text(found['bundle'])}")
+    if found["bundle"] is None:
+        parts.append(NOT_PUBLISHED)
     learned = found["learning"]
     if learned is not None and learned["state"] == "skipped":
-        parts.append(f"nothing to learn: {learned['message']}")
+        parts += [f"nothing to learn: {learned['message']}"] if learned["message"] != NOT_PUBLISHED else []
     elif learned is not None and learned["state"] != "failed":
         parts.append(learned_text(learned, "the next sync goes on from there"))
     parts += [
@@ -137,6 +141,8 @@ def sync_text(found: dict[str, Any]) -> str:
         count = got[f"{kind}s"]
         here = f"1 {kind}" if count == 1 else f"{count} {kind}s"
         parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of other members received")
-    parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
+    waits = "1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait"
+    answered = found["waiting"] and found["round"]["replied"]  # a round takes one reply of each member
+    parts.append(f"{waits} for the next round" if answered else waits)
     parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []
     return "; ".join(parts) + (gate_lines(learned) if learned is not None else "")

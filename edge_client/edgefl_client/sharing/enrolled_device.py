@@ -13,6 +13,7 @@ from edgefl_client.home import Home
 from edgefl_client.sharing.broadcasts import forget_all
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
 from edgefl_exchange.enrolment import enrol, trust_certificate
+from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.member import Member
@@ -58,7 +59,8 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
     """Join the federation of an invite, or go on where a joining was cut off."""
     # This clock may be ahead by as much as signed time corrects; `enrol` judges by the corrected one.
     invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
-    if not (device.home.member / "membership.json").exists():
+    again = (device.home.member / "membership.json").exists()
+    if not again:
         _forget_rounds(device.home)
     folder = device.home.prepare(device.home.member)
     own_ca = trust_certificate(folder, invite, None if ca is None else read_ca(ca))
@@ -71,6 +73,8 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
         folder, invite, device.connect(folder, draft), own_ca=own_ca, proxy=proxy, suite=suite,
         passphrase=device.passphrase, clock_ms=device.clock_ms,
     )  # fmt: skip
+    if again:
+        membership = _as_it_stands(device, membership)
     return {
         "federation": membership.federation,
         "name": membership.name,
@@ -78,6 +82,16 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
         "state": membership.state,
         "fingerprint": membership.fingerprint,
     }
+
+
+def _as_it_stands(device: Device, known: Membership) -> Membership:
+    """Ask whether the operator has approved since; where no answer comes, it is as it was last told."""
+    try:
+        with device.member() as member:
+            member.task()
+            return member.membership
+    except ExchangeError:
+        return known
 
 
 def _forget_rounds(home: Home) -> None:

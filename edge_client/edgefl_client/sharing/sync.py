@@ -37,7 +37,7 @@ from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
-from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.bundle import Bundle
@@ -50,6 +50,7 @@ from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 from edgefl_protocol.rules.travels import travels_of
 
 HELD_BACK = "held_back"
+NOT_PUBLISHED = "the operator has published no model yet"
 ASK_AGAIN_S, MOST_ASK_AGAIN_S = 5.0, 30.0  # between two questions whether the operator has approved; it doubles
 MOST_UNKNOWN = 4  # answers in a row to nobody's keys before the wait ends
 # Reasons to leave the round alone that are no failure.
@@ -120,6 +121,7 @@ def run_sync(
             "state": task.state,
             "phase": task.phase,
             "deadline_ms": task.deadline_ms,
+            "replied": last.replied,
             "stuck": task.stuck or None,
         },
         "bundle": _bundle_facts(first.bundle),
@@ -172,6 +174,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
         task = member.task()
         allowed = _held_back if hold else permit(home, load_policy(home), member.now_ms)
         sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
+        task = _after(member, task, sent)
         # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
         expired = outbox.expire(member.now_ms())
         learned = [item.round for item in outbox.items(federation) if item.kind == LEARNED]
@@ -188,6 +191,16 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
             queued=learned[0] if learned else None,
             keys_changed=member.keep_fresh(),
         )
+
+
+def _after(member: Member, before: TaskReply, sent: Sequence[Delivery]) -> TaskReply:
+    """Return the task as it stands with the reply that it has just taken, which may have closed the round."""
+    if not any(one.outcome == "accepted" for one in sent):
+        return before
+    try:
+        return member.task()
+    except ExchangeError:  # what was sent is told all the same
+        return dataclasses.replace(before, stuck="")
 
 
 def _fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] | EdgeflError | None:
@@ -251,6 +264,8 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
 
 def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
     """Open the bundle in use, which must be the federation's."""
+    if before.bundle is None and not home.current_file.exists():
+        raise models.NoModel(NOT_PUBLISHED)
     bundle = models.open_model(home, models.read_file(home, None), trusted, before.now_ms)
     wanted = (before.federation, before.task.line, before.task.task)
     if bundle.manifest.line_key != wanted:

@@ -50,10 +50,10 @@ def current_file(home: Home) -> Path:
     """Return the file of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
-        get = (
-            "install one with edgefl use FILE, or join a federation with edgefl enrol INVITE and fetch its model "
-            "with edgefl sync"
-        )
+        if (home.member / "membership.json").exists():
+            get = "fetch the federation's with edgefl sync, once its operator has published one"
+        else:
+            get = "install one with edgefl use FILE, or join a federation with edgefl enrol INVITE"
         raise NoModel(f"this device has no model yet: {get}; or name one with --model FILE")
     return home.models / f"{sha256}.edgefl"
 

@@ -58,7 +58,12 @@ class Invite:
     expires_ms: int  # Unix ms, at most 72 h after issue
 
     def __post_init__(self) -> None:
-        forms = (("url", self.url, _URL), ("federation", self.federation, _WORD), ("name", self.name, _NAME))
+        if type(self.name) is not str or not _NAME.fullmatch(self.name):
+            raise InviteError(
+                "the name of a member has 1 to 64 characters: letters a to z and A to Z, digits, and after the first "
+                "one also . _ -"
+            )
+        forms = (("url", self.url, _URL), ("federation", self.federation, _WORD))
         pins = (
             ("coordinator_key_id", self.coordinator_key_id, _HEX64),
             ("root_key_id", "0" * 64 if self.root_key_id is None else self.root_key_id, _HEX64),

@@ -64,6 +64,56 @@ def test_a_stuck_round_is_told_in_the_coordinators_words(run, device, live):
         assert json.loads(run(command, "--json")[1])["round"]["stuck"] == live.stuck
 
 
+def test_a_sync_tells_the_round_as_its_own_reply_left_it(run, device, live, monkeypatch):
+    """What was asked for before the reply was sent would call the round stuck that this reply has closed."""
+    assert run("pull")[0] == run("contribute", "--labels", device / "labels.csv")[0] == 0
+    live.stuck, taken = "round 1 is stuck: it has 1 reply and needs 2", live._reply
+
+    def closes(*arguments):
+        answer = taken(*arguments)
+        live.state, live.stuck = "closed", ""
+        return answer
+
+    monkeypatch.setattr(live, "_reply", closes)
+    code, out, _ = run("sync")
+    assert code == 0 and out.startswith("round 1 is closed;") and "reply accepted" in out and "stuck" not in out
+
+
+def test_a_sync_whose_reply_was_taken_succeeds_where_the_round_is_not_told_after_it(run, device, live, monkeypatch):
+    """The reply counts; what was known before it is told without the sentence that may be past."""
+    assert run("pull")[0] == run("contribute", "--labels", device / "labels.csv")[0] == 0
+    live.stuck, taken = "round 1 is stuck: it has 1 reply and needs 2", live._reply
+
+    def then_refuses(*arguments):
+        live.refuse["task"] = Refusal(code="busy", message="later")
+        return taken(*arguments)
+
+    monkeypatch.setattr(live, "_reply", then_refuses)
+    code, out, _ = run("sync")
+    assert code == 0 and "reply accepted" in out and "stuck" not in out
+
+
+def test_what_is_contributed_after_the_rounds_reply_waits_for_the_next(run, device, live):
+    assert run("pull")[0] == 0
+    offer = ("contribute", "--labels", device / "labels.csv", "--send")
+    assert run(*offer)[1].rstrip().endswith("; 0 items wait")
+    assert run(*offer)[1].rstrip().endswith("; 1 item waits for the next round") and len(live.effects) == 1
+    assert json.loads(run("sync", "--json")[1])["round"]["replied"] is True
+
+
+def test_enrolling_again_tells_of_the_approval(run, live, invite):
+    assert " is pending in skin" in run("enrol", invite)[1]
+    assert " is pending in skin" in run("enrol", invite)[1]
+    live.approve()
+    assert " is approved in skin" in run("enrol", invite)[1]
+
+
+def test_a_home_that_is_misspelt_has_no_status(run, device, tmp_path):
+    code, out, err = run("status", "--home", tmp_path / "hom")
+    assert (code, out) == (2, "") and f"there is no home folder {tmp_path / 'hom'}" in err
+    assert run("status", "--home", run.home)[0] == 0
+
+
 def test_before_the_approval_every_command_is_refused(run, live, invite):
     """docs/design.md, section 5: 3 for what policy refuses; without any enrolment nothing was refused: 1."""
     assert run("pull")[0] == 1
@@ -370,7 +420,7 @@ def test_another_invite_leaves_the_certificate_alone(run, live, device, lab):
     other = encode_invite(live.invite("device-2"), live.now_ms)
     code, _, err = run("enrol", other, "--ca", run.home / "member" / "signing.key")
     assert code == 1
-    assert "already" in err
+    assert f"move the folder {run.home / 'member'} away and enrol again" in err  # where it was shut out
     assert (run.home / "member" / "ca.pem").read_text() == "kept"
 
 

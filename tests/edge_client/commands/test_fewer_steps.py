@@ -17,7 +17,7 @@ from edgefl_client.cli import advanced, cli
 from edgefl_client.home import Home
 from edgefl_client.trust import models
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_protocol import SigningKey
+from edgefl_protocol import Payload, SigningKey
 from edgefl_protocol.messages.requests import Refusal
 from edgefl_protocol.records.invite import encode_invite
 from edgefl_protocol.records.root import Root, make_root
@@ -151,6 +151,17 @@ def test_sync_without_a_published_model_is_no_failure(run, device, live):
     live.bundles.clear()
     code, out, _ = run("sync", "--json")
     assert code == 0 and json.loads(out)["bundle"] is None
+
+
+@pytest.mark.parametrize("words", [("sync",), ("sync", "--labels", "labels.csv")])
+def test_a_member_is_told_that_no_model_is_published(run, device, live, words):
+    """Its operator has to act; it can neither install one nor join."""
+    live.bundles.clear()
+    live.broadcasts[1] = Payload({}, {})
+    code, out, err = run(*words)
+    assert code == 0 and out.count("the operator has published no model yet") == 1 and "edgefl use" not in out + err
+    code, out, err = run("score", "0.png")
+    assert code == 1 and "once its operator has published one" in err and "edgefl enrol" not in err
 
 
 def test_a_bundle_that_is_refused_keeps_nothing_else_back(run, device, live, lab):
