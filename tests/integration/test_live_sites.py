@@ -244,6 +244,10 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
     """Damaged, another certificate, used, a second one, or none at all: nothing is enrolled (docs/security.md 2.6)."""
     there, invite = enrolled(live, tmp_path)
     assert join(call(tmp_path / "site-1", "site-1", invite))["state"] == "pending"  # the same one again
+    device = there.operate("invite", name="clinic", role="device", hours=1)["invite"]
+    with pytest.raises(FederationRefused, match="a device, which takes it with edgefl enrol"):
+        join(call(tmp_path / "clinic", "site-1", device, there.ca))
+    assert not (tmp_path / "clinic").exists()
     second = there.operate("invite", name="site-2", role="site", hours=1)["invite"]
     with pytest.raises(RunError, match="joined with another invite: name another --out"):
         join(call(tmp_path / "site-1", "site-1", second, there.ca))

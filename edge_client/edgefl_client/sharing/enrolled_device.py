@@ -12,7 +12,7 @@ from typing import Any
 from edgefl_client.home import Home
 from edgefl_client.sharing.broadcasts import forget_all
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
-from edgefl_exchange.enrolment import enrol, trust_certificate
+from edgefl_exchange.enrolment import EnrolmentError, enrol, trust_certificate
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.identity import Identity
@@ -59,6 +59,12 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
     """Join the federation of an invite, or go on where a joining was cut off."""
     # This clock may be ahead by as much as signed time corrects; `enrol` judges by the corrected one.
     invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
+    if invite.role != "device":
+        raise EnrolmentError(
+            "this invite is for a server, which takes it with edgefl-train join; ask the operator for one that is made "
+            "with --role device",
+            "other_role",
+        )
     again = (device.home.member / "membership.json").exists()
     if not again:
         _forget_rounds(device.home)

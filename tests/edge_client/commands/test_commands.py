@@ -108,6 +108,13 @@ def test_enrolling_again_tells_of_the_approval(run, live, invite):
     assert " is approved in skin" in run("enrol", invite)[1]
 
 
+def test_an_invite_for_a_server_is_not_used_by_a_device(run, live):
+    invite = dataclasses.replace(live.invite(), role="site")
+    code, _, err = run("enrol", encode_invite(invite, live.now_ms))
+    assert code == 1 and "a server, which takes it with edgefl-train join" in err and "--role device" in err
+    assert live.requests == [] and invite.token in live.tokens_open
+
+
 def test_a_home_that_is_misspelt_has_no_status(run, device, tmp_path):
     code, out, err = run("status", "--home", tmp_path / "hom")
     assert (code, out) == (2, "") and f"there is no home folder {tmp_path / 'hom'}" in err

@@ -88,6 +88,12 @@ class SiteMembership:
             found = decode_invite(invite, 0 if joined else wall_clock_ms())  # a used invite may be past its date
             if known is not None and joined:
                 return self._same(known, found)
+            if found.role != "site":
+                raise FederationRefused(
+                    "this invite is for a device, which takes it with edgefl enrol; ask the operator for one that is "
+                    "made with --role site",
+                    "other_role",
+                )
             self._make_home()
             own_ca = trust_certificate(self.home, found, None if ca is None else read_ca(ca))
             transport = HttpsTransport(found.url, self.home / "ca.pem" if own_ca else None, proxy)
