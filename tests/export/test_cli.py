@@ -56,6 +56,23 @@ def test_keygen_writes_a_private_key_only_its_owner_reads(tmp_path):
     assert result.stderr.count("\n") == 1 and "not encrypted" in result.stderr
 
 
+def test_a_site_that_took_part_in_no_round_is_exported_only_where_that_is_said(tmp_path, predictor, monkeypatch):
+    """docs/reference/runs.md: what such a site of a live federation has is not what the federation learned."""
+    run = write_run(tmp_path / "late", predictor)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["sites"]["north"]["took_part"] = {"rounds": 0, "of": 3}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert call("keygen", tmp_path / "keys").exit_code == 0
+    words = ("bundle", run, "--site", "north", "--sign", tmp_path / "keys", "-o", tmp_path / "late.edgefl")
+    assert_refused(call(*words), 1, "north took part in 0 of 3 rounds", "--took-no-part")
+
+    def traced(*_):
+        raise ExportError("on to the graph")
+
+    monkeypatch.setattr("edgefl_export.bundles.shown_map.measured_map", traced)
+    assert_refused(call(*words, "--took-no-part"), 1, "on to the graph")
+
+
 @pytest.mark.parametrize("way", ["file", "environment"])
 def test_keygen_encrypts_under_a_passphrase_and_bundle_needs_it(tmp_path, run_folder, way):
     """docs/design.md, section 5: passphrase from a file or EDGEFL_KEY_PASSPHRASE, never asked for."""
