@@ -350,6 +350,7 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
     found = to_the_end(there, tmp_path)
     assert [line["phase_index"] for line in lines_of(tmp_path / "site-1")] == [0]
     assert [line["phase_index"] for line in lines_of(tmp_path / "site-2")] == [1]
+    assert found["site-1"]["summary"]["sites"]["site-1"]["took_part"] == {"rounds": 1, "of": 2}
     status = there.operate("status")["state_sha256"]
     assert {found[name]["summary"]["state_sha256"] for name in SITES} == {status}
 
