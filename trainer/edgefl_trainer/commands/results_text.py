@@ -41,7 +41,7 @@ def part_lines(summary: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} took part in {part['rounds']} of {counted(part['of'], 'round')}"
         + ("" if part["rounds"] else f": its model has learned nothing from its pictures, so {NOT_ITS}")
-        for name, site in summary["sites"].items()
+        for name, site in summary.get("sites", {}).items()  # none where an encoder alone was learned
         if (part := site.get("took_part")) and part["rounds"] < part["of"]
     ]
 

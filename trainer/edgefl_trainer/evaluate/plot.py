@@ -32,6 +32,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8
 DASHES = ("-", "--", "-.", (0, (1, 1.2)))
 MARKERS = "osD^vPX*"
 MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
+LONGEST_NAME = 42  # characters of a name beside the axes
 ROOM = 0.055  # share of the height that a name takes
 FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
 WIDER = 2.6  # points by which a line, and its marker, frames one that is the same
@@ -210,6 +211,11 @@ def _size(count: float) -> str:
     return "0 B" if count == FEW_BYTES else ""
 
 
+def _short(name: str) -> str:
+    """A name that leaves room for the axes: of a long one, such as with a folder's path, the beginning and the end."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 3]}…{name[1 - LONGEST_NAME * 2 // 3 :]}"
+
+
 def _name_lines(axes: Axes) -> None:
     """Each line's sample and name beside the axes, near the height of its end, and a grey thread that leads there."""
     low, high = axes.get_ylim()
@@ -221,7 +227,7 @@ def _name_lines(axes: Axes) -> None:
         sample.update_from(line)
         sample.set(transform=axes.transAxes, clip_on=False, linewidth=1.8, markersize=5, markevery=[1])
         axes.add_artist(sample)
-        axes.text(NAMES, height, str(line.get_label()), transform=axes.transAxes, va="center", fontsize=9)
+        axes.text(NAMES, height, _short(str(line.get_label())), transform=axes.transAxes, va="center", fontsize=9)
         axes.annotate(
             "",
             xy=(float(end[0]), float(end[1])),
