@@ -262,10 +262,6 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
     with pytest.raises(FederationRefused, match="used"):
         join(call(tmp_path / "new", "site-1", invite, there.ca))
     assert join(call(tmp_path / "new", "site-1", second))["state"] == "pending"  # the invite carries the certificate
-    device = there.operate("invite", name="phone", role="device", hours=1)["invite"]
-    with pytest.raises(FederationRefused, match="the invite is for a device, and this command joins as a site"):
-        join(call(tmp_path / "other", "site-1", device, there.ca))
-    assert not (tmp_path / "other" / "member").exists()
     with pytest.raises(RunError, match="no finished enrolment: give the INVITE"):
         join(call(tmp_path / "nothing", "site-1"))
 
