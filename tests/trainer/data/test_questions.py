@@ -17,7 +17,6 @@ from edgefl_trainer.data.questions import OTHER_ANSWER, Vocabulary
 from edgefl_trainer.data.sources import files
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites, examples_of
-from edgefl_trainer.evaluate.learned_from import learned_among
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
@@ -183,8 +182,8 @@ def test_without_labels_a_picture_is_learned_from_once(rad: Path) -> None:
 def test_what_was_learned_from_is_counted_by_picture(rad: Path, fixed: Path) -> None:
     own = load(rad)
     held_out = np.unique(own.places(own.sites["rad-head"].test))
-    assert learned_among(own, own.images[held_out]) == 0
-    assert learned_among(own, own.images) == 12  # of each organ three pictures are learned from and one is tuned on
+    assert own.learned_among(own.images[held_out]) == 0
+    assert own.learned_among(own.images) == 12  # of each organ three pictures are learned from and one is tuned on
 
 
 def test_sites_dealt_evenly_share_no_picture(rad: Path) -> None:

@@ -19,6 +19,14 @@ from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread
 from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.learned_from import (
+    LEARNED,
+    picture_name,
+    pixel_digest,
+    rows_of,
+    told_of_lesions,
+    told_of_pictures,
+)
 from edgefl_trainer.data.partition import Partition, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.questions import (
     QuestionRows,
@@ -62,6 +70,16 @@ class Federation:
         """Count the images of each class among `rows`, (K,)."""
         labels = self.labels[rows]
         return np.bincount(labels[labels >= 0], minlength=len(self.classes)).astype(np.int64)
+
+    @property
+    def learned(self) -> Indices:
+        """Rows that are learned from or tuned on, at the sites that train."""
+        return rows_of([site for name, site in self.sites.items() if name not in self.held_out], LEARNED)
+
+    def learned_among(self, images: NDArray[np.uint8]) -> int:
+        """Count the pictures (B, px, px, 3) that are learned from or tuned on, by their pixels."""
+        known = {pixel_digest(self.images[place]) for place in np.unique(self.places(self.learned))}
+        return sum(pixel_digest(image) in known for image in images)
 
     @property
     def report_split(self) -> str:
@@ -115,7 +133,7 @@ def load_federation(
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
     shown, places = picture_tables(tables) if asking else (tables, None)
     pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir())
-    return Federation(
+    found = Federation(
         classes=names,
         images=pictures.images,
         labels=labels,
@@ -125,10 +143,10 @@ def load_federation(
         partition_sha256=partition_digest(sites, rows, names, labels, held_out),
         masks=pictures.masks,
         held_out=held_out,
-        warnings=tuple(_warnings(tables, rows, labels, sites)),
         pictures=places,
         questions=questions,
     )
+    return replace(found, warnings=tuple(_warnings(tables, rows, found)))
 
 
 def _targets(
@@ -148,11 +166,25 @@ def _targets(
     return (*label_rows(rows, task, classes, whole=whole), None)
 
 
-def _warnings(
-    tables: Sequence[SourceRows], rows: Sequence[Row], labels: NDArray[np.int64], sites: Iterable[str]
-) -> list[str]:
-    found = [line for table in tables for line in table.warnings]
-    return [*found, *told_of_questions(rows, labels), *alike_sites(sites)]
+def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> list[str]:
+    told = [line for table in tables for line in table.warnings]
+    told += [*told_of_questions(rows, found.labels), *alike_sites(found.sites)]
+    learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
+    if found.questions is None:
+        table_of = [table.name for table in tables for _ in table.rows]
+        told += told_of_lesions(*([(table_of[i], rows[i]) for i in part] for part in (learned, judged)))
+    return told + _told_of_pictures(rows, found, learned, judged)
+
+
+def _told_of_pictures(rows: Sequence[Row], found: Federation, learned: Indices, judged: Indices) -> list[str]:
+    """Compare what the rows show; of a picture that questions of both sides show, `told_of_questions` tells."""
+    shown = {int(place): picture_name(rows[i]) for i, place in zip(learned, found.places(learned), strict=True)}
+    asked = {int(place): picture_name(rows[i]) for i, place in zip(judged, found.places(judged), strict=True)}
+    if not shown or not asked:
+        return []
+    known = {pixel_digest(found.images[place]): name for place, name in shown.items()}
+    new = [(pixel_digest(found.images[place]), name) for place, name in asked.items() if place not in shown]
+    return told_of_pictures(known, new, len(asked))
 
 
 def _read_rows(

@@ -4,7 +4,7 @@ Every picture is decoded once, and all that fail are listed, not the first alone
 and rows that were read is listed beside them: the rows are counted all the same. Values out: printing is the command's.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +15,7 @@ from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError, TaskError
 from edgefl_trainer.data.federation import alike_sites, label_rows, wrong_sites
+from edgefl_trainer.data.learned_from import picture_name, pixel_digest, told_of_lesions, told_of_pictures
 from edgefl_trainer.data.partition import sited_rows
 from edgefl_trainer.data.questions import (
     Vocabulary,
@@ -25,6 +26,7 @@ from edgefl_trainer.data.questions import (
     vocabulary_of,
 )
 from edgefl_trainer.data.rows import Row, SourceRows
+from edgefl_trainer.data.site_rows import REPORTED
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_specs
 from edgefl_trainer.data.tasks import alike_classes
@@ -34,6 +36,9 @@ NO_SITE = "no site"
 CELL_PX, HEAD_PX, NAME_PX = 84, 18, 110  # of the contact sheet
 PICTURES = 2  # of a class at a site
 LEAST = 2  # pictures of a class: one to learn from, one to judge on
+
+Picture = tuple[str, str]  # folder or zip, file
+Digests = dict[Picture, bytes]  # picture → `pixel_digest`, where it can be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +128,21 @@ def survey(read: Tables) -> Survey:
             found.counts[site, column_of(row)] += 1
             found.splits[site, row.split] += 1
             found.lesions.setdefault(site, set()).add(row.lesion)
-    _examine_all(found, tables)
+    pictures = _examine_all(found, tables)
     found.warnings.extend(alike_sites(found.lesions))
+    found.warnings.extend(_learned_and_judged(tables, pictures))
     if asks([table for table, _ in tables]):
         return _asked(found, [row for _, rows in tables for row in rows])
+    found.warnings.extend(_named_twice(tables))
+    found.warnings.extend(_of_two_labels(tables, pictures))
     found.warnings.extend(_thin(found))
     return found
 
 
-def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) -> None:
-    """Decode the picture of every row; one that several questions show, once."""
-    seen: set[tuple[str, str]] = set()
+def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) -> Digests:
+    """Decode the picture of every row; one that several questions show, once. Return a digest of each one's pixels."""
+    digests: Digests = {}
+    seen: set[Picture] = set()
     for table, rows in tables:
         if not isinstance(table.pixels, FilePixels):
             continue
@@ -145,8 +154,70 @@ def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) 
         for row in rows:
             picture = (table.pixels.store.name, row.source)
             if not table.asks or picture not in seen:
-                _examine(found, table.pixels, row)
+                digest = _examine(found, table.pixels, row)
+                digests |= {picture: digest} if digest is not None else {}
             seen.add(picture)
+    return digests
+
+
+def _learned_and_judged(tables: Sequence[tuple[SourceRows, list[Row]]], digests: Digests) -> list[str]:
+    """Sentences on lesions and pictures that are learned from and judged on, as a run would say them.
+
+    Of a picture that questions of both sides show, `told_of_questions` tells.
+    """
+    rows = [(table, row) for table, found in tables for row in found if row.label is not None]
+    learned = [(table, row) for table, row in rows if row.split == "train"]
+    judged = [(table, row) for table, row in rows if row.split in REPORTED]
+    named = ([(table.name, row) for table, row in part if not table.asks] for part in (learned, judged))
+    known = {
+        digests[picture]: picture_name(row) for table, row in learned if (picture := _picture(table, row)) in digests
+    }
+    shown = {_picture(table, row) for table, row in learned if table.asks}
+    asked = {
+        picture if table.asks else number: (picture, picture_name(row))
+        for number, (table, row) in enumerate(judged)
+        if (picture := _picture(table, row)) in digests
+    }
+    new = [(digests[picture], name) for picture, name in asked.values() if picture not in shown]
+    return [*told_of_lesions(*named), *told_of_pictures(known, new, len(asked))]
+
+
+def _named_twice(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Iterator[str]:
+    """Write a sentence on files that rows of different names share."""
+    names: dict[Picture, set[str]] = defaultdict(set)
+    for table, rows in tables:
+        for row in rows:
+            if isinstance(table.pixels, FilePixels):
+                names[_picture(table, row)].add(row.image)
+    several = {file: sorted(found) for (_, file), found in names.items() if len(found) > 1}
+    if several:
+        file, found = next(iter(several.items()))
+        yield (
+            f"{counted(len(several), 'file')} {'is' if len(several) == 1 else 'are'} named by several rows, such as "
+            f"{file} by {found[0]} and {found[1]}"
+        )
+
+
+def _of_two_labels(tables: Sequence[tuple[SourceRows, list[Row]]], digests: Digests) -> Iterator[str]:
+    """Write a sentence on pictures that have two labels."""
+    labels: dict[bytes, dict[str, str]] = defaultdict(dict)
+    for table, rows in tables:
+        for row in rows:
+            digest = digests.get(_picture(table, row))
+            if digest is not None and row.label is not None:
+                labels[digest].setdefault(row.label, row.image)
+    several = [found for found in labels.values() if len(found) > 1]
+    if several:
+        (label, name), (other, twin) = list(several[0].items())[:2]
+        yield (
+            f"{counted(len(several), 'picture')} {'has' if len(several) == 1 else 'have'} two labels, by "
+            f"{'its' if len(several) == 1 else 'their'} pixels, such as {name} ({label}) and {twin} ({other})"
+        )
+
+
+def _picture(table: SourceRows, row: Row) -> Picture:
+    """Return where the picture of a row lies."""
+    return (table.pixels.store.name if isinstance(table.pixels, FilePixels) else table.name, row.source)
 
 
 def _asked(found: Survey, rows: Sequence[Row]) -> Survey:
@@ -173,14 +244,17 @@ def _thin(found: Survey) -> Iterator[str]:
             yield f"class {label} has {counted(number, 'picture')}: too few to learn from and to judge on"
 
 
-def _examine(found: Survey, pixels: FilePixels, row: Row) -> None:
+def _examine(found: Survey, pixels: FilePixels, row: Row) -> bytes | None:
+    """Decode one picture and return a digest of its pixels; None where it cannot be read."""
     try:
-        height, width, _ = decode(pixels.store.read(row.source)).shape
+        image = decode(pixels.store.read(row.source))
     except (ImageError, DataError) as error:
         named = row.image if row.image == row.source else f"{row.image} ({row.source})"
         found.broken.append(f"{named}: {error}" if isinstance(error, ImageError) else str(error))
-    else:
-        found.sizes[width, height] += 1
+        return None
+    height, width, _ = image.shape
+    found.sizes[width, height] += 1
+    return pixel_digest(image)
 
 
 def contact_sheet(tables: Tables) -> Image.Image:

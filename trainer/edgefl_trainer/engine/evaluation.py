@@ -22,7 +22,6 @@ from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.sites import choose_device, examples_of
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
-from edgefl_trainer.evaluate.learned_from import learned_among
 from edgefl_trainer.evaluate.measured_maps import measure_maps
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.report import thin_sites
@@ -193,7 +192,7 @@ def _learned_from(run: FinishedRun, images: NDArray[np.uint8]) -> int | None:
     except EdgeflError as error:
         warn(f"the run's own data cannot be compared ({error}): whether it learned from these pictures is open")
         return None
-    found = learned_among(own, images)
+    found = own.learned_among(images)
     if found:
         warn(
             f"{found} of these {len(images)} pictures, by their pixels, are among those that the run learned from or "
