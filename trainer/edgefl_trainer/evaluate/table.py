@@ -29,7 +29,6 @@ MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv`
 UNDEFINED = "–"
 WITHOUT = f"mean without {MARK}"  # column
 LOWER_IS_BETTER = ("ece", "brier", "aurc")  # the worst site has the largest
-CHANCE_BY_CLASSES = ("balanced_accuracy", "macro_recall", "open_balanced_accuracy")  # one of K classes: 1/K
 SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
 LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     letter: "\\" + letter for letter in "_%&#${}"
@@ -78,7 +77,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
         raise ValueError(
             f"the runs belong to {len(tasks)} tasks ({', '.join(tasks)}), and a table compares runs of one task"
         )
-    return _numbered([_row(runs, metric, ddof) for runs in _groups(summaries)])
+    return _numbered([_row(runs, metric, ddof) for runs in runs_of_rows(summaries)])
 
 
 def usual_metric(summaries: Sequence[Summary]) -> str:
@@ -88,7 +87,7 @@ def usual_metric(summaries: Sequence[Summary]) -> str:
 
 def row_names(summaries: Sequence[Summary]) -> list[str]:
     """Return the name of the row in which each summary stands, as `render_table` writes it."""
-    groups = zip(_groups(summaries), named(table_rows(summaries)), strict=True)
+    groups = zip(runs_of_rows(summaries), named(table_rows(summaries)), strict=True)
     names = {id(run): name for runs, name in groups for run in runs}
     return [names[id(run)] for run in summaries]
 
@@ -100,8 +99,8 @@ def named(rows: Sequence[TableRow]) -> list[str]:
     return [f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)" for row in rows]
 
 
-def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
-    """The runs of each row."""
+def runs_of_rows(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """Return the runs of each row of `table_rows`."""
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in chain(chain.from_iterable(map(_answers, summaries)), usual_runs(summaries)):
         key = tuple(
@@ -228,15 +227,6 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
 
 def _named(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MAX_SITE_COLUMNS else f"{len(sites)} sites"
-
-
-def chance_of(summaries: Sequence[Summary], metric: str) -> float | None:
-    """Return the figure of an answer that never changes; None where it depends on the rows, or classes differ."""
-    if metric == "auroc":
-        return 0.5
-    numbers = {len(run.get("classes") or ()) for run in summaries}
-    known = metric.removeprefix("tune_") in CHANCE_BY_CLASSES and len(numbers) == 1 and 0 not in numbers
-    return 1 / numbers.pop() if known else None
 
 
 def origin(environments: Sequence[Mapping[str, Any]]) -> str:
