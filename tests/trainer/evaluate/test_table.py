@@ -70,6 +70,19 @@ def test_a_site_of_one_class_is_marked_and_left_out_of_a_mean_beside():
     assert "*" not in render_table([ONE])
 
 
+def test_a_site_without_a_row_of_some_class_is_marked():
+    """Figures over two or three of four classes stood as if they were of all; the one-class mark stays apart."""
+    tested = {"a": 4, "b": 3, "c": 1, "d": 2}
+    sites = {name: {"balanced_accuracy": 0.5, "classes_tested": number} for name, number in tested.items()}
+    run = ONE | {"sites": sites | {"e": {"balanced_accuracy": None, "classes_tested": 2}}, "classes": list("wxyz")}
+    text = render_table([run])
+    assert "| 0.500 | 0.500† | 0.500* | 0.500† | – |" in text
+    assert "† judged on fewer classes than the run has: comes out too high, and the mean with it (b, d)." in text
+    assert r"0.500\dag{} &" in render_table([run], "latex")
+    assert "†" not in render_table([ONE | {"classes": ["x", "y"]}])
+    assert "†" not in render_table([run | {"usual_answer": {}, "sites": sites}])  # most answers stand in no row
+
+
 def test_a_picture_of_a_figure_marks_sites_of_one_class(monkeypatch):
     drawn = []
     monkeypatch.setattr(metric_plot, "png", lambda figure, metadata: drawn.append(figure) or b"")
