@@ -14,6 +14,7 @@ from tests.trainer.engine.conftest import files_of
 
 from edgefl_trainer.engine.folder import working_in
 from edgefl_trainer.engine.settings import read_settings
+from edgefl_trainer.evaluate import confusion
 
 # ---------------------------------------------------------------------------------------------- evaluate
 
@@ -70,7 +71,7 @@ def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, ca
     assert f"says nothing; left out of the mean of the 1 site with more than one class {100 * east:.1f} %" in text
 
 
-def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, tmp_path):
+def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, tmp_path, monkeypatch):
     """All 40 pictures of the run, judged again: it learned from, or was tuned on, all but its own test rows."""
     shutil.copytree(ward.removeprefix("folder:"), tmp_path / "again")
     files = sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*"))
@@ -79,10 +80,15 @@ def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, 
     again = f"manifest:{tmp_path / 'again'}"
     sites = json.loads((finished["local"] / "summary.json").read_text())["sites"].values()
     learned = 40 - sum(site["n_test"] for site in sites)
-    outcome = edgefl_train("evaluate", finished["local"], "--data", again, "--json")
+    titles: list[str] = []
+    monkeypatch.setattr(confusion, "plot_confusion", lambda matrix, classes, title: titles.append(title) or b"")
+    picture = ("--json", "--plot", tmp_path / "a.png")
+    outcome = edgefl_train("evaluate", finished["local"], "--data", again, *picture)
     assert outcome.json()["rows_learned_from"] == learned
+    assert f"TOO HIGH: the run learned from {learned} of these pictures" in titles[0]
     assert f"warning: {learned} of these 40 pictures, by their pixels, are among those that the run" in outcome.err
-    fresh = edgefl_train("evaluate", finished["local"], "--data", ward, "--json")
+    fresh = edgefl_train("evaluate", finished["local"], "--data", ward, *picture)
+    assert "TOO HIGH" not in titles[1]
     assert fresh.json()["rows_learned_from"] == 0 and "learned from" not in fresh.err
 
 
