@@ -8,13 +8,14 @@ import shutil
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 from tests.trainer.conftest import edgefl_train, make_ward, records, run, write_index, write_picture
 from tests.trainer.engine.conftest import files_of
 
 from edgefl_trainer.engine.folder import working_in
 from edgefl_trainer.engine.settings import read_settings
-from edgefl_trainer.evaluate import confusion
+from edgefl_trainer.evaluate import confusion, metric_plot, plot
 
 # ---------------------------------------------------------------------------------------------- evaluate
 
@@ -249,6 +250,24 @@ def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, mo
     runs = (tmp_path / "a/run", tmp_path / "b/other", finished["fedavg"])
     assert edgefl_train("table", *runs, "--plot", tmp_path / "a.png").code == 0
     assert drawn[1] == {"local (run)", "local (other)", "fedavg"}
+
+
+def test_a_picture_says_where_runs_saw_other_rows(finished, tmp_path, monkeypatch):
+    """docs/guides/first-run.md: as the caption of the text does."""
+    shutil.copytree(finished["local"], tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary | {"partition_sha256": "0" * 64}))
+    titles: list[str] = []
+    for module in (plot, metric_plot):
+        monkeypatch.setattr(module, "png", lambda figure, **_: titles.append(words_of(figure)) or b"")
+    for runs, told in (((tmp_path / "run", finished["fedavg"]), True), (finished.values(), False)):
+        for metric in ((), ("--metric", "balanced_accuracy")):
+            assert edgefl_train("table", *runs, *metric, "--plot", tmp_path / "a.png").code == 0
+            assert ("NOT ALL ON THE SAME ROWS: 2 different" in titles.pop()) == told
+
+
+def words_of(figure):
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 def test_table_refuses_what_cannot_be_compared(finished, mae, tmp_path, ward):

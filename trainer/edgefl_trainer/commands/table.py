@@ -64,7 +64,7 @@ def table(
     from edgefl_trainer.evaluate.chance import chance_of
     from edgefl_trainer.evaluate.metric_plot import plot_metric
     from edgefl_trainer.evaluate.recall_table import render_recall
-    from edgefl_trainer.evaluate.table import origin, render_table, runs_of_rows, table_rows, usual_metric
+    from edgefl_trainer.evaluate.table import origin, render_table, runs_of_rows, table_rows, unlike, usual_metric
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -87,7 +87,8 @@ def table(
             picture = b""
             if plot and named:
                 chance = [chance_of(some, named) for some in runs_of_rows(summaries)]
-                picture = plot_metric(table_rows(summaries, named, ddof), named, chance)
+                rows = table_rows(summaries, named, ddof)
+                picture = plot_metric(rows, named, chance, title="; ".join(unlike(summaries)))
             elif plot:
                 picture = pictures.of_runs(folders, summaries)
         else:

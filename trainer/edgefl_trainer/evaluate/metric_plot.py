@@ -22,7 +22,7 @@ LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
 
 
-def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] = ()) -> bytes:
+def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] = (), title: str = "") -> bytes:
     """Return the picture as PNG bytes; a `ValueError` where no run has the figure, or there are too many rows.
 
     `chance` is what an answer that never changes gets, of each row.
@@ -54,11 +54,12 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
     axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better{told}" + (NOTE if marked else ""))
+    axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     entries = len(axes.get_legend_handles_labels()[1])
     columns = 5 if len({value for of in guessed for value in of.values()}) < 2 else 3  # longer names
-    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, entries / columns - 2))  # inches
+    figure.set_figheight(figure.get_figheight() + 0.45 * max(0, entries / columns - 1) + 0.3 * bool(title))
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return png(figure, metadata={"Software": None})
 

@@ -10,7 +10,7 @@ from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import run_name
+from edgefl_trainer.evaluate.table import run_name, unlike
 from edgefl_trainer.experiments.comparison import Found, bars_of, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
@@ -25,6 +25,7 @@ def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> 
     return plot_progress(
         {name: [read_metrics(folder)] for name, folder in zip(names, folders, strict=True)},
         metric=JUDGED,
+        title="; ".join(unlike(summaries)),
         one_class={name: one_class_of(run) for name, run in zip(names, summaries, strict=True)},
         chance={name: chance_of([run], JUDGED) for name, run in zip(names, summaries, strict=True)},
     )
@@ -45,8 +46,10 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
 
     A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """
+    of_parts = [[one.measured.summary for one in found if one.part == part.name] for part in experiment.parts]
+    plain = "\n".join([experiment.title, *dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))])
     marked = sorted({name for part in experiment.parts for name in one_class_sites(experiment, part, found)})
-    title = experiment.title + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
+    title = plain + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
     if experiment.plot == "bars":
         return plot_bars(*bars_of(experiment, found), title=title)
     if experiment.plot == "dots":
@@ -65,4 +68,4 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
                 one_class.setdefault(name, set()).update(one_class_of(one.measured.summary))
     metric = tracked(experiment.metric)
     chance = {name: chance_of(some, metric) for name, some in runs.items()}
-    return plot_progress(tracks, metric=metric, title=experiment.title, one_class=one_class, chance=chance)
+    return plot_progress(tracks, metric=metric, title=plain, one_class=one_class, chance=chance)
