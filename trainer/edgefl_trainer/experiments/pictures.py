@@ -11,7 +11,7 @@ from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
 from edgefl_trainer.evaluate.table import run_name, unlike
-from edgefl_trainer.experiments.comparison import Found, bars_of, one_class_sites
+from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
 
@@ -47,7 +47,10 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
     A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """
     of_parts = [[one.measured.summary for one in found if one.part == part.name] for part in experiment.parts]
-    plain = "\n".join([experiment.title, *dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))])
+    trial = [f"small data, untrained network (--tiny): {TRIAL}"] if is_trial(found) else []
+    plain = "\n".join(
+        [experiment.title, *trial, *dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))]
+    )
     marked = sorted({name for part in experiment.parts for name in one_class_sites(experiment, part, found)})
     title = plain + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
     if experiment.plot == "bars":
