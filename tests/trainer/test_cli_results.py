@@ -8,12 +8,14 @@ import shutil
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 from tests.trainer.conftest import edgefl_train, make_ward, records, run, write_index, write_picture
 from tests.trainer.engine.conftest import files_of
 
 from edgefl_trainer.engine.folder import working_in
 from edgefl_trainer.engine.settings import read_settings
+from edgefl_trainer.evaluate import confusion, metric_plot, plot
 
 # ---------------------------------------------------------------------------------------------- evaluate
 
@@ -70,7 +72,7 @@ def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, ca
     assert f"says nothing; left out of the mean of the 1 site with more than one class {100 * east:.1f} %" in text
 
 
-def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, tmp_path):
+def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, tmp_path, monkeypatch):
     """All 40 pictures of the run, judged again: it learned from, or was tuned on, all but its own test rows."""
     shutil.copytree(ward.removeprefix("folder:"), tmp_path / "again")
     files = sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*"))
@@ -79,10 +81,15 @@ def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, 
     again = f"manifest:{tmp_path / 'again'}"
     sites = json.loads((finished["local"] / "summary.json").read_text())["sites"].values()
     learned = 40 - sum(site["n_test"] for site in sites)
-    outcome = edgefl_train("evaluate", finished["local"], "--data", again, "--json")
+    titles: list[str] = []
+    monkeypatch.setattr(confusion, "plot_confusion", lambda matrix, classes, title: titles.append(title) or b"")
+    picture = ("--json", "--plot", tmp_path / "a.png")
+    outcome = edgefl_train("evaluate", finished["local"], "--data", again, *picture)
     assert outcome.json()["rows_learned_from"] == learned
+    assert f"TOO HIGH: the run learned from {learned} of these pictures" in titles[0]
     assert f"warning: {learned} of these 40 pictures, by their pixels, are among those that the run" in outcome.err
-    fresh = edgefl_train("evaluate", finished["local"], "--data", ward, "--json")
+    fresh = edgefl_train("evaluate", finished["local"], "--data", ward, *picture)
+    assert "TOO HIGH" not in titles[1]
     assert fresh.json()["rows_learned_from"] == 0 and "learned from" not in fresh.err
 
 
@@ -243,6 +250,24 @@ def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, mo
     runs = (tmp_path / "a/run", tmp_path / "b/other", finished["fedavg"])
     assert edgefl_train("table", *runs, "--plot", tmp_path / "a.png").code == 0
     assert drawn[1] == {"local (run)", "local (other)", "fedavg"}
+
+
+def test_a_picture_says_where_runs_saw_other_rows(finished, tmp_path, monkeypatch):
+    """docs/guides/first-run.md: as the caption of the text does."""
+    shutil.copytree(finished["local"], tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary | {"partition_sha256": "0" * 64}))
+    titles: list[str] = []
+    for module in (plot, metric_plot):
+        monkeypatch.setattr(module, "png", lambda figure, **_: titles.append(words_of(figure)) or b"")
+    for runs, told in (((tmp_path / "run", finished["fedavg"]), True), (finished.values(), False)):
+        for metric in ((), ("--metric", "balanced_accuracy")):
+            assert edgefl_train("table", *runs, *metric, "--plot", tmp_path / "a.png").code == 0
+            assert ("NOT ALL ON THE SAME ROWS: 2 different" in titles.pop()) == told
+
+
+def words_of(figure):
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 def test_table_refuses_what_cannot_be_compared(finished, mae, tmp_path, ward):

@@ -5,7 +5,7 @@ import pytest
 
 from edgefl_protocol.pictures.referral import ReferralRules
 from edgefl_protocol.pictures.score import ModelInfo, make_score
-from edgefl_trainer.commands.results_text import map_lines, score_line, summary_text
+from edgefl_trainer.commands.results_text import map_lines, score_line, site_lines, summary_text
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,12 @@ def test_a_probe_of_a_site_of_one_class_is_told():
     assert "c: one class only, says nothing; mean of the 2 sites with more than one class 50.0 %" in text
     del probe["cls"]["one_class"]  # a run from before
     assert "one class" not in summary_text({**head, **traffic, "probe": probe})
+
+
+@pytest.mark.parametrize(("tested", "mark"), [(4, ""), (3, "†"), (1, "*")])
+def test_a_site_that_is_judged_on_fewer_classes_is_marked(tested, mark):
+    site = {"n_train": 9, "n_test": 9, "balanced_accuracy": 0.5, "classes_tested": tested}
+    figures = {f"{name}_balanced_accuracy": 0.5 for name in ("mean", "std", "worst")}
+    text = "\n".join(site_lines({"sites": {"a": site}, "reported_rows": "test", "classes": list("wxyz")} | figures))
+    assert f"50.0 %{mark}\n" in text
+    assert ("† judged on fewer classes than the run has: comes out too high" in text) == (mark == "†")

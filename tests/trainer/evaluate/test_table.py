@@ -14,10 +14,11 @@ from PIL import Image
 
 from edgefl_trainer.commands.table import SITE_FIGURES
 from edgefl_trainer.evaluate import metric_plot, plot
+from edgefl_trainer.evaluate.chance import Chance, chance_of
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
 from edgefl_trainer.evaluate.recall_table import render_recall
-from edgefl_trainer.evaluate.table import FORMATS, chance_of, origin, render_table, table_rows
+from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
 
 
 def summary(method, seed, figures, **more):
@@ -67,6 +68,19 @@ def test_a_site_of_one_class_is_marked_and_left_out_of_a_mean_beside():
     line = next(csv.DictReader(io.StringIO(render_table([run], "csv"))))
     assert (line["one_class"], float(line["several"])) == ("c d", pytest.approx(0.7))
     assert "*" not in render_table([ONE])
+
+
+def test_a_site_without_a_row_of_some_class_is_marked():
+    """Figures over two or three of four classes stood as if they were of all; the one-class mark stays apart."""
+    tested = {"a": 4, "b": 3, "c": 1, "d": 2}
+    sites = {name: {"balanced_accuracy": 0.5, "classes_tested": number} for name, number in tested.items()}
+    run = ONE | {"sites": sites | {"e": {"balanced_accuracy": None, "classes_tested": 2}}, "classes": list("wxyz")}
+    text = render_table([run])
+    assert "| 0.500 | 0.500† | 0.500* | 0.500† | – |" in text
+    assert "† judged on fewer classes than the run has: comes out too high, and the mean with it (b, d)." in text
+    assert r"0.500\dag{} &" in render_table([run], "latex")
+    assert "†" not in render_table([ONE | {"classes": ["x", "y"]}])
+    assert "†" not in render_table([run | {"usual_answer": {}, "sites": sites}])  # most answers stand in no row
 
 
 def test_a_picture_of_a_figure_marks_sites_of_one_class(monkeypatch):
@@ -271,13 +285,49 @@ def test_beside_the_axes_nothing_looks_like_data(progress):
 
 def test_chance_is_drawn(progress):
     """Runs that learned nothing looked like any other."""
-    axes = progress({"a": [LINES], "b": [ABOVE]}, chance=0.5)
+    axes = progress({"a": [LINES], "b": [ABOVE]}, chance=dict.fromkeys("ab", Chance({}, 0.5)))
     assert any(set(line.get_ydata()) == {0.5} for line in axes.lines)
     assert "chance 0.5" in [text.get_text() for text in axes.texts]
     assert axes.get_ylim()[0] < 0.5
-    runs = [{"classes": ["x", "y", "z", "w"]}] * 2
-    assert chance_of(runs, "tune_balanced_accuracy") == 0.25 and chance_of(runs, "auroc") == 0.5
-    assert chance_of(runs, "accuracy") is None and chance_of([*runs, {"classes": ["x"]}], "macro_recall") is None
+    runs = [{"classes": ["x", "y", "z", "w"], "sites": {"a": {}}}] * 2  # from before a site's classes were kept
+    assert chance_of(runs, "tune_balanced_accuracy").mean == 0.25 and chance_of(runs, "auroc").mean == 0.5
+    assert chance_of(runs, "accuracy") == Chance({}, None) == chance_of([{"sites": {"a": {}}}], "macro_recall")
+
+
+KINDS = {
+    "a": {"classes_learned": 4, "classes_tested": 2},
+    "b": {"classes_learned": 2, "classes_tested": 4},
+    "c": {"classes_learned": 4, "classes_tested": 1},
+    "d": {"classes_learned": 4, "classes_tested": 4, "held_out": True},
+    "e": {"classes_learned": 4, "classes_tested": 4} | dict.fromkeys(("balanced_accuracy", "tune_macro_recall")),
+}
+
+
+@pytest.mark.parametrize(
+    ("metric", "a", "b"), [("balanced_accuracy", 1 / 2, 1 / 4), ("tune_macro_recall", 1 / 4, 1 / 2)]
+)
+def test_a_site_of_two_classes_is_at_chance_at_one_half(metric, a, b):
+    """A constant answer is right about one of the classes judged on; c and e have no chance, d is in no mean."""
+    found = chance_of([{"classes": list("xyzw"), "sites": KINDS}], metric)
+    assert found == Chance({"a": a, "b": b, "d": 1 / 4}, pytest.approx(3 / 8))
+
+
+def test_sites_that_differ_in_chance_have_a_line_each(progress, monkeypatch):
+    """0.50 at a site of two classes was drawn as twice chance."""
+    chance = Chance({"a": 0.5, "b": 0.25}, 0.375)
+    axes = progress({"one": [LINES]}, chance={"one": chance})
+
+    def drawn(axes):
+        lines = [line for line in axes.lines if line.get_transform() != axes.transAxes]  # without samples of lines
+        return {line.get_label(): line.get_ydata()[0] for line in lines if line.get_label().startswith("chance")}
+
+    told = drawn(axes)
+    assert told == {"chance 0.5: a": 0.5, "chance 0.25: b": 0.25, "chance 0.375: the mean": 0.375}
+    axes = progress({"one": [LINES], "two": [LINES]}, chance={"one": chance, "two": chance})
+    assert drawn(axes) == {"chance 0.375": 0.375}
+    sites = {"a": {"balanced_accuracy": 0.5}, "b": {"balanced_accuracy": 0.7}}
+    axes, _ = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=[chance])
+    assert {label for label in axes.get_legend_handles_labels()[1] if "chance" in label} == set(told)
 
 
 def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
@@ -326,10 +376,10 @@ def test_a_picture_of_a_figure_has_chance_and_a_mean_without_sites_of_one_class(
         name: {"balanced_accuracy": figure, "classes_tested": tested}
         for name, figure, tested in (("a", 0.5, 2), ("b", 0.7, 2), ("c", 1.0, 1))
     }
-    axes, ends = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=0.5)
+    axes, ends = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=[Chance({"a": 0.5, "b": 0.5}, 0.5)])
     assert np.mean(ends) == pytest.approx(0.6)
     assert "chance 0.5" in axes.get_legend_handles_labels()[1]
-    axes, _ = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=-9.0)  # too far off
+    axes, _ = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=[Chance({}, -9.0)])  # too far off
     assert axes.get_xlabel().count("chance is -9") == 1
 
 

@@ -383,10 +383,14 @@ def test_the_papers_line_is_named_once_whichever_row_has_the_first():
     assert axes.get_legend_handles_labels()[1].count("the paper, in italics") == 1
 
 
-@pytest.mark.parametrize("kind", ["bars", "dots"])
-def test_a_file_may_ask_for_figures_in_place_of_lines(ran, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["bars", "dots", ""])
+def test_a_file_may_ask_for_figures_in_place_of_lines(ran, tmp_path, kind, monkeypatch):
+    """A trial's picture must not pass for the paper's."""
     folder, _ = ran
     file = tmp_path / "a.toml"
-    file.write_text(f'plot = "{kind}"\n' + FILE, encoding="utf-8")
+    file.write_text((f'plot = "{kind}"\n' if kind else "") + FILE, encoding="utf-8")
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "suptitle", lambda self, title, **_: titles.append(title))
     found = edgefl_train("table", folder / "o", "--experiment", file, "--plot", tmp_path / "a.png")
     assert found.code == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "nothing here can be compared with the paper" in titles[0]

@@ -67,5 +67,7 @@ def _draw(summary: Mapping[str, Any], plot: Path) -> None:
             f"nothing to draw: a confusion matrix needs a trained site and at most {MAX_CLASSES} classes."
         )
     title = f"{summary['method']}, {summary['reported_rows']} rows of {len(found)} sites"
+    if learned := summary["rows_learned_from"]:
+        title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"
     write_atomic(plot, plot_confusion(pooled_matrix(found), summary["classes"], title))
     click.echo(f"drew {plot}", err=True)

@@ -7,7 +7,17 @@ from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import counted, of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
-from edgefl_trainer.evaluate.one_class import MARK, SAYS, beside, is_one_class, mean_of, others
+from edgefl_trainer.evaluate.one_class import (
+    FEWER,
+    FEWER_SAYS,
+    MARK,
+    SAYS,
+    beside,
+    is_one_class,
+    mark_of,
+    mean_of,
+    others,
+)
 from edgefl_trainer.evaluate.undefined import why_undefined
 
 NOT_ITS = "its figures are not those of what the federation learned"
@@ -51,12 +61,13 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     if USUAL in summary:
         return answer_lines(summary)
     lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy, 95 % interval"]
-    tuned = summary.get("select") == "tune"
+    tuned, marks = summary.get("select") == "tune", set()
     for name, site in summary["sites"].items():
         chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
         chosen = "   final phase" if site.get("selected_phase") == "final" else chosen
         chosen = "   held out" if site.get("held_out") else chosen
-        mark = MARK if site["balanced_accuracy"] is not None and is_one_class(site) else ""
+        mark = mark_of(site, len(summary.get("classes") or ())) if site["balanced_accuracy"] is not None else ""
+        marks.add(mark)
         figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval(site.get('balanced_accuracy_interval'))}"
         if site["balanced_accuracy"] is None:
             figure = why_undefined(site, summary["reported_rows"])
@@ -65,6 +76,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     between = _interval(summary.get("mean_balanced_accuracy_interval"))
     lines.append(f"mean {mean} ± {spread}{between}, worst {_pct(summary['worst_balanced_accuracy'])}")
     lines += _without(summary["sites"])
+    lines += [f"{FEWER} {FEWER_SAYS}"] if FEWER in marks else []
     lines += _recall(summary)
     for way, found in summary.get("further", {}).items():
         mean, spread = _pct(found["mean_balanced_accuracy"]), _pct(found["std_balanced_accuracy"])

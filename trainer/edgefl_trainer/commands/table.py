@@ -61,9 +61,10 @@ def table(
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.errors import EdgeflError
     from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.evaluate.chance import chance_of
     from edgefl_trainer.evaluate.metric_plot import plot_metric
     from edgefl_trainer.evaluate.recall_table import render_recall
-    from edgefl_trainer.evaluate.table import chance_of, origin, render_table, table_rows, usual_metric
+    from edgefl_trainer.evaluate.table import origin, render_table, runs_of_rows, table_rows, unlike, usual_metric
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -85,7 +86,9 @@ def table(
                 click.echo(recall)
             picture = b""
             if plot and named:
-                picture = plot_metric(table_rows(summaries, named, ddof), named, chance_of(summaries, named))
+                chance = [chance_of(some, named) for some in runs_of_rows(summaries)]
+                rows = table_rows(summaries, named, ddof)
+                picture = plot_metric(rows, named, chance, title="; ".join(unlike(summaries)))
             elif plot:
                 picture = pictures.of_runs(folders, summaries)
         else:

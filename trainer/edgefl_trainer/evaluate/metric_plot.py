@@ -1,14 +1,16 @@
 """One figure of finished runs as a PNG: a dot for each site, and the mean with its spread, on an axis that fits it.
 
 Sites differ in colour and marker and stand in the legend; rows have the table's names. Those of one class are hollow
-and in no mean. Chance is a dotted line where the axis need not become twice as long for it. Values in, bytes out.
+and in no mean. Chance is a dotted line where the axis need not become twice as long for it; where sites differ in it,
+each row has those of its sites and of its mean. Values in, bytes out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
 from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, png
 from edgefl_trainer.evaluate.table import LOWER_IS_BETTER, TableRow, named
@@ -20,10 +22,10 @@ LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
 
 
-def plot_metric(rows: Sequence[TableRow], metric: str, chance: float | None = None) -> bytes:
+def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] = (), title: str = "") -> bytes:
     """Return the picture as PNG bytes; a `ValueError` where no run has the figure, or there are too many rows.
 
-    `chance` is the figure of an answer that never changes; None where it is not known.
+    `chance` is what an answer that never changes gets, of each row.
     """
     values = [figure.mean for row in rows for figure in row.sites.values() if figure.mean is not None]
     if not values:
@@ -39,21 +41,35 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: float | None = No
     ends = [max(0.0, mean.mean + side * (mean.std or 0)) for mean in means for side in (-1, 1) if mean.mean is not None]
     low, high = min([*values, *ends]), max([*values, *ends])
     told = ""
-    if chance is not None and max(high, chance) - min(low, chance) <= 2 * max(high - low, LEAST_SPAN):
-        axes.axvline(chance, label=f"chance {chance:.3g}", **CHANCE)
-        low, high = min(low, chance), max(high, chance)
-    elif chance is not None:
-        told = f"; chance is {chance:.3g}"
+    guessed = [of | ({} if one.mean is None else {"the mean": one.mean}) for one in chance for of in [dict(one.sites)]]
+    if known := sorted({value for of in guessed for value in of.values()}):
+        if max(high, known[-1]) - min(low, known[0]) <= 2 * max(high - low, LEAST_SPAN):
+            _draw_chance(axes, guessed)
+            low, high = min(low, known[0]), max(high, known[-1])
+        else:
+            told = f"; chance is {' to '.join(dict.fromkeys(f'{value:.3g}' for value in (known[0], known[-1])))}"
     free = MARGIN * max(high - low, LEAST_SPAN)
     axes.set_xlim(max(low - free, 0.0), high + free)  # no figure is below 0
     axes.set_yticks(range(len(rows)), named(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
     axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better{told}" + (NOTE if marked else ""))
+    axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    entries = len(axes.get_legend_handles_labels()[1])
+    columns = 5 if len({value for of in guessed for value in of.values()}) < 2 else 3  # longer names
+    figure.set_figheight(figure.get_figheight() + 0.45 * max(0, entries / columns - 1) + 0.3 * bool(title))
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return png(figure, metadata={"Software": None})
+
+
+def _draw_chance(axes: Axes, guessed: Sequence[Mapping[str, float]]) -> None:
+    """Each row's chances across its height, those of one value in one line."""
+    labels = labels_of(pair for of in guessed for pair in of.items())
+    for value, label in labels.items():
+        at = [y for y, of in enumerate(guessed) if value in map(rounded, of.values())]
+        axes.vlines([value] * len(at), [y - 0.5 for y in at], [y + 0.5 for y in at], label=label, **CHANCE)
 
 
 def _draw_sites(axes: Axes, rows: Sequence[TableRow], marked: set[str]) -> None:

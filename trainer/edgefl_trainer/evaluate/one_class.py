@@ -1,7 +1,8 @@
-"""Sites whose figures say nothing, since the rows they learned from or are judged on hold one class only.
+"""Sites that are judged on fewer classes than the run has; above all those with one class, whose figures say nothing.
 
-Such a site has a balanced accuracy of 1 for an answer that never changes. Guarantee: they stay in every figure of
-`summary.json` that was there before; texts mark them, and say the mean without them beside it.
+A site of one class has a balanced accuracy of 1 for an answer that never changes, and with fewer classes chance is
+higher. Guarantee: they stay in every figure of `summary.json` that was there before; texts mark them, and say the mean
+without those of one class beside it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,13 +12,22 @@ import numpy as np
 
 from edgefl_protocol.sentences import counted
 
-MARK = "*"
+MARK, FEWER = "*", "†"
 SAYS = "one class only in the rows it learned from or is judged on: says nothing"
+
+FEWER_SAYS = "judged on fewer classes than the run has: comes out too high, and the mean with it"
 
 
 def is_one_class(site: Mapping[str, Any]) -> bool:
     """Tell whether a site's rows, learned from or judged on, hold one class; False where that was not kept."""
     return 1 in (site.get("classes_tested"), site.get("classes_learned"))
+
+
+def mark_of(site: Mapping[str, Any], classes: int) -> str:
+    """Return the mark of a site's figure in a run of so many classes; empty where it is judged on all of them."""
+    if is_one_class(site):
+        return MARK
+    return FEWER if 0 < (site.get("classes_tested") or classes) < classes else ""
 
 
 def one_class_of(summary: Mapping[str, Any]) -> set[str]:

@@ -3,7 +3,8 @@
 One run: a line per site and a black one for their mean. Several: a line per name for the mean over sites, then over its
 runs (seeds). Sites of one class are in no mean. Lines differ in colour, dash and marker, and carry their names at the
 end, so that no colour need be told apart; of lines that are the same the first is the widest, and frames the others.
-Chance is a dotted line. Values in, bytes out: no file, no display, no global state of the plotting library.
+Chance is a dotted line, one for each value where sites have several. Values in, bytes out: no file, no display, no
+global state of the plotting library.
 """
 
 import io
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from edgefl_trainer.evaluate.chance import Chance, labels_of
 from edgefl_trainer.evaluate.one_class import MARK
 
 Curves = dict[str, dict[int, float]]
@@ -35,6 +37,7 @@ MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
 LONGEST_NAME = 42  # characters of a name beside the axes
 ROOM = 0.055  # share of the height that a name takes
 FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
+MEAN = "mean of "  # begins the name of a run's mean over its sites
 WIDER = 2.6  # points by which a line, and its marker, frames one that is the same
 LEADS_TO, SAMPLE, NAMES = (
     1.03,
@@ -84,7 +87,7 @@ def plot_progress(
     metric: str = "balanced_accuracy",
     title: str = "",
     one_class: Mapping[str, Collection[str]] | None = None,
-    chance: float | None = None,
+    chance: Mapping[str, Chance] | None = None,
 ) -> bytes:
     """Return the picture as PNG bytes: over rounds on the left, over bytes on the right.
 
@@ -92,7 +95,7 @@ def plot_progress(
         runs: Name to the lines of its runs, one for each seed.
         metric: Key of the figure to draw; it must lie in [0, 1].
         one_class: Name to the sites whose figures say nothing (`evaluate.one_class`).
-        chance: The figure of an answer that never changes; None where it is not known.
+        chance: Name to what an answer that never changes gets.
 
     Raises:
         ValueError: No line of any run holds the figure, a run has no mean, or there are too many names.
@@ -104,11 +107,15 @@ def plot_progress(
     if len(found) == 1:
         ((name, seeds),) = found.items()
         tracks = _site_tracks(seeds[0], metric, marked[name])
+        guessed = _site_chances(tracks, (chance or {}).get(name))
     else:
         tracks = {name: _mean_tracks(seeds, metric, marked[name]) for name, seeds in found.items()}
+        guessed = labels_of((name, one.mean) for name, one in (chance or {}).items() if name in found)
     if len(tracks) > MAX_NAMES:
         raise ValueError(f"there are {len(tracks)} lines, and at most {MAX_NAMES} fit into one picture")
-    figure = Figure(figsize=(13, max(4.8, 0.27 * len(tracks))), dpi=110, layout="constrained")  # inches
+    figure = Figure(
+        figsize=(13, max(4.8, 0.27 * (len(tracks) + len(guessed)))), dpi=110, layout="constrained"
+    )  # inches
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, {name: both[0] for name, both in tracks.items()})
     _draw(right, {name: both[1] for name, both in tracks.items()})
@@ -120,8 +127,8 @@ def plot_progress(
     right.set_xlabel("bytes of all sites, up and down")
     _bytes_axis(right, [x for _, both in tracks.items() for x in both[1][0]])
     for axes in (left, right):
-        if chance is not None:
-            axes.axhline(chance, label=f"chance {chance:.3g}", **CHANCE)
+        for value, label in guessed.items():
+            axes.axhline(value, label=label, **CHANCE)
         _name_lines(axes)
     figure.suptitle(title)
     return png(figure, metadata={"Software": None})
@@ -147,9 +154,17 @@ def _site_tracks(lines: Lines, metric: str, one_class: Collection[str]) -> dict[
             tracks[told] = (([float(number) for number in sorted(curve)], figures), (sent, figures))
     others = sites.keys() - set(one_class)
     if len(sites) != 1 and others:
-        told = f"mean of {len(others)} sites{f' without {MARK}' if len(others) < len(sites) else ''}"
+        told = f"{MEAN}{len(others)} sites{f' without {MARK}' if len(others) < len(sites) else ''}"
         tracks[told] = _mean_tracks([lines], metric, one_class)
     return tracks
+
+
+def _site_chances(tracks: Collection[str], chance: Chance | None) -> dict[float, str]:
+    """Chance of each line of one run, with its label."""
+    if chance is None:
+        return {}
+    mean = [("the mean", chance.mean)] if any(name.startswith(MEAN) for name in tracks) else []
+    return labels_of([*((name, value) for name, value in chance.sites.items() if name in tracks), *mean])
 
 
 def _mean_tracks(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> tuple[Track, Track]:
@@ -175,7 +190,7 @@ def _draw(axes: Axes, tracks: Mapping[str, Track]) -> None:
     """The lines; markers stand at eight places at most."""
     everyone = list(tracks.values())
     for place, (name, (across, up)) in enumerate(tracks.items()):
-        mean = name.startswith("mean of ")
+        mean = name.startswith(MEAN)
         frame = WIDER * everyone[place + 1 :].count((across, up))
         axes.plot(
             across,

@@ -10,7 +10,7 @@ trained sites together, a mean over classes and not over sites.
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgefl_trainer.evaluate.answer_figures import USUAL, usual_runs
-from edgefl_trainer.evaluate.one_class import MARK, SAYS, is_one_class
+from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS, is_one_class, mark_of
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
 Summary = Mapping[str, Any]
@@ -29,11 +29,15 @@ MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv`
 UNDEFINED = "–"
 WITHOUT = f"mean without {MARK}"  # column
 LOWER_IS_BETTER = ("ece", "brier", "aurc")  # the worst site has the largest
-CHANCE_BY_CLASSES = ("balanced_accuracy", "macro_recall", "open_balanced_accuracy")  # one of K classes: 1/K
 SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
-LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    letter: "\\" + letter for letter in "_%&#${}"
-}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "†": r"\dag{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+} | {letter: "\\" + letter for letter in "_%&#${}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
         raise ValueError(
             f"the runs belong to {len(tasks)} tasks ({', '.join(tasks)}), and a table compares runs of one task"
         )
-    return _numbered([_row(runs, metric, ddof) for runs in _groups(summaries)])
+    return _numbered([_row(runs, metric, ddof) for runs in runs_of_rows(summaries)])
 
 
 def usual_metric(summaries: Sequence[Summary]) -> str:
@@ -88,7 +92,7 @@ def usual_metric(summaries: Sequence[Summary]) -> str:
 
 def row_names(summaries: Sequence[Summary]) -> list[str]:
     """Return the name of the row in which each summary stands, as `render_table` writes it."""
-    groups = zip(_groups(summaries), named(table_rows(summaries)), strict=True)
+    groups = zip(runs_of_rows(summaries), named(table_rows(summaries)), strict=True)
     names = {id(run): name for runs, name in groups for run in runs}
     return [names[id(run)] for run in summaries]
 
@@ -100,8 +104,8 @@ def named(rows: Sequence[TableRow]) -> list[str]:
     return [f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)" for row in rows]
 
 
-def _groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
-    """The runs of each row."""
+def runs_of_rows(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """Return the runs of each row of `table_rows`."""
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in chain(chain.from_iterable(map(_answers, summaries)), usual_runs(summaries)):
         key = tuple(
@@ -172,6 +176,19 @@ def _says_nothing(run: Summary, name: str, metric: str) -> bool:
     return site.get(metric) is not None and is_one_class(site)
 
 
+def _of_fewer(runs: Sequence[Summary], metric: str) -> list[str]:
+    """Sites of a row judged on fewer classes than the run has, and on several; none of answers to questions."""
+    return sorted(
+        {
+            name
+            for run in runs
+            for name, site in run["sites"].items()
+            if USUAL not in run and site.get(metric) is not None
+            if mark_of(site, len(run.get("classes") or ())) == FEWER
+        }
+    )
+
+
 def _over_sites(run: Summary, metric: str, ddof: int, *, every: bool = True) -> tuple[Figure, float | None]:
     """Mean and spread over the sites that trained, and the worst of them; all, or those with more than one class."""
     sites = [site for site in run["sites"].values() if not site.get("held_out")]
@@ -210,6 +227,8 @@ def caption(
         *unlike(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
+    few = sorted({name for runs in runs_of_rows(summaries) for name in _of_fewer(runs, metric)})
+    marked += f" {FEWER} {FEWER_SAYS} ({_named(few)})." if few else ""
     return "; ".join(parts + ([machine] if machine else [])) + "." + marked
 
 
@@ -228,15 +247,6 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
 
 def _named(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MAX_SITE_COLUMNS else f"{len(sites)} sites"
-
-
-def chance_of(summaries: Sequence[Summary], metric: str) -> float | None:
-    """Return the figure of an answer that never changes; None where it depends on the rows, or classes differ."""
-    if metric == "auroc":
-        return 0.5
-    numbers = {len(run.get("classes") or ()) for run in summaries}
-    known = metric.removeprefix("tune_") in CHANCE_BY_CLASSES and len(numbers) == 1 and 0 not in numbers
-    return 1 / numbers.pop() if known else None
 
 
 def origin(environments: Sequence[Mapping[str, Any]]) -> str:
@@ -264,6 +274,7 @@ def render_table(
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; choose one of {', '.join(FORMATS)}")
     rows = table_rows(summaries, metric, ddof)
+    fewer = [_of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
     text = caption(summaries, machine, metric, ddof)
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
@@ -284,12 +295,17 @@ def render_table(
         "down / round",
         "time",
     ]
-    body = [_cells(row, name, names, pooled, marked) for row, name in zip(rows, named(rows), strict=True)]
+    body = [
+        _cells(row, name, names, pooled, marked, few) for row, name, few in zip(rows, named(rows), fewer, strict=True)
+    ]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
-def _cells(row: TableRow, name: str, names: Sequence[str], pooled: bool, marked: bool) -> list[str]:
-    sites = [_shown(row.sites.get(site, Figure(mean=None))) + (MARK if site in row.one_class else "") for site in names]
+def _cells(
+    row: TableRow, name: str, names: Sequence[str], pooled: bool, marked: bool, fewer: Collection[str]
+) -> list[str]:
+    marks = {**dict.fromkeys(fewer, FEWER), **dict.fromkeys(row.one_class, MARK)}
+    sites = [_shown(row.sites.get(site, Figure(mean=None))) + marks.get(site, "") for site in names]
     without = [_shown(row.several)] if marked else []
     traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]
     together = [_shown(row.pooled)] if pooled else []

@@ -22,6 +22,7 @@ from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex,
 from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import OVER_SITES, Cell, Measurement, cell_of, marked_sites, tracked
 
+TRIAL = "nothing here can be compared with the paper"
 WITHOUT = f"ours without {MARK}"  # column
 PER_CENT = ("mean", "worst", "p5", "p10", "p15", "pooled")  # figures that are shares
 
@@ -160,10 +161,14 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
         parts.append(f"{', '.join(marked)}: {SAYS}; left out of `{WITHOUT}`")
     parts += unlike([one.measured.summary for one in found])
     parts.append(origin([one.environment for one in found]))
-    if any(one.settings.preset == "tiny" for one in found):
-        trial = " A trial on small data with an untrained network: nothing here can be compared with the paper."
-        return "; ".join(parts) + "." + trial
+    if is_trial(found):
+        return "; ".join(parts) + f". A trial on small data with an untrained network: {TRIAL}."
     return "; ".join(parts) + "." + _notes(experiment)
+
+
+def is_trial(found: Sequence[Found]) -> bool:
+    """Tell whether a run is of `--tiny`."""
+    return any(one.settings.preset == "tiny" for one in found)
 
 
 def one_class_sites(experiment: Experiment, part: Part, found: Sequence[Found]) -> list[str]:

@@ -6,11 +6,12 @@ from typing import Any
 
 from edgefl_trainer.engine.federation import JUDGED, read_metrics
 from edgefl_trainer.evaluate.bars import plot_bars
+from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import chance_of, run_name
-from edgefl_trainer.experiments.comparison import Found, bars_of, one_class_sites
+from edgefl_trainer.evaluate.table import run_name, unlike
+from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
 
@@ -24,8 +25,9 @@ def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> 
     return plot_progress(
         {name: [read_metrics(folder)] for name, folder in zip(names, folders, strict=True)},
         metric=JUDGED,
+        title="; ".join(unlike(summaries)),
         one_class={name: one_class_of(run) for name, run in zip(names, summaries, strict=True)},
-        chance=chance_of(summaries, JUDGED),
+        chance={name: chance_of([run], JUDGED) for name, run in zip(names, summaries, strict=True)},
     )
 
 
@@ -44,8 +46,13 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
 
     A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """
+    of_parts = [[one.measured.summary for one in found if one.part == part.name] for part in experiment.parts]
+    trial = [f"small data, untrained network (--tiny): {TRIAL}"] if is_trial(found) else []
+    plain = "\n".join(
+        [experiment.title, *trial, *dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))]
+    )
     marked = sorted({name for part in experiment.parts for name in one_class_sites(experiment, part, found)})
-    title = experiment.title + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
+    title = plain + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
     if experiment.plot == "bars":
         return plot_bars(*bars_of(experiment, found), title=title)
     if experiment.plot == "dots":
@@ -54,12 +61,14 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
     several = len({one.part for one in found}) > 1
     tracks: dict[str, list[Lines]] = {}
     one_class: dict[str, set[str]] = {}
+    runs: dict[str, list[Mapping[str, Any]]] = {}
     for part, row in experiment.pairs():
         name = row.label + (f", {part.name}" if several else "")
         for one in found:
             if (one.part, one.row) == (part.name, row.folder):
                 tracks.setdefault(name, []).append(one.measured.lines)
+                runs.setdefault(name, []).append(one.measured.summary)
                 one_class.setdefault(name, set()).update(one_class_of(one.measured.summary))
     metric = tracked(experiment.metric)
-    chance = chance_of([one.measured.summary for one in found], metric)
-    return plot_progress(tracks, metric=metric, title=experiment.title, one_class=one_class, chance=chance)
+    chance = {name: chance_of(some, metric) for name, some in runs.items()}
+    return plot_progress(tracks, metric=metric, title=plain, one_class=one_class, chance=chance)
