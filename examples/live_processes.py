@@ -88,6 +88,7 @@ def in_background(*command: object, log: Path, given: Path | None = None) -> Ite
     """Start a command that goes on while others run, and end it at the end."""
     click.secho(f"$ {line_of(command)}{f' < {shown(given)}' if given else ''} &", bold=True)
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()  # it is read before the command has opened it
     words = [str(word) for word in command]
     process = Background(words, log, given)
     try:
