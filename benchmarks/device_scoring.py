@@ -125,7 +125,7 @@ def model() -> Any:
 
     made = vit_small()
     draw = torch.Generator().manual_seed(1)
-    for name, value in made.predictor.module.vit.named_parameters():
+    for name, value in made.predictor.score_module.vit.named_parameters():
         if name.endswith("bias"):
             value.data.normal_(0, 0.02, generator=draw)
     return made
@@ -138,7 +138,7 @@ def our_graphs() -> dict[str, bytes]:
     from edgefl_export.parity.score_parity import gate_images
 
     predictor = model().predictor
-    module = predictor.module.eval()
+    module = predictor.score_module.eval()
     fused = export_score_graph(module, predictor.tensors, "fused").onnx
     return {
         "ours, plain fp32": export_score_graph(module, predictor.tensors, "plain").onnx,
@@ -235,7 +235,7 @@ def torch_way(batch: int) -> Way:
     import torch
 
     predictor = model().predictor
-    module = predictor.module.eval()
+    module = predictor.score_module.eval()
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in predictor.tensors.items()}
     image = torch.randint(0, 256, (batch, IMAGE_PX, IMAGE_PX, 3), dtype=torch.uint8)
 

@@ -95,10 +95,10 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     leaves = [tensors[name].requires_grad_(True) for name in PROMPTS]
     rounds, epochs, recipe = site.task.rounds, site.task.epochs, method.recipe
     images, target = site.train.read(site.epoch_order(site.train, rounds + 1, 0)[:batch])
-    output = predictor.module.output(images, tensors, need_attention=True)
+    output = predictor.score_module.output(images, tensors, need_attention=True)
     assert isinstance(output, ViTOutput)
-    features = predictor.module.features(output, tensors)
-    evidence = evidence_of(predictor.module.logits(features, tensors), recipe.evidence)
+    features = predictor.score_module.features(output, tensors)
+    evidence = evidence_of(predictor.score_module.logits(features, tensors), recipe.evidence)
     prior = site_prior(recipe, site)
     alpha = evidence + prior
     rollout = max_normalise(rollout_from_factors(output.factors))
