@@ -52,7 +52,7 @@ def epoch_order(rng: np.random.Generator, labels: NDArray[np.int64], balance: Ba
     """Draw the rows that one epoch visits, in order.
 
     Args:
-        rng: see `order_rng`.
+        rng: generator of this epoch alone, from `order_rng`.
         labels: class index of each row, (n,).
         balance: "none" visits every row once; "class" draws n rows, every class equally often in the mean.
 

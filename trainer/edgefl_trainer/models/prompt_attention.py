@@ -82,7 +82,7 @@ class Block:
         """Mix a sequence.
 
         Args:
-            tokens: X.
+            tokens: the sequence X, padded to T.
             present: false where a token is padding.
             tensors: by the names of `tensors`; others are ignored.
             prompts: p; None leaves the term with g out.
