@@ -1,7 +1,7 @@
 """The outbox: work items that wait to be sent, safe against crashes and thieves of the disk.
 
-* An item is on the disk before `put` returns (SQLite, `synchronous=FULL`, rollback journal: no version of SQLite with
-  the write-ahead-log reset defect can lose it) and stays until `delete`, which is called only after a signed answer.
+* An item is on the disk before `put` returns (`keep_commits`) and stays until `delete`, which is called only after a
+  signed answer.
 * Contents are encrypted with ChaCha20-Poly1305 under a key derived from this site's sealing key, so that key's
   passphrase guards them too; the item's key, kind and federation are bound in. A large content lies in an encrypted
   file beside the database (`item_files`), and the row holds the key to it.
@@ -28,6 +28,7 @@ from edgefl_exchange.item_files import ItemFiles
 from edgefl_exchange.work_item import LEARNED as LEARNED
 from edgefl_exchange.work_item import WorkItem as WorkItem
 from edgefl_exchange.work_item import WorkItemKey
+from edgefl_protocol.durable import keep_commits
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES, BlobReference
 from edgefl_protocol.errors import BlobError, PayloadError, StorageError
 from edgefl_protocol.payload import Payload
@@ -79,8 +80,7 @@ class Outbox:
         with self._mapped():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=DELETE")
-            self._db.execute("PRAGMA synchronous=FULL")
+            keep_commits(self._db)
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.execute(_SCHEMA)
         with self._transaction():

@@ -113,13 +113,13 @@ def test_journal_gate(version, affected) -> None:
 
 @pytest.mark.parametrize(("version", "mode"), [((3, 40, 1), "delete"), ((3, 51, 3), "wal")])
 def test_the_file_has_the_mode_and_full_flushes(make_coordinator, monkeypatch, version, mode) -> None:
-    """Check 65: the mode that is reported is the file's; synchronous is FULL (2)."""
+    """Check 65: the mode that is reported is the file's; synchronous is EXTRA (3)."""
     monkeypatch.setattr(store.sqlite3, "sqlite_version_info", version)
     coordinator = make_coordinator()
     assert coordinator.store.journal_mode == mode
     with coordinator.store.transaction() as connection:
         assert connection.scalar(text("PRAGMA journal_mode")) == mode
-        assert connection.scalar(text("PRAGMA synchronous")) == 2
+        assert connection.scalar(text("PRAGMA synchronous")) == 3
         assert connection.scalar(text("PRAGMA foreign_keys")) == 1
         assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
 

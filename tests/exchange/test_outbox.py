@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.power_cut import BEGIN, FlushedDisk, cut_after_each
 
 from edgefl_exchange.errors import OutboxError
 from edgefl_exchange.outbox import Bounds, Outbox
@@ -253,3 +254,21 @@ class OutboxMachine(RuleBasedStateMachine):
 
 OutboxMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
 TestOutboxMachine = OutboxMachine.TestCase
+
+
+KEPT = f"""{BEGIN}
+from edgefl_exchange.outbox import Outbox
+
+root, count = Path(sys.argv[1]), int(sys.argv[2])
+with Outbox(root / "outbox.sqlite3", bytes(32)) as outbox:
+    flush_all(root)
+    for number in range(count):
+        acknowledged(outbox.put("skin", f"kind-{{number}}", bytes(10), number))
+"""
+
+
+def test_an_item_survives_a_power_cut(tmp_path):
+    """docs/security.md check 58 on the device: whatever `put` returned is there when the power comes back."""
+    for told, left in cut_after_each(FlushedDisk(tmp_path), KEPT, 5, tmp_path):
+        with Outbox(left / "outbox.sqlite3", bytes(32)) as outbox:
+            assert {item.idem for item in outbox.items("skin")} == set(told)

@@ -2,13 +2,19 @@
 
 import errno
 import os
+import sqlite3
 import stat
+from pathlib import Path
 
 import pytest
+from tests.power_cut import BEGIN, FlushedDisk, cut_after_each
 
 from edgefl_protocol import durable
 from edgefl_protocol.durable import foreign_content, open_bounded, read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import StorageError
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("protocol", "edge_client", "coordinator", "trainer", "export")
 
 
 def test_content_and_mode_arrive_and_no_temporary_file_stays(tmp_path):
@@ -142,3 +148,42 @@ def test_what_lies_in_a_folder_is_named_unless_it_is_ours(tmp_path):
     (tmp_path / "part" / "seed-0" / "config.toml").write_bytes(b"")
     assert foreign_content(tmp_path, ("config.toml",)) == "a.txt and 3 more"
     assert foreign_content(tmp_path, ("config.toml", "*/seed-*/config.toml")) == ""
+
+
+KEPT = f"""{BEGIN}
+import sqlite3
+from edgefl_protocol.durable import keep_commits
+
+root, count = Path(sys.argv[1]), int(sys.argv[2])
+database = sqlite3.connect(root / "any.sqlite3", isolation_level=None)
+if sys.argv[3:] != ["bare"]:
+    keep_commits(database)
+database.execute("CREATE TABLE kept (number INTEGER)")
+flush_all(root)
+for number in range(count):
+    database.execute("INSERT INTO kept VALUES (?)", (number,))
+    acknowledged(number)
+"""
+
+
+def kept_after_cuts(folder, *more):
+    """How many rows are there after each of five power cuts."""
+    return [
+        sqlite3.connect(left / "any.sqlite3").execute("SELECT COUNT(*) FROM kept").fetchone()[0]
+        for _, left in cut_after_each(FlushedDisk(folder), KEPT, 5, folder, *more)
+    ]
+
+
+def test_a_commit_survives_a_power_cut(tmp_path):
+    """docs/security.md check 58: SQLite's usual setting loses the last commit on the same disk."""
+    assert kept_after_cuts(tmp_path) == [1, 2, 3, 4, 5]
+    (tmp_path / "bare").mkdir()
+    assert kept_after_cuts(tmp_path / "bare", "bare") != [1, 2, 3, 4, 5]
+
+
+def test_every_sqlite_file_keeps_its_commits():
+    """No other module of the product says how SQLite flushes."""
+    modules = [
+        path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "PRAGMA synchronous" in path.read_text()
+    ]
+    assert [path.name for path in modules] == ["durable.py"]

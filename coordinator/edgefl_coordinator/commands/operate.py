@@ -47,7 +47,7 @@ def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", 
         log.warning("a server runs for this folder; waiting %g s for it to stop", _OTHERS_S)
     coordinator = open_coordinator(folder, passphrase, wait_s=_OTHERS_S)
     settings, store = coordinator.settings, coordinator.store
-    log.info("federation %s, store in %s journal mode, synchronous FULL", settings.federation, store.journal_mode)
+    log.info("federation %s, store in %s journal mode, synchronous EXTRA", settings.federation, store.journal_mode)
     if settings.rounds.small_cohort:
         log.warning("broadcasts need only %s", counted(settings.rounds.min_cohort, "other contributor"))
     try:

@@ -1,8 +1,8 @@
 """The store: one SQLite file with one writer connection, and a folder of blobs.
 
 Guarantees:
-    Only one process has the store open (lock file), through one connection; every transaction is `BEGIN IMMEDIATE` with
-    `synchronous=FULL`, so what was committed survives a power cut.
+    Only one process has the store open (lock file), through one connection; every transaction is `BEGIN IMMEDIATE`,
+    and what was committed survives a power cut (`durable.keep_commits` says how).
     The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
     3.50.7): there it is DELETE. `journal_mode` says which.
     A blob is written and flushed before the transaction that names it, and deleted after the one that strikes it out.
@@ -243,7 +243,7 @@ def _engine(home: CoordinatorHome, mode: str) -> Engine:
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we begin transactions ourselves, the driver must not
-        for pragma in (f"journal_mode={mode}", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
+        for pragma in (f"journal_mode={mode}", durable.SYNCHRONOUS, "foreign_keys=ON", "trusted_schema=OFF"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")

@@ -1,6 +1,6 @@
 """A log of results: an SQLite file that takes a row for each, durably, and is never changed otherwise.
 
-* A row is on the disk before its line is printed (SQLite, `synchronous=FULL`): what cannot be logged is not told.
+* A row is on the disk before its line is printed (`keep_commits`): what cannot be logged is not told.
 * A picture is known by the SHA-256 of its file's bytes; its name, its place and its pixels are never kept.
 * A row names everything that the numbers depend on: bundle, values, preprocessing, runtime, threads. Pictures run one
   at a time, so the same bytes, bundle and machine give the same numbers again, bit for bit.
@@ -30,7 +30,7 @@ from edgefl_client.scoring.network import Network
 from edgefl_exchange.errors import NotEnrolled
 from edgefl_exchange.membership import load_membership
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
-from edgefl_protocol.durable import sync_folder
+from edgefl_protocol.durable import keep_commits, sync_folder
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pictures.imaging import PREPROCESSING
 from edgefl_protocol.pictures.score import ModelInfo
@@ -160,8 +160,7 @@ class LogFile:
         found, empty = self._found()  # before anything that could change the file
         if found != self._form.mark and not (empty and found == (0, 0)):
             raise self._no_log()
-        self._db.execute("PRAGMA journal_mode=DELETE")
-        self._db.execute("PRAGMA synchronous=FULL")
+        keep_commits(self._db)
         self._db.execute("BEGIN IMMEDIATE")
         found, empty = self._found()
         if empty and found == (0, 0):

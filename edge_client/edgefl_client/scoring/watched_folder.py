@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from edgefl_client.home import Home
 from edgefl_client.scoring.score_files import pictures_below
+from edgefl_protocol.durable import keep_commits
 from edgefl_protocol.errors import StorageError
 
 MAX_NOTES = 100_000
@@ -77,8 +78,7 @@ class Notes:
         self._watched = sqlite3.connect(root / "watched.sqlite3", timeout=10, isolation_level=None)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._watched.execute("PRAGMA journal_mode=DELETE")
-            self._watched.execute("PRAGMA synchronous=FULL")
+            keep_commits(self._watched)
             self._watched.execute(_TABLE)
         except BlockingIOError as error:
             self.close()
