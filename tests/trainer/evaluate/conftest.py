@@ -1,0 +1,31 @@
+"""Summaries of finished runs, written by hand, and the axes of a picture instead of its bytes."""
+
+import pytest
+
+from edgefl_trainer.evaluate import metric_plot
+from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.evaluate.table import table_rows
+
+
+def summary(method, seed, figures, **more):
+    sites = {name: {"balanced_accuracy": value} for name, value in figures.items()}
+    base = {"method": method, "task": "nevus", "seed": seed, "preset": "bench84", "rounds": 5, "reported_rows": "val"}
+    traffic = {"bytes_up_per_round": 1536.0, "bytes_down_per_round": 3 * 2**20}
+    return base | traffic | {"sites": sites} | federation_summary(sites) | more
+
+
+ONE = summary("local", 0, {"b": 0.6, "a": 0.8})
+
+
+@pytest.fixture
+def drawn_metric(monkeypatch):
+    """Draw a figure of one run's sites; give the axes, and the ends of the bar across the mean."""
+    drawn = []
+    monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+
+    def draw(sites, metric, **more):
+        metric_plot.plot_metric(table_rows([ONE | {"sites": sites}], metric), metric, **more)
+        bars = [one for one in drawn[-1].containers if one.has_xerr]
+        return drawn[-1], bars[0].lines[2][0].get_segments()[0][:, 0] if bars else None
+
+    return draw

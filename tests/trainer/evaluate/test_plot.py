@@ -1,0 +1,154 @@
+"""docs/methods.md, "evaluation": the picture of the rounds."""
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from edgefl_trainer.evaluate import plot
+from edgefl_trainer.evaluate.chance import Chance
+from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
+
+LINES = [{"round": r, "site": s, "balanced_accuracy": 0.5 + 0.1 * r} for r in (2, 1) for s in ("b", "a")]
+
+
+def test_curves_are_picked_by_site_and_round():
+    extra = [{"round": 1, "site": "a", "balanced_accuracy": 0.9}, {"round": 3, "site": "a", "balanced_accuracy": None}]
+    found = curves([*LINES, *extra, {"phase": "warm"}])
+    assert found == {"a": {2: 0.7, 1: 0.9}, "b": {2: 0.7, 1: 0.6}}
+
+
+ABOVE = [{"round": r, "site": "b", "balanced_accuracy": 0.7 + 0.1 * r} for r in (1, 2)]
+
+
+@pytest.mark.parametrize("runs", [{"one": [[*LINES, *ABOVE]]}, {"one": [LINES, ABOVE], "two": [ABOVE], "empty": [[]]}])
+def test_the_picture_is_a_drawn_png(runs):
+    """Over rounds on the left, over bytes on the right: the first colour's line runs across both halves."""
+    data = plot_progress(runs, title="rounds")
+    picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert min(picture.shape[:2]) > 400
+    _, columns = np.nonzero(np.abs(picture.astype(int) - [0x00, 0x72, 0xB2]).sum(axis=2) < 60)
+    half = picture.shape[1] // 2
+    assert np.ptp(columns[columns < half]) > 300  # px
+    assert (columns > half).any()
+    assert data == plot_progress(runs, title="rounds")
+
+
+@pytest.fixture
+def progress(monkeypatch):
+    """Draw, and give the axes over rounds."""
+    drawn = []
+    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure) or b"")
+
+    def draw(runs, **more):
+        plot_progress(runs, **more)
+        return drawn[-1].axes[0]
+
+    return draw
+
+
+def data_lines(axes):
+    return {
+        line.get_label(): line
+        for line in axes.lines
+        if line.get_transform() == axes.transData and line.get_label()[0] != "_"
+    }
+
+
+def test_of_lines_that_are_the_same_each_is_seen(progress):
+    lines = data_lines(progress({"a": [LINES], "b": [LINES], "c": [ABOVE]}))
+    widths = {name: line.get_linewidth() for name, line in lines.items()}
+    assert widths["a"] - widths["b"] >= 2 and widths["b"] == widths["c"]
+    assert lines["a"].get_markersize() - lines["b"].get_markersize() >= 2
+
+
+def test_beside_the_axes_nothing_looks_like_data(progress):
+    """Threads were as bold as lines and ended in a marker, as a line does."""
+    axes = progress({"a": [LINES], "b": [ABOVE]})
+    threads = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+    assert len(threads) == 2 and all(len(set(thread.get_edgecolor()[:3])) == 1 for thread in threads)  # grey
+    assert axes.spines["right"].get_visible()
+    outside = [line for line in axes.lines if line.get_transform() == axes.transAxes]
+    assert len(outside) == 2 and min(np.min(line.get_xdata()) for line in outside) > plot.LEADS_TO
+
+
+def test_chance_is_drawn(progress):
+    """Runs that learned nothing looked like any other."""
+    axes = progress({"a": [LINES], "b": [ABOVE]}, chance=dict.fromkeys("ab", Chance({}, 0.5)))
+    assert any(set(line.get_ydata()) == {0.5} for line in axes.lines)
+    assert "chance 0.5" in [text.get_text() for text in axes.texts]
+    assert axes.get_ylim()[0] < 0.5
+
+
+def test_sites_that_differ_in_chance_have_a_line_each(progress):
+    """0.50 at a site of two classes was drawn as twice chance."""
+    chance = Chance({"a": 0.5, "b": 0.25}, 0.375)
+    axes = progress({"one": [LINES]}, chance={"one": chance})
+
+    def drawn(axes):
+        lines = [line for line in axes.lines if line.get_transform() != axes.transAxes]  # without samples of lines
+        return {line.get_label(): line.get_ydata()[0] for line in lines if line.get_label().startswith("chance")}
+
+    told = drawn(axes)
+    assert told == {"chance 0.5: a": 0.5, "chance 0.25: b": 0.25, "chance 0.375: the mean": 0.375}
+    axes = progress({"one": [LINES], "two": [LINES]}, chance={"one": chance, "two": chance})
+    assert drawn(axes) == {"chance 0.375": 0.375}
+
+
+def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
+    """The axis is logarithmic: it had no place for 0, and said 1 B."""
+    axes = progress({"a": [LINES]}).figure.axes[1]
+    assert set(data_lines(axes)["a"].get_xdata()) == {plot.FEW_BYTES}
+    assert [axes.xaxis.get_major_formatter()(value, 0) for value in (0.5, 1.0, 16.0, 2048.0)] == [
+        "",
+        "0 B",
+        "16 B",
+        "2 KiB",
+    ]
+
+
+def test_a_mean_that_is_drawn_is_without_sites_of_one_class(progress):
+    """LINES: a and b at 0.6, 0.7; a third site of one class at 1."""
+    alone = [{"round": r, "site": "c", "balanced_accuracy": 1.0} for r in (1, 2)]
+    axes = progress({"one": [[*LINES, *alone]]}, one_class={"one": {"c"}})
+    lines = data_lines(axes)
+    assert list(lines) == ["a", "b", "c*", "mean of 2 sites without *"]
+    assert list(lines["mean of 2 sites without *"].get_ydata()) == pytest.approx([0.6, 0.7])
+    axes = progress({"one": [[*LINES, *alone]], "two": [LINES]}, one_class={"one": {"c"}})
+    assert list(data_lines(axes)["one"].get_ydata()) == pytest.approx([0.6, 0.7])
+    assert "without sites of one class" in axes.get_ylabel()
+    with pytest.raises(ValueError, match="no mean to draw"):
+        progress({"one": [alone], "two": [LINES]}, one_class={"one": {"c"}})
+
+
+def test_nothing_to_draw_is_an_error():
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plot_progress({"one": [[{"round": 1, "site": "a"}]]})
+
+
+def test_more_lines_than_names_fit_is_an_error():
+    with pytest.raises(ValueError, match="there are 21 lines"):
+        plot_progress({f"run {i}": [ABOVE] for i in range(21)})
+
+
+def test_bytes_add_up_over_sites_ways_and_rounds():
+    """A warm phase (round 0) counts, so a method that asks first is not drawn as free."""
+    lines = [{"round": r, "site": s, "bytes_up": 10 * r + 1, "bytes_down": 100} for r in (0, 1, 2) for s in "ab"]
+    assert bytes_by_round(lines) == {0: 202, 1: 202 + 222, 2: 202 + 222 + 242}
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_names_keep_their_order_and_distance(wanted):
+    placed = spread_out(wanted, 0.05)
+    assert [placed[i] for i in np.argsort(wanted, kind="stable")] == sorted(placed)
+    assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(sorted(placed)))
+    assert min(placed) >= -1e-9 and max(placed) <= 1 + 1e-9
+
+
+def test_a_name_with_room_stays_where_its_line_ends():
+    assert spread_out([0.9, 0.1, 0.5], 0.05) == pytest.approx([0.9, 0.1, 0.5])
+    assert spread_out([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
