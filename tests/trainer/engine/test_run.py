@@ -61,8 +61,10 @@ def test_a_run_leaves_the_files_of_the_contract(method, finished):
     assert found.keys() >= SUMMARY_KEYS
     assert (found["method"], found["task"], found["seed"], found["preset"]) == (method, "all", 0, "tiny")
     assert set(found["sites"]) == {"east", "west"}
-    for site in found["sites"].values():
+    for name, site in found["sites"].items():
         assert site.keys() >= SITE_KEYS
+        judged = load_file(folder / "tune" / f"{name}.safetensors")["targets"]
+        assert site["classes_tuned"] == len(set(judged.tolist()))  # chance of its curve
     calibration = json.loads((folder / "calibration.json").read_text())
     assert {"temperature", "refer_above"} <= calibration.keys()
     environment = json.loads((folder / "environment.json").read_text())

@@ -31,7 +31,9 @@ KEPT = (
     "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "pretraining", "travels",
     "settings_sha256", "images_per_second", "wait_share",
 )  # fmt: skip
-KEPT_OF_SITES = ("n_train", "n_labelled", "held_out", "readout", "selected_round", "selected_phase", "took_part")
+KEPT_OF_SITES = (
+    "n_train", "n_labelled", "held_out", "readout", "classes_tuned", "selected_round", "selected_phase", "took_part",
+)  # fmt: skip
 
 
 def evaluate(

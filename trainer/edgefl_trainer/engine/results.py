@@ -22,6 +22,7 @@ from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
+from edgefl_trainer.engine.selection import judged_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.engine.suspicion import save_tune_scores
 from edgefl_trainer.evaluate.answer_figures import usual_answers
@@ -105,7 +106,8 @@ def predictor_results(
         if calibrated.tune is not None:
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        facts[name], size = _facts_of_trained(site, predictor, kept, task), _model_bytes(predictor)
+        tuned = judged_rows(site, None) if name in final.selected else judged_rows(site)
+        facts[name], size = _facts_of_trained(site, predictor, kept, task, tuned), _model_bytes(predictor)
         seen[name] = predictor.seen
         rows = report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
@@ -142,12 +144,15 @@ def _model_bytes(predictor: Predictor) -> int:
     return sum(value.nbytes for value in (*learned.values(), *predictor.network.values()))
 
 
-def _facts_of_trained(site: Site, predictor: Predictor, kept: SelectedRound, task: Task) -> dict[str, Any]:
+def _facts_of_trained(
+    site: Site, predictor: Predictor, kept: SelectedRound, task: Task, tuned: Examples
+) -> dict[str, Any]:
     return {
         "n_train": len(site.train),
         "n_labelled": len(site.train),
         "held_out": False,
         "classes_learned": sum(map(bool, predictor.seen)),
+        "classes_tuned": len(np.unique(tuned.targets)),
         "readout": predictor.module.options.readout,
         "selected_round": kept.round,
         "selected_phase": "train" if kept.round <= task.rounds else "final",

@@ -56,6 +56,7 @@ from edgefl_trainer.models.network_kind import names_learned_positions
 from edgefl_trainer.models.spec import BackboneSpec
 
 SELF_SUPERVISED_TASK = "pixels"
+MODIFIED = "(modified)"  # of a commit: its tracked files were changed
 
 
 def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
@@ -274,7 +275,7 @@ def environment(settings: RunSettings) -> dict[str, Any]:
         "versions": {DISTRIBUTION: VERSION}
         | {name: version(name) for name in packages}
         | {"python": platform.python_version()},
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).parent),
         "seed": settings.seed,
         "machine": {
             "system": platform.platform(),
@@ -326,20 +327,30 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=2, sort_keys=False, allow_nan=False).encode() + b"\n"
 
 
-def _commit() -> str | None:
-    """The commit of a source checkout; None for an installed wheel, also inside another checkout, and without git."""
-    here = Path(__file__).parent
+def commit_of(code: Path) -> str | None:
+    """Name the commit of a source checkout by the folder of this module, and say where its files are modified.
+
+    None for an installed wheel, also inside another checkout, and without git.
+    """
+    commit, _, prefix = _git(code, "rev-parse", "HEAD", "--show-prefix").strip().partition("\n")
+    if prefix.strip("/") != "trainer/edgefl_trainer/engine":
+        return None
+    changed = _git(code, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+    return f"{commit} {MODIFIED}" if changed else commit
+
+
+def _git(folder: Path, *command: str) -> str:
+    """What git prints there; nothing where it fails, or is not installed."""
     try:
         found = subprocess.run(  # noqa: S603
-            ["git", "-C", str(here), "rev-parse", "HEAD", "--show-prefix"],  # noqa: S607
+            ["git", "-C", str(folder), *command],  # noqa: S607
             capture_output=True,
             text=True,
             check=False,
         )
     except OSError:
-        return None
-    commit, _, prefix = found.stdout.strip().partition("\n")
-    return commit if prefix.strip("/") == "trainer/edgefl_trainer/engine" else None
+        return ""
+    return found.stdout if found.returncode == 0 else ""
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Method, Scalar, Site, State
+from edgefl_trainer.contract import Examples, Method, Scalar, Site, State
 from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
@@ -29,6 +29,12 @@ def selecting_sites(sites: Mapping[str, Site]) -> frozenset[str]:
     )
 
 
+def judged_rows(site: Site, most: int | None = WATCHED_ROWS) -> Examples:
+    """Return the tune rows of a site that its rounds are judged on: at most `most`, the same in each; None is all."""
+    drawn = site.rng("judge").permutation(len(site.tune))[:most]
+    return replace(site.tune, rows=site.tune.rows[np.sort(drawn)])
+
+
 def tune_judge(
     method: Method, sites: Mapping[str, Site], most: int | None = WATCHED_ROWS
 ) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
@@ -40,8 +46,7 @@ def tune_judge(
     def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
         site = sites[name]
         predictor = method.predictor(site, state, broadcast)
-        drawn = site.rng("judge").permutation(len(site.tune))[:most]
-        some = replace(site.tune, rows=site.tune.rows[np.sort(drawn)])
+        some = judged_rows(site, most)
         if predictor is None or len(some) == 0:
             return {}
         scores = predict_rows(predictor, some, site.device)

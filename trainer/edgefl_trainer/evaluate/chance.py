@@ -1,7 +1,7 @@
 """What an answer that never changes gets: at each site by the classes it is judged on, and in the mean over sites.
 
-Such an answer is right about one of the K classes of a site's rows: 1/K. Tune rows are drawn from the training rows,
-whose classes are those that the site learned. A site of one class, or without a figure, has none.
+Such an answer is right about one of the K classes of a site's rows: 1/K, of test rows as of tune rows. A site of one
+class, or without a figure, has none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,13 +40,14 @@ def chance_of(runs: Sequence[Mapping[str, Any]], metric: str) -> Chance:
 
 
 def _at(site: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> float | None:
-    if is_one_class(site) or (metric in site and site[metric] is None):
+    of_tune = metric.startswith("tune_")
+    if is_one_class(site, tuned=of_tune) or (metric in site and site[metric] is None):
         return None
     if metric == "auroc":
         return 0.5
     if metric.removeprefix("tune_") not in BY_CLASSES:
         return None
-    judged = site.get("classes_learned" if metric.startswith("tune_") else "classes_tested")
+    judged = site.get("classes_tuned") or site.get("classes_learned") if of_tune else site.get("classes_tested")
     number = judged or len(run.get("classes") or ())  # of a run from before that was kept: all classes
     return 1 / number if number else None
 

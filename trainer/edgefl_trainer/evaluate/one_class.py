@@ -18,9 +18,12 @@ SAYS = "one class only in the rows it learned from or is judged on: says nothing
 FEWER_SAYS = "judged on fewer classes than the run has: comes out too high, and the mean with it"
 
 
-def is_one_class(site: Mapping[str, Any]) -> bool:
-    """Tell whether a site's rows, learned from or judged on, hold one class; False where that was not kept."""
-    return 1 in (site.get("classes_tested"), site.get("classes_learned"))
+def is_one_class(site: Mapping[str, Any], *, tuned: bool = False) -> bool:
+    """Tell whether a site's rows, learned from or judged on, hold one class; False where that was not kept.
+
+    With `tuned`, also whether its tune rows do: those that a run judges on between rounds.
+    """
+    return 1 in (site.get("classes_tested"), site.get("classes_learned"), site.get("classes_tuned") if tuned else None)
 
 
 def mark_of(site: Mapping[str, Any], classes: int) -> str:
@@ -30,9 +33,9 @@ def mark_of(site: Mapping[str, Any], classes: int) -> str:
     return FEWER if 0 < (site.get("classes_tested") or classes) < classes else ""
 
 
-def one_class_of(summary: Mapping[str, Any]) -> set[str]:
-    """Name the sites of a run's summary whose figures say nothing."""
-    return {name for name, site in summary["sites"].items() if is_one_class(site)}
+def one_class_of(summary: Mapping[str, Any], *, tuned: bool = False) -> set[str]:
+    """Name the sites of a run's summary whose figures say nothing; with `tuned`, those on tune rows."""
+    return {name for name, site in summary["sites"].items() if is_one_class(site, tuned=tuned)}
 
 
 def others(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -255,7 +255,8 @@ def origin(environments: Sequence[Mapping[str, Any]]) -> str:
     for found in environments:
         machine = found.get("machine", {})
         machines.add(machine.get("cuda") or machine.get("processor") or "machine not recorded")
-        commits.add(str(found.get("commit") or "not recorded")[:12])
+        commit, *modified = str(found.get("commit") or "not recorded").split(" ", 1)
+        commits.add(" ".join([commit[:12], *modified]))
     return f"{', '.join(sorted(machines))}; commit {', '.join(sorted(commits))}"
 
 

@@ -26,7 +26,7 @@ def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> 
         {name: [read_metrics(folder)] for name, folder in zip(names, folders, strict=True)},
         metric=JUDGED,
         title="; ".join(unlike(summaries)),
-        one_class={name: one_class_of(run) for name, run in zip(names, summaries, strict=True)},
+        one_class={name: one_class_of(run, tuned=True) for name, run in zip(names, summaries, strict=True)},
         chance={name: chance_of([run], JUDGED) for name, run in zip(names, summaries, strict=True)},
     )
 
@@ -68,7 +68,7 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
             if (one.part, one.row) == (part.name, row.folder):
                 tracks.setdefault(name, []).append(one.measured.lines)
                 runs.setdefault(name, []).append(one.measured.summary)
-                one_class.setdefault(name, set()).update(one_class_of(one.measured.summary))
+                one_class.setdefault(name, set()).update(one_class_of(one.measured.summary, tuned=True))
     metric = tracked(experiment.metric)
     chance = {name: chance_of(some, metric) for name, some in runs.items()}
     return plot_progress(tracks, metric=metric, title=plain, one_class=one_class, chance=chance)
