@@ -45,6 +45,7 @@ KINDS = {
     "network": "weights",
     "keys": "prompts", "selections": "prompts",  # of prompts in groups: what a group answers to, how often it was taken
 }  # fmt: skip
+GIVEN = KINDS | {"remote": "features"}  # of a broadcast; FedCLF's contrasts are features of other sites
 SETTINGS = {
     "head_norm": ("none",),
     "kd": (True,),
@@ -147,6 +148,12 @@ def kinds_sent(sent: Iterable[Exchange]) -> set[str]:
     return {KINDS[array.split(".")[0]] for each in sent for reply in each.replies.values() for array in reply.arrays}
 
 
+def kinds_given(broadcasts: Iterable[Payload]) -> set[str]:
+    """The kinds of all arrays in some broadcasts; the name itself where it stands for none."""
+    names = {array for payload in broadcasts for array in payload.arrays}
+    return {GIVEN.get(array.partition(".")[0], f"the unknown array {array}") for array in names}
+
+
 def test_the_rule_of_what_travels_says_the_same() -> None:
     """An owner is asked by a method's word before the work, and by the arrays' names after it: docs/methods.md."""
     assert {word: travels.kind_of(f"{word}.0") for word in KINDS} == KINDS and set(KINDS.values()) == set(travels.KINDS)
@@ -167,6 +174,7 @@ def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_sit
         play(method, task, sites, watch=seen.append)
         assert len(set(method.travels)) == len(method.travels)
         assert kinds_sent(seen) == set(method.travels), more
+        assert kinds_given(payload for each in seen for payload in each.broadcasts.values()) <= set(method.travels)
 
 
 def digests(played: Played) -> tuple[str, str]:
