@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.trainer.conftest import edgefl_train, make_ward, records, run, write_
 from tests.trainer.engine.conftest import files_of
 
 from edgefl_trainer.engine.folder import working_in
-from edgefl_trainer.engine.settings import read_settings
+from edgefl_trainer.engine.settings import hyper_values, read_settings
 from edgefl_trainer.evaluate import confusion, metric_plot, plot
 
 # ---------------------------------------------------------------------------------------------- evaluate
@@ -229,27 +230,38 @@ def test_table_draws_accuracy_over_rounds(finished, tmp_path):
         )  # lines in several colours
 
 
-def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, monkeypatch):
-    import shutil
+def variant(run, folder, **changes):
+    """A copy of a finished run, as if it had been made with other settings or another seed."""
+    shutil.copytree(run, folder)
+    settings = read_settings(run / "config.toml")
+    settings = replace(settings, **{**changes, "hyper": {**settings.hyper, **changes.get("hyper", {})}})
+    (folder / "config.toml").write_text(settings.to_toml())
+    summary = json.loads((run / "summary.json").read_text())
+    told = {"seed": settings.seed, "settings_sha256": settings.digest_but_seed()}
+    (folder / "summary.json").write_text(json.dumps(summary | told))
+    return folder
 
+
+def test_a_variant_has_one_name_in_tables_and_pictures(finished, tmp_path, monkeypatch):
+    """Two settings of FedAvg were `fedavg` and `fedavg #2` in a table, and `fedavg (folder)` in a picture."""
     from edgefl_trainer.experiments import pictures
 
-    for place in ("a", "b"):
-        shutil.copytree(finished["local"], tmp_path / place / "run")
     drawn = []
-    plain = pictures.plot_progress
-
-    def draw(runs, **more):
-        drawn.append(set(runs))
-        return plain(runs, **more)
-
-    monkeypatch.setattr(pictures, "plot_progress", draw)
-    assert edgefl_train("table", tmp_path / "a/run", tmp_path / "b/run", "--plot", tmp_path / "a.png").code == 0
-    assert drawn == [{f"local ({tmp_path / 'a/run'})", f"local ({tmp_path / 'b/run'})"}]
-    shutil.copytree(finished["local"], tmp_path / "b/other")
-    runs = (tmp_path / "a/run", tmp_path / "b/other", finished["fedavg"])
-    assert edgefl_train("table", *runs, "--plot", tmp_path / "a.png").code == 0
-    assert drawn[1] == {"local (run)", "local (other)", "fedavg"}
+    plain, dots = pictures.plot_progress, metric_plot.named
+    monkeypatch.setattr(pictures, "plot_progress", lambda runs, **more: drawn.append([*runs]) or plain(runs, **more))
+    monkeypatch.setattr(metric_plot, "named", lambda rows: drawn.append(dots(rows)) or drawn[-1])
+    runs = [finished["local"], finished["fedavg"]]
+    runs += [variant(finished["fedavg"], tmp_path / f"lr{seed}", hyper={"lr_head": 0.01}, seed=seed) for seed in (0, 1)]
+    runs.append(variant(finished["fedavg"], tmp_path / "again"))
+    usual = hyper_values(read_settings(finished["fedavg"] / "config.toml").build_method())["lr_head"]
+    names = ["local", f"fedavg, lr_head={usual}", "fedavg, lr_head=0.01", f"fedavg, lr_head={usual} #2"]
+    table = edgefl_train("table", *runs, "--plot", tmp_path / "a.png").out
+    first, _, recall, _ = table.split("\n\n")[:4]
+    assert [line.split("|")[1].strip() for line in first.splitlines()[2:]] == names
+    assert {line.split("|")[1].strip() for line in recall.splitlines()[2:]} == set(names)
+    lines = [*names[:2], f"{names[2]}, seed 0", f"{names[2]}, seed 1", names[3]]
+    assert edgefl_train("table", *runs, "--metric", "accuracy", "--plot", tmp_path / "a.png").code == 0
+    assert drawn == [lines, names]
 
 
 def test_a_picture_says_where_runs_saw_other_rows(finished, tmp_path, monkeypatch):

@@ -243,7 +243,7 @@ class Method(Protocol):
 
     @property
     def travels(self) -> tuple[str, ...]:
-        """What sites send with these hyper-parameters, of `rules.travels.KINDS`."""
+        """What sites send with these hyper-parameters, of `rules.travels.KINDS`; the server sends of no other kind."""
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """List every exchange of a run, in order."""

@@ -54,6 +54,8 @@ def test_an_installed_wheel_has_no_commit(checkout):
 
 
 def test_a_caption_tells_a_changed_checkout_from_its_commit():
-    at, changed = ({"commit": commit, "machine": {"processor": "CPU"}} for commit in ("a" * 40, f"{'a' * 40} (modified)"))
+    at, changed = (
+        {"commit": commit, "machine": {"processor": "CPU"}} for commit in ("a" * 40, f"{'a' * 40} (modified)")
+    )
     assert origin([at]) == f"CPU; commit {'a' * 12}"
     assert origin([changed, at]) == f"CPU; commit {'a' * 12}, {'a' * 12} (modified)"

@@ -69,6 +69,7 @@ def table(
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.finished import environment_of, find_runs, run_folders
+    from edgefl_trainer.experiments.variants import told_apart
 
     ddof = 1 if spread == "sample" else 0
     if file is not None and metric is not None:
@@ -78,7 +79,7 @@ def table(
     try:
         if file is None:
             folders = [path for folder in runs for path in run_folders(folder)]
-            summaries = [open_run(folder).summary for folder in folders]
+            summaries = told_apart([open_run(folder) for folder in folders])
             machine = origin([environment_of(folder) for folder in folders])
             named, metric = metric, metric or usual_metric(summaries)
             click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))

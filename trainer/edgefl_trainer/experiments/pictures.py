@@ -10,18 +10,22 @@ from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import run_name, unlike
+from edgefl_trainer.evaluate.table import row_names, unlike
 from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
 
 
 def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> bytes:
-    """Plot the tune figures of runs over rounds and bytes, as PNG, under the methods' names.
+    """Plot the tune figures of runs over rounds and bytes, as PNG, under the names of their rows in the table.
 
-    Where two runs share one, their folders follow. A `ValueError` where there is nothing to draw.
+    Where a row has several runs, their seeds follow. A `ValueError` where there is nothing to draw.
     """
-    names = _told_apart([run_name(run) for run in summaries], folders)
+    rows = row_names(summaries)
+    names = [
+        f"{name}, seed {run.get('seed')}" if rows.count(name) > 1 else name
+        for name, run in zip(rows, summaries, strict=True)
+    ]
     return plot_progress(
         {name: [read_metrics(folder)] for name, folder in zip(names, folders, strict=True)},
         metric=JUDGED,
@@ -29,16 +33,6 @@ def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> 
         one_class={name: one_class_of(run, tuned=True) for name, run in zip(names, summaries, strict=True)},
         chance={name: chance_of([run], JUDGED) for name, run in zip(names, summaries, strict=True)},
     )
-
-
-def _told_apart(methods: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Each run's method; with the folder where that is another run's too, with its path where that is as well."""
-    places = [folder.name for folder in folders]
-    paths = [str(folder) if places.count(folder.name) > 1 else folder.name for folder in folders]
-    return [
-        f"{method} ({path})" if methods.count(method) > 1 else method
-        for method, path in zip(methods, paths, strict=True)
-    ]
 
 
 def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
