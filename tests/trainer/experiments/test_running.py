@@ -14,6 +14,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.evaluate.table import render_table
 from edgefl_trainer.experiments.comparison import Found, bars_of, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of
@@ -254,6 +255,28 @@ def test_a_site_of_one_class_is_left_out_of_a_figure_beside():
     assert "| 50.00 ± 14.14 |" in line
     bars, groups = bars_of(experiment, [one])
     assert bars[row.label][groups.index("Avg")].ours == pytest.approx(50.0)
+
+
+def test_a_figure_of_sites_without_a_row_of_some_class_is_marked_as_in_table():
+    """Only the tables of runs that are named marked it: here a mean over such a site stood as any other."""
+    experiment = read_experiment(FILE)
+    part, settings = experiment.parts[0], RunSettings(method="local", data=("lesions:",), preset="paper")
+    found = []
+    for method, tested in (("local", 2), ("fedavg", 3)):
+        sites = {
+            name: {"balanced_accuracy": figure, "classes_tested": number, "held_out": False}
+            for name, figure, number in (("a", 0.4, 3), ("b", 0.6, tested))
+        }
+        told = {"classes": list("xyz"), "sites": sites, "method": method, "task": "all", **dict.fromkeys(TRAFFIC, 0)}
+        row = next(row.folder for row in experiment.rows if row.method == method)
+        run = Measurement(seed=0, summary=told, lines=())
+        found.append(Found(part=part.name, row=row, measured=run, settings=settings, environment={}))
+    text = render_comparison(experiment, found)
+    sentence = "† judged on fewer classes than the run has: comes out too high, and the mean with it (b)."
+    assert sentence in text and sentence in render_table([found[0].measured.summary])
+    assert sum("50.00 ± 14.14† |" in line for line in text.splitlines()) == 1 and "50.00 ± 14.14 |" in text
+    assert "†" not in render_comparison(experiment, found[1:])
+    assert r"\dag{}" in render_comparison(experiment, found, "latex")
 
 
 TRAFFIC = ("bytes_up_per_round", "bytes_down_per_round", "seconds")

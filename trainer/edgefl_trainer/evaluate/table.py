@@ -10,7 +10,7 @@ trained sites together, a mean over classes and not over sites.
 import csv
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -176,8 +176,8 @@ def _says_nothing(run: Summary, name: str, metric: str) -> bool:
     return site.get(metric) is not None and is_one_class(site)
 
 
-def _of_fewer(runs: Sequence[Summary], metric: str) -> list[str]:
-    """Sites of a row judged on fewer classes than the run has, and on several; none of answers to questions."""
+def of_fewer(runs: Sequence[Summary], metric: str) -> list[str]:
+    """Name the sites judged on fewer classes than the run has, and on several; none of answers to questions."""
     return sorted(
         {
             name
@@ -227,9 +227,14 @@ def caption(
         *unlike(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
-    few = sorted({name for runs in runs_of_rows(summaries) for name in _of_fewer(runs, metric)})
-    marked += f" {FEWER} {FEWER_SAYS} ({_named(few)})." if few else ""
+    marked += told_of_fewer(name for runs in runs_of_rows(summaries) for name in of_fewer(runs, metric))
     return "; ".join(parts + ([machine] if machine else [])) + "." + marked
+
+
+def told_of_fewer(sites: Iterable[str]) -> str:
+    """Write what the mark of these sites says, as the end of a caption; empty where there is none."""
+    few = sorted(set(sites))
+    return f" {FEWER} {FEWER_SAYS} ({_named(few)})." if few else ""
 
 
 def unlike(summaries: Sequence[Summary]) -> list[str]:
@@ -275,7 +280,7 @@ def render_table(
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; choose one of {', '.join(FORMATS)}")
     rows = table_rows(summaries, metric, ddof)
-    fewer = [_of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
+    fewer = [of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
     text = caption(summaries, machine, metric, ddof)
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"

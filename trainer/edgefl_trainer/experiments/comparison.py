@@ -17,10 +17,20 @@ import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.one_class import MARK, SAYS
-from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, time_text, unlike
+from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
+from edgefl_trainer.evaluate.table import (
+    SPREADS,
+    UNDEFINED,
+    bytes_text,
+    latex,
+    markdown,
+    origin,
+    time_text,
+    told_of_fewer,
+    unlike,
+)
 from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
-from edgefl_trainer.experiments.measured import OVER_SITES, Cell, Measurement, cell_of, marked_sites, tracked
+from edgefl_trainer.experiments.measured import OVER_SITES, Cell, Measurement, cell_of, fewer_sites, marked_sites, tracked
 
 TRIAL = "nothing here can be compared with the paper"
 WITHOUT = f"ours without {MARK}"  # column
@@ -161,9 +171,12 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
         parts.append(f"{', '.join(marked)}: {SAYS}; left out of `{WITHOUT}`")
     parts += unlike([one.measured.summary for one in found])
     parts.append(origin([one.environment for one in found]))
+    pairs = [(column, one.measured) for column in part.columns for one in found]
+    few = {name for column, run in pairs for name in fewer_sites(column, experiment.metric, run)}
+    told = "; ".join(parts) + "." + told_of_fewer(few)
     if is_trial(found):
-        return "; ".join(parts) + f". A trial on small data with an untrained network: {TRIAL}."
-    return "; ".join(parts) + "." + _notes(experiment)
+        return f"{told} A trial on small data with an untrained network: {TRIAL}."
+    return told + _notes(experiment)
 
 
 def is_trial(found: Sequence[Found]) -> bool:
@@ -258,8 +271,8 @@ def _shown(cell: Cell, column: Column) -> str:
     if column.figure == "bytes":
         return bytes_text(cell.value)
     scale, digits = (1, 0) if column.figure in ("rounds", "seconds") else (100, 2)
-    shown = f"{scale * cell.value:.{digits}f}"
-    return shown if cell.std is None else f"{shown} ± {scale * cell.std:.{digits}f}"
+    shown = f"{scale * cell.value:.{digits}f}" + ("" if cell.std is None else f" ± {scale * cell.std:.{digits}f}")
+    return shown + FEWER * bool(cell.fewer)
 
 
 def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]]) -> str:

@@ -1,7 +1,8 @@
 """What finished runs measured, in the columns of an experiment: a figure of each run, then mean and spread over seeds.
 
 Figures over sites count each site once; sites without the figure are left out (docs/methods.md, "evaluation"). Where
-a site has one class only, the figure without such sites stands beside, as in `evaluate.table`.
+a site has one class only, the figure without such sites stands beside, and a figure with sites that are judged on
+fewer classes than the run has is marked, both as in `evaluate.table`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from edgefl_trainer.engine.federation import JUDGED, OPEN
 from edgefl_trainer.evaluate.one_class import one_class_of
+from edgefl_trainer.evaluate.table import of_fewer
 from edgefl_trainer.experiments.files import Column
 
 PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}
@@ -35,6 +37,7 @@ class Cell:
     value: float | None = None
     std: float | None = None  # standard deviation, of a sample unless asked for otherwise
     several: "Cell | None" = None  # the same without sites of one class, where one counts (`evaluate.one_class`)
+    fewer: tuple[str, ...] = ()  # sites that count and are judged on fewer classes than the run has
 
 
 def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int = 1) -> Cell:
@@ -43,9 +46,21 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
     The spread `seeds` is ± over runs; `sites`, for a mean over sites, is ± over the sites, each its mean over runs.
     """
     found = _cell(column, metric, spread, runs, ddof)
-    if column.figure not in OVER_SITES or not any(marked_sites(column, metric, run.summary) for run in runs):
+    if column.figure not in OVER_SITES:
         return found
-    return replace(found, several=_cell(column, metric, spread, [_without(run) for run in runs], ddof))
+    found = replace(found, fewer=tuple(sorted({name for run in runs for name in fewer_sites(column, metric, run)})))
+    if not any(marked_sites(column, metric, run.summary) for run in runs):
+        return found
+    others = _cell(column, metric, spread, [_without(run) for run in runs], ddof)
+    return replace(found, several=replace(others, fewer=found.fewer))
+
+
+def fewer_sites(column: Column, metric: str, run: Measurement) -> set[str]:
+    """Name the sites that count in a column and are judged on fewer classes than the run has."""
+    if column.figure not in OVER_SITES:
+        return set()
+    counted = site_figures(column, metric, run.summary).keys()
+    return counted & set(of_fewer([run.summary], column.metric or metric))
 
 
 def marked_sites(column: Column, metric: str, summary: Mapping[str, Any]) -> set[str]:
