@@ -69,7 +69,9 @@ def test_an_image_without_lesion_is_its_own_lesion(make_zip) -> None:
         pytest.param(
             lambda r: r[0].pop("label") and r[1].pop("label"), ["no column label", "image, file"], id="column"
         ),
-        pytest.param(lambda r: r[1].update(image="a"), ["'a' twice"], id="duplicate"),
+        pytest.param(
+            lambda r: r[1].update(image="a"), ["1 image more than once", "'a' in lines 2 and 3"], id="duplicate"
+        ),
         pytest.param(lambda r: r[1].update(split="dev"), ["line 3", "'dev'", "train, val, test"], id="split"),
         pytest.param(lambda r: r[1].update(split="train", label=""), ["line 3", "no label"], id="label"),
         pytest.param(lambda r: r[1].update(image=""), ["line 3", "no image name"], id="name"),

@@ -1,10 +1,13 @@
 """`edgefl-train data SPEC`: what the data holds is shown before anything is learned, and all that is wrong at once."""
 
+import io
+
 import pytest
 from PIL import Image
 from tests.trainer.conftest import edgefl_train, records, write_index
 
 from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.data.tasks import near_classes
 
 
 def test_sites_classes_lesions_splits_and_sizes(tmp_path):
@@ -126,6 +129,87 @@ def test_sites_of_one_class_and_classes_of_one_picture_are_told(tmp_path):
     err = edgefl_train("data", manifest(tmp_path, "", "", center="north", label="BCC")).err
     assert "warning: site north has one class, BCC: its figures will say nothing" in err
     assert "warning: class BCC has 1 picture: too few to learn from and to judge on" in err
+
+
+def test_every_image_that_is_named_twice_is_listed_with_its_lines_and_the_rest_is_counted(tmp_path):
+    """The first of them ended the command, without a line. Rows 0, 3 and 7 are lines 2, 5 and 9 of the table."""
+    found = records()
+    for row, image in ((3, "i0"), (7, "i0"), (9, "i8")):
+        found[row]["image"] = image
+    root = write_index(tmp_path / "w", found)
+    (root / "pictures/i5.png").write_bytes(b"")
+    outcome = edgefl_train("data", f"manifest:{root}")
+    assert outcome.code == 1 and "Traceback" not in outcome.err
+    sentence = "names 2 images more than once: 'i0' in lines 2, 5 and 9, 'i8' in lines 10 and 11; image names must be"
+    assert sentence in outcome.out.partition("a run refuses this data:")[2]
+    assert "36 × 36 (11)" in outcome.out and "1 picture cannot be read" in outcome.out
+    with pytest.raises(DataError, match="'i8' in lines 10 and 11"):
+        load_federation([f"manifest:{root}"], image_px=8)
+
+
+def test_of_many_images_that_are_named_twice_the_first_are_listed_and_the_others_counted(tmp_path):
+    rows = [{**row, "image": f"{row['image']}-{part}"} for part in range(2) for row in records()] * 2
+    out = edgefl_train("data", f"manifest:{write_index(tmp_path / 'w', rows)}").out
+    assert "names 24 images more than once" in out and "and 4 more; image names must be unique" in out
+
+
+def warnings_of(folder, rows):
+    """What `data` warns of in a table of these rows."""
+    return edgefl_train("data", f"manifest:{write_index(folder, rows)}").err.splitlines()
+
+
+def test_empty_lesions_are_told_all_or_some_with_their_lines(tmp_path):
+    """An unlabelled row is judged on by nobody, so its lesion does not matter."""
+    rows = [{**row, "lesion_id": f"l{i}"} for i, row in enumerate(records())]
+    assert not any("lesion_id" in line for line in warnings_of(tmp_path / "all", rows))
+    rows[0] |= {"label": "", "split": "unlabelled", "lesion_id": ""}
+    rows[2]["lesion_id"] = rows[5]["lesion_id"] = ""
+    (line,) = [line for line in warnings_of(tmp_path / "some", rows) if "lesion_id" in line]
+    assert "2 of 11 labelled rows of index.csv" in line and line.endswith("own: i2 in line 4, i5 in line 7")
+    (line,) = [
+        line for line in warnings_of(tmp_path / "none", [r | {"lesion_id": ""} for r in rows]) if "lesion" in line
+    ]
+    assert "has an empty column lesion_id: each picture counts as a lesion of its own" in line
+
+
+def test_labelled_pictures_without_a_center_are_told(tmp_path):
+    """They were left out of learning and judging without a word; unlabelled ones may be spread."""
+    rows = [{**row, "lesion_id": f"l{i}"} for i, row in enumerate(records(center=""))]
+    rows[0] |= {"label": "", "split": "unlabelled", "center": ""}
+    (line,) = [line for line in warnings_of(tmp_path / "w", rows) if "center" in line]
+    assert "1 labelled picture of manifest:" in line and line.endswith("judged on: i5")
+    outcome = edgefl_train("data", f"manifest:{tmp_path / 'w'}@split=iid:2")
+    assert "center" not in outcome.err  # all rows are dealt
+
+
+@pytest.mark.parametrize("label", ["Nevus", "melanocytic naevus", "nevi", "M EL", "mels", "Melanoma"])
+def test_classes_that_may_be_one_are_told(tmp_path, label):
+    """Spaces, a plural, or a name that the product knows: NV is a nevus, MEL a melanoma."""
+    meant = "MEL" if label[0] in "Mm" and "elanocytic" not in label else "NV"
+    rows = [{**row, "lesion_id": f"l{i}"} for i, row in enumerate(records(label=label))]
+    (line,) = [line for line in warnings_of(tmp_path / "w", rows) if "look like one" in line]
+    assert f"{label} (1 picture)" in line and f"{meant} (" in line
+    merged = edgefl_train("data", f"manifest:{tmp_path / 'w'}", "--task", "nevus")
+    assert "look like one" not in merged.err
+
+
+@pytest.mark.parametrize("labels", [("NV", "MEL", "BCC", "SCC", "AK", "akiec"), ("ab", "abs"), ("grade 1", "grade 2")])
+def test_classes_that_differ_are_not(labels):
+    assert list(near_classes(dict.fromkeys(labels, 3))) == []
+
+
+def test_pictures_of_one_colour_are_told_and_cut_off_ones_are_refused(tmp_path):
+    root = write_index(tmp_path / "w", [{**row, "lesion_id": f"l{i}"} for i, row in enumerate(records())])
+    for name in ("i2", "i7"):
+        Image.new("RGB", (36, 36), (0, 90, 0)).save(root / f"pictures/{name}.png")
+    stream = io.BytesIO()
+    with Image.open(root / "pictures/i4.png") as picture:
+        picture.save(stream, "JPEG")
+    (root / "pictures/i4.png").write_bytes(stream.getvalue()[:-200])
+    outcome = edgefl_train("data", f"manifest:{root}")
+    told = "2 pictures of one colour, with nothing to learn from: i2 (pictures/i2.png), i7 (pictures/i7.png)"
+    assert told in outcome.err
+    assert outcome.code == 1 and "1 picture cannot be read" in outcome.out and "i4 (pictures/i4.png)" in outcome.out
 
 
 def test_a_misspelt_center_is_told_before_what_else_could_be_done(tmp_path):

@@ -1,6 +1,7 @@
 """What every data SPEC turns into: rows, and a way to get their pixels.
 
-Guarantees: a row is plain values; its split is one of `SPLITS`; image names are unique inside one table.
+Guarantees: a row is plain values; its split is one of `SPLITS`; a run takes no table
+that names an image twice.
 Source: docs/design.md 5 (Data SPECs, Rows).
 """
 
@@ -76,13 +77,14 @@ class SourceRows:
     rows: tuple[Row, ...]  # in the order of the source
     pixels: PixelSource = field(repr=False)  # where the pixels come from
     warnings: tuple[str, ...] = ()  # sentences: what was taken otherwise than a person may think
+    refused: tuple[str, ...] = ()  # sentences: why a run refuses these rows, which can be counted all the same
 
     def __post_init__(self) -> None:
         if not self.rows:
             raise DataError(f"{self.name} holds no rows; a federation needs at least one image.")
         seen: set[str] = set()
         for row in self.rows:
-            if row.image in seen:
+            if row.image in seen and not self.refused:
                 raise DataError(f"{self.name} names image {row.image!r} twice; image names must be unique.")
             seen.add(row.image)
 

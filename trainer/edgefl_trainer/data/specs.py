@@ -69,9 +69,11 @@ def parse_spec(text: str) -> Spec:
 def read_spec(spec: Spec, seed: int, *, gaps: bool = False) -> SourceRows:
     """Read the rows of one SPEC, or raise a `DataError`; `seed` is the run's, for kinds that draw a split.
 
-    With `gaps`, rows may name files that are missing.
+    With `gaps`, rows may name files that are missing, and be refused by a run (`SourceRows.refused`).
     """
     table = READERS[spec.kind](spec, seed)
+    if table.refused and not gaps:
+        raise DataError(table.refused[0])
     if isinstance(table.pixels, FilePixels) and not gaps and not table.asks:  # `questions.picture_tables` checks those
         table.pixels.check_present(len(table.rows))
     return table

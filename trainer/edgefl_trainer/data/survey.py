@@ -29,7 +29,7 @@ from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_specs
-from edgefl_trainer.data.tasks import alike_classes
+from edgefl_trainer.data.tasks import alike_classes, listed, near_classes
 
 UNLABELLED = "no label"
 NO_SITE = "no site"
@@ -50,6 +50,7 @@ class Survey:
     lesions: dict[str, set[str]] = field(default_factory=dict)  # of each site
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height) → images, where read from files
     broken: list[str] = field(default_factory=list)  # a sentence for each picture that cannot be read
+    blank: list[str] = field(default_factory=list)  # names of pictures of one colour
     warnings: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # a sentence for each thing that a run refuses
     without: list[str] = field(default_factory=list)  # a sentence for each source of questions without any picture
@@ -79,6 +80,7 @@ def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
     parsed = [parse_spec(text) for text in specs]
     read = Tables([], [])
     for spec, table in zip(parsed, read_specs(parsed, seed, gaps=True), strict=True):
+        read.refused.extend(table.refused)
         try:
             rows = sited_rows(spec, table, seed)
         except DataError as error:
@@ -135,6 +137,9 @@ def survey(read: Tables) -> Survey:
         return _asked(found, [row for _, rows in tables for row in rows])
     found.warnings.extend(_named_twice(tables))
     found.warnings.extend(_of_two_labels(tables, pictures))
+    found.warnings.extend(_blank(found))
+    found.warnings.extend(_without_site(tables))
+    found.warnings.extend(near_classes({name: n for name, n in _pictures_of(found).items() if name != UNLABELLED}))
     found.warnings.extend(_thin(found))
     return found
 
@@ -232,6 +237,31 @@ def _asked(found: Survey, rows: Sequence[Row]) -> Survey:
     return replace(found, vocabulary=vocabulary)
 
 
+def _pictures_of(found: Survey) -> Counter[str]:
+    """Column → pictures of all sites together."""
+    pictures: Counter[str] = Counter()
+    for (_, label), number in found.counts.items():
+        pictures[label] += number
+    return pictures
+
+
+def _blank(found: Survey) -> Iterator[str]:
+    """Write a sentence on pictures of one colour."""
+    if found.blank:
+        yield f"{counted(len(found.blank), 'picture')} of one colour, with nothing to learn from: {listed(found.blank)}"
+
+
+def _without_site(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Iterator[str]:
+    """Write a sentence on labelled rows of no site beside rows of one; that no row has a site, a run refuses."""
+    for table, rows in tables:
+        free = [row.image for row in rows if row.site is None and row.label is not None]
+        if free and any(row.site is not None for row in rows):
+            yield (
+                f"{counted(len(free), 'labelled picture')} of {table.name} with no site (an empty center?), which no "
+                f"site learns from or is judged on: {listed(free)}"
+            )
+
+
 def _thin(found: Survey) -> Iterator[str]:
     """Sentences on sites of one class, and on classes with too few lesions at all sites together to learn and judge."""
     labels = [name for name in found.classes if name != UNLABELLED]
@@ -240,20 +270,22 @@ def _thin(found: Survey) -> Iterator[str]:
         if len(held) == 1 < len(labels) and site != NO_SITE:
             yield f"site {site} has one class, {held[0]}: its figures will say nothing"
     for label in labels:
-        if (number := sum(found.counts[site, label] for site in found.sites)) < LEAST:
+        if (number := _pictures_of(found)[label]) < LEAST:
             yield f"class {label} has {counted(number, 'picture')}: too few to learn from and to judge on"
 
 
 def _examine(found: Survey, pixels: FilePixels, row: Row) -> bytes | None:
     """Decode one picture and return a digest of its pixels; None where it cannot be read."""
+    named = row.image if row.image == row.source else f"{row.image} ({row.source})"
     try:
         image = decode(pixels.store.read(row.source))
     except (ImageError, DataError) as error:
-        named = row.image if row.image == row.source else f"{row.image} ({row.source})"
         found.broken.append(f"{named}: {error}" if isinstance(error, ImageError) else str(error))
         return None
     height, width, _ = image.shape
     found.sizes[width, height] += 1
+    if (image == image[0, 0]).all():
+        found.blank.append(named)
     return pixel_digest(image)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgefl_protocol.pictures.class_info import KNOWN
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError, TaskError
 from edgefl_trainer.data.rows import Row
 from edgefl_trainer.typed_values import nearest
@@ -22,6 +23,7 @@ from edgefl_trainer.typed_values import nearest
 NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
 NEVUS, OTHER = "nevus", "other"
 MAX_WORD = 32  # characters of a word
+LONGEST_SHORT_FORM = 3  # characters of a class such as SCC, whose last letter is no plural
 MOST_LISTED = 20  # names of a sentence
 FORM = "all, nevus, or NAME=A,B:REST such as mal=MEL,BCC:rest"
 
@@ -175,6 +177,38 @@ def alike_classes(rows: Sequence[Row], wanted: Sequence[str]) -> Iterator[str]:
                 f"The data has both the class {label!r} (image {first[label]}) and the class {meant!r}; spell a class "
                 "the same way in every source."
             )
+
+
+def near_classes(pictures: Mapping[str, int]) -> Iterator[str]:
+    """Write a sentence for each group of classes that may be one, with their numbers of pictures.
+
+    They differ in spaces, signs or a plural alone, or the product knows them as names of one class. Those that differ
+    in case alone a run refuses (`alike_classes`).
+    """
+    groups: dict[str, dict[str, str]] = {}  # what it may be → spelling without case → class
+    for label in pictures:
+        groups.setdefault(_class_meant(label), {}).setdefault(label.casefold(), label)
+    for found in groups.values():
+        if len(found) > 1:
+            told = ", ".join(f"{label} ({counted(pictures[label], 'picture')})" for label in found.values())
+            yield f"classes {told} look like one: a class has one name in all rows, so give it one where it is meant"
+
+
+def _class_meant(label: str) -> str:
+    """A word that labels of one class share."""
+    plain = _plain(label)
+    stem = re.sub("(es|is|s)$", "", plain) if len(plain) > LONGEST_SHORT_FORM else plain
+    return _SYNONYMS.get(plain) or _SYNONYMS.get(stem) or stem
+
+
+def _plain(label: str) -> str:
+    return "".join(letter for letter in label.casefold() if letter.isalnum())
+
+
+_SYNONYMS = {
+    **{_plain(text): info.name for label, info in KNOWN.items() for text in (label, info.name)},
+    **{_plain(text): KNOWN[NEVUS].name for text in NEVUS_NAMES},
+}  # how a class is written → its full name
 
 
 def listed(names: Sequence[str]) -> str:

@@ -30,7 +30,15 @@ from edgefl_trainer.evaluate.table import (
     unlike,
 )
 from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
-from edgefl_trainer.experiments.measured import OVER_SITES, Cell, Measurement, cell_of, fewer_sites, marked_sites, tracked
+from edgefl_trainer.experiments.measured import (
+    OVER_SITES,
+    Cell,
+    Measurement,
+    cell_of,
+    fewer_sites,
+    marked_sites,
+    tracked,
+)
 
 TRIAL = "nothing here can be compared with the paper"
 WITHOUT = f"ours without {MARK}"  # column

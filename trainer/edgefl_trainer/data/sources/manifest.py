@@ -15,6 +15,7 @@ from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import pixels_with_gaps
 from edgefl_trainer.data.sources.store import FileStore, ZipStore, check_relative, is_image_name, open_store
 from edgefl_trainer.data.sources.tables import TableFile, read_table
+from edgefl_trainer.data.tasks import listed
 
 INDEX = "index.csv"
 _REQUIRED = ("image", "label")
@@ -52,7 +53,38 @@ def read_manifest(path: Path) -> SourceRows:
     note = "" if has_file else f"{table.where} has no column file, so IMAGE.jpg was looked for."
     if note and any(is_image_name(row.image) for row in rows):
         note += " Its column image holds names of files: call that column file, and give each picture a name in image."
-    return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), absent_columns(table))
+    warnings = (*absent_columns(table), *_without_lesion(rows, table))
+    return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), warnings, _named_twice(table))
+
+
+def _named_twice(table: TableFile) -> tuple[str, ...]:
+    """Write a sentence on images that several rows name, with their lines."""
+    lines: dict[str, list[int]] = {}
+    for line, record in table.records:
+        lines.setdefault(record["image"], []).append(line)
+    several = [(image, found) for image, found in lines.items() if len(found) > 1]
+    if not several:
+        return ()
+    told = listed([f"{image!r} in lines {', '.join(map(str, found[:-1]))} and {found[-1]}" for image, found in several])
+    return (
+        f"{table.where} names {counted(len(several), 'image')} more than once: {told}; image names must be unique.",
+    )
+
+
+def _without_lesion(rows: Sequence[Row], table: TableFile) -> tuple[str, ...]:
+    """Write a sentence where the column of lesions is empty, or empty in some rows with a label."""
+    labelled = [
+        (line, record) for (line, record), row in zip(table.records, rows, strict=True) if row.label is not None
+    ]
+    empty = [f"{record['image']} in line {line}" for line, record in labelled if record.get("lesion_id") == ""]
+    if not empty:
+        return ()
+    if len(empty) == len(labelled):
+        return (f"{table.where} has an empty column lesion_id: {_WITHOUT['lesion_id']}",)
+    return (
+        f"{len(empty)} of {counted(len(labelled), 'labelled row')} of {table.where} "
+        f"{'has' if len(empty) == 1 else 'have'} no lesion_id, and each counts as a lesion of its own: {listed(empty)}",
+    )
 
 
 def absent_columns(table: TableFile) -> tuple[str, ...]:
