@@ -47,10 +47,10 @@ def test_seeds_are_no_variants_also_where_each_has_files_of_its_own():
 
 
 def test_folders_are_left_out_where_the_last_names_differ():
-    told = [run(backbone=f"run:/home/me/{name}") for name in ("a/mae", "a/moco")]
+    told = [run(backbone=f"run:/data/{name}") for name in ("a/mae", "a/moco")]
     assert names(*told) == ["fedavg, backbone=run:mae", "fedavg, backbone=run:moco"]
-    told = [run(backbone=f"run:/home/me/{name}") for name in ("a/mae", "b/mae")]
-    assert names(*told) == ["fedavg, backbone=run:/home/me/a/mae", "fedavg, backbone=run:/home/me/b/mae"]
+    told = [run(backbone=f"run:/data/{name}") for name in ("a/mae", "b/mae")]
+    assert names(*told) == ["fedavg, backbone=run:/data/a/mae", "fedavg, backbone=run:/data/b/mae"]
 
 
 def test_presets_and_rounds_are_named_by_the_table_alone():
