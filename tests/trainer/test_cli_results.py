@@ -87,6 +87,7 @@ def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, 
     picture = ("--json", "--plot", tmp_path / "a.png")
     outcome = edgefl_train("evaluate", finished["local"], "--data", again, *picture)
     assert outcome.json()["rows_learned_from"] == learned
+    assert titles[0].startswith("local, 40 pictures (test rows) of 2 trained sites\n")
     assert f"TOO HIGH: the run learned from {learned} of these pictures" in titles[0]
     assert f"warning: {learned} of these 40 pictures, by their pixels, are among those that the run" in outcome.err
     fresh = edgefl_train("evaluate", finished["local"], "--data", ward, *picture)
@@ -264,6 +265,20 @@ def test_a_variant_has_one_name_in_tables_and_pictures(finished, tmp_path, monke
     assert drawn == [lines, names]
 
 
+def test_table_draws_seeds_of_one_setting_as_one_method(finished, tmp_path, monkeypatch):
+    """As its rows are: two seeds stood in two colours, under two names."""
+    shutil.copytree(finished["local"], tmp_path / "second")
+    summary = json.loads((tmp_path / "second/summary.json").read_text())
+    (tmp_path / "second/summary.json").write_text(json.dumps(summary | {"seed": summary["seed"] + 1}))
+    words: list[str] = []
+    monkeypatch.setattr(plot, "png", lambda figure, **_: words.append(words_of(figure)) or b"")
+    runs = (finished["local"], finished["fedavg"], tmp_path / "second")
+    assert edgefl_train("table", *runs, "--plot", tmp_path / "a.png").code == 0
+    told = words[0].splitlines()
+    assert "local (2 seeds)" in told and "fedavg" in told and not any("second" in line for line in told)
+    assert re.search(r"mean over 2 sites, n = \d+ tune rows together", words[0])
+
+
 def test_a_picture_says_where_runs_saw_other_rows(finished, tmp_path, monkeypatch):
     """docs/guides/first-run.md: as the caption of the text does."""
     shutil.copytree(finished["local"], tmp_path / "run")
@@ -305,7 +320,9 @@ def test_evaluate_says_the_recall_of_each_class_with_intervals_and_draws_it(fini
     assert "recall of each class, all sites together" in outcome.out
     assert re.search(r"east +\d+ +\d+   \d+\.\d % \(\d+\.\d to \d+\.\d\)", outcome.out)
     for name in ("nevus", "other"):  # of ten test pictures, and says so
-        assert re.search(rf"  {name} +\d+\.\d% \((few lesions|all alike)\) +of \d+", outcome.out)
+        assert re.search(
+            rf"  {name} +\d+\.\d% \(no interval: (too few lesions|all are (right|wrong))\) +of \d+", outcome.out
+        )
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.format == "PNG"
 

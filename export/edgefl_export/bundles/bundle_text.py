@@ -42,8 +42,8 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     """Write what was made, and what it was compared with, for a person."""
     lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
     lines += [f"signed by {key}" for key in facts["signers"]]
-    graph = "of the graph before its layers got 8 bits, " if facts["int8"] else ""
-    lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
+    graph = "the graph, before its layers got 8 bits," if facts["int8"] else "the graph"
+    lines.append(f"largest difference between {graph} and the trainer, on 64 images in batches of 1 and of 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
     shown = ShownMap.from_json(facts["map"])
     said = how_true(shown, "picture" if facts["questions"] is None else "question")
@@ -60,11 +60,11 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     if facts["int8"]:
         found = facts["int8"]
         lines.append(
-            f"8 bits against fp32 on {found['images']} images: {found['same_class']:.2%} the same class, "
-            f"mean change of uncertainty {found['change']:.1e}  (allowed 99% and 1e-02)"
+            f"8 bits compared with fp32 on {found['images']} images: {found['same_class']:.2%} get the same class "
+            f"(at least 99% must), and the uncertainty changes by {found['change']:.1e} on average (at most 1e-02)"
         )
     if facts["training"]:
-        lines.append("distance to the trainer after ten training steps, relative:")
+        lines.append("relative distance between the training graph and the trainer after ten steps of learning:")
         lines += [
             f"  {name:<34}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["training"].items()
         ]

@@ -108,22 +108,23 @@ def _suspicion(card: Card, labels: Labels) -> str:
     chosen = card.suspicion
     if chosen is None or chosen.threshold is None:
         few = "" if chosen is None else f", for there were {counted(chosen.suspicious, 'picture')} of them"
-        return (
+        rule = (
             f"no threshold was chosen{few}; by default they ask for a look from {DEFAULT_SUSPICIOUS_FROM:.0%} together"
         )
-    referred, spared = (
-        f"none to tell from, for there were no pictures of {classes}"
-        if share is None
-        else f"{round(share * count)} of {counted(count, 'picture')} ({share:.1%}) of {classes}"
-        for share, count, classes in (
-            (chosen.sensitivity, chosen.suspicious, _counted_classes(labels)),
-            (chosen.specificity, chosen.benign, "benign classes"),
-        )
-    )
-    return (
-        f"they ask for a look from {chosen.threshold:.1%} together; sensitivity {referred}, specificity {spared}, on "
-        "the pictures that the threshold was chosen on"
-    )
+    else:
+        rule = f"they ask for a look from {chosen.threshold:.1%} together, a threshold chosen on tune pictures"
+    if chosen is None:
+        return rule
+    asked = _reached(chosen.sensitivity, chosen.suspicious, f"of {_counted_classes(labels)}", "sensitivity")
+    spared = _reached(chosen.specificity, chosen.benign, "of benign classes", "specificity")
+    return f"{rule}. On the tune pictures this rule asks for a look at {asked}, and asks for none at {spared}"
+
+
+def _reached(share: float | None, count: int, classes: str, called: str) -> str:
+    """Say at how many pictures the rule did what it is for, and what that share is called."""
+    if share is None:
+        return f"no picture {classes}, for there were none"
+    return f"{round(share * count)} of {counted(count, 'picture')} ({called} {share:.1%}) {classes}"
 
 
 def _counted_classes(labels: Labels) -> str:

@@ -58,19 +58,22 @@ def test_the_two_lines_name_figures_interval_chance_pictures_and_site():
     for words in ("balanced accuracy 0.496 (95% interval 0.210 to 0.750, chance 0.500)", "AUROC 0.489", "17 pictures"):
         assert words in right
     assert "site msk" in right
-    assert "sensitivity 24 of 25 pictures (96.0%)" in suspicious and "20.0% together" in suspicious
-    assert "specificity 20 of 40 pictures (50.0%) of benign classes" in suspicious
+    assert "a look at 24 of 25 pictures (sensitivity 96.0%) of " in suspicious and "20.0% together" in suspicious
+    assert "for none at 20 of 40 pictures (specificity 50.0%) of benign classes" in suspicious
     assert "states neither" in quality_lines(replace(CARD, metrics={}), LABELS)[0]
     without = quality_lines(replace(CARD, suspicion=replace(CHOSEN, threshold=None, suspicious=3)), LABELS)[1]
     assert "no threshold was chosen, for there were 3 pictures" in without and "10% together" in without
+    missed = replace(CHOSEN, threshold=None, suspicious=8, sensitivity=0.0)
+    told = quality_lines(replace(CARD, suspicion=missed), LABELS)[1]
+    assert "this rule asks for a look at 0 of 8 pictures (sensitivity 0.0%) of " in told
 
 
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
-        (("MEL", "NV", "AK"), "of MEL and AK (malignant or premalignant), specificity"),
-        (("nevus", "other"), "of other (whether it is benign is not known), specificity"),  # holds benign lesions too
-        (("NV", "wart", "other"), "of wart and other (whether they are benign is not known), specificity"),
+        (("MEL", "NV", "AK"), "of MEL and AK (malignant or premalignant), and asks"),
+        (("nevus", "other"), "of other (whether it is benign is not known), and asks"),  # holds benign lesions too
+        (("NV", "wart", "other"), "of wart and other (whether they are benign is not known), and asks"),
         (("MEL", "wart"), "of MEL (malignant or premalignant) and of wart (whether it is benign is not known)"),
         (tuple(map(str, range(30))), "of 0, 1, 2, 3, 4, 5, 6, 7 and 22 more (whether they are"),
     ],

@@ -143,7 +143,8 @@ def test_a_selecting_run_judges_every_tune_row(monkeypatch):
     monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": 0.5, "open_accuracy": 0.4})
     for most in (200, None):
         judge = tune_judge(Scores, {"east": here}, most=most)
-        assert judge("east", None, None) == {"tune_balanced_accuracy": 0.5, "tune_open_accuracy": 0.4}
+        told = {"tune_balanced_accuracy": 0.5, "tune_open_accuracy": 0.4, "tune_rows": most or 300}
+        assert judge("east", None, None) == told
     assert seen == [200, 300]
 
 

@@ -54,9 +54,9 @@ def test_a_line_says_how_sure_a_recall_is_or_why_nobody_knows():
     """docs/methods.md 8.4: few lesions, or rows that are all alike, give no interval."""
     matrix = np.array([[20, 10, 0, 0], [0, 30, 0, 0], [2, 0, 1, 0]])
     assert recall_lines(matrix, CLASSES, [[0.5, 0.8], None, None]) == [
-        "  MEL    66.7% (50.0% to 80.0%)   of 30   most often taken for NV: 33.3%",
-        "  NV    100.0% (all alike)        of 30",
-        "  BCC    33.3% (few lesions)      of 3   most often taken for MEL: 66.7%",
+        "  MEL    66.7% (50.0% to 80.0%)               of 30   most often taken for NV: 33.3%",
+        "  NV    100.0% (no interval: all are right)   of 30",
+        "  BCC    33.3% (no interval: too few lesions) of 3   most often taken for MEL: 66.7%",
     ]
 
 

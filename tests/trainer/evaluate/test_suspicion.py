@@ -40,7 +40,7 @@ def test_the_threshold_is_that_of_the_roc_curve(rows: int, seed: int) -> None:
     assert found.sensitivity == pytest.approx(sensitivity, abs=1e-12) and sensitivity >= 0.95
     assert found.specificity == pytest.approx(specificity, abs=1e-12)
     assert (found.suspicious, found.benign) == (FLAGS[case[2]].sum(), (~FLAGS[case[2]]).sum())
-    assert f"of {found.suspicious} of classes" in found.statement and f"{found.threshold:.1%}" in found.statement
+    assert f"of {found.suspicious} pictures (sensitivity" in found.statement and f"{found.threshold:.1%}" in found.statement
 
 
 @pytest.mark.parametrize(("ill", "chosen"), [(0, False), (1, False), (19, False), (20, True)])
@@ -70,6 +70,17 @@ def test_rows_without_a_prediction_are_referred_by_their_sum_alone() -> None:
 @pytest.mark.parametrize(("flags", "words"), [([True] * 4, "No class"), ([False] * 4, "Every class")])
 def test_models_with_one_kind_of_class_say_so(flags: list[bool], words: str) -> None:
     assert choose_suspicion(*drawn(80, 1), np.array(flags)).statement.startswith(words)
+
+
+def test_the_statement_says_of_what_a_count_is() -> None:
+    """ "0 of 8 of classes" could not be read: of pictures, and the rule in force asks at none of them."""
+    probabilities = np.tile(np.array([[0.01, 0.97, 0.01, 0.01]], np.float32), (28, 1))
+    targets = np.repeat([0, 1], [8, 20])
+    said = choose_suspicion(
+        probabilities, np.ones(28, np.int64), targets, np.array([True, False, False, True])
+    ).statement
+    assert "at 0 of 8 pictures (sensitivity 0.0%) of classes that are not known to be benign" in said
+    assert "for none at 20 of 20 pictures (specificity 100.0%) of benign classes" in said
 
 
 def test_no_rows_at_all() -> None:

@@ -58,6 +58,7 @@ def evaluate(
 
 def _draw(summary: Mapping[str, Any], plot: Path) -> None:
     from edgefl_protocol.durable import write_atomic
+    from edgefl_protocol.sentences import counted
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.confusion import MAX_CLASSES, plot_confusion, pooled_matrix
 
@@ -66,7 +67,11 @@ def _draw(summary: Mapping[str, Any], plot: Path) -> None:
         raise SettingError(
             f"nothing to draw: a confusion matrix needs a trained site and at most {MAX_CLASSES} classes."
         )
-    title = f"{summary['method']}, {summary['reported_rows']} rows of {len(found)} sites"
+    pictures = sum(summary["sites"][name]["n_test"] for name in found)
+    title = (
+        f"{summary['method']}, {counted(pictures, 'picture')} ({summary['reported_rows']} rows) "
+        f"of {counted(len(found), 'trained site')}"
+    )
     if learned := summary["rows_learned_from"]:
         title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"
     write_atomic(plot, plot_confusion(pooled_matrix(found), summary["classes"], title))

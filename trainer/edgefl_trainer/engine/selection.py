@@ -15,7 +15,7 @@ from edgefl_trainer.contract import Examples, Method, Scalar, Site, State
 from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
-from edgefl_trainer.evaluate.metrics import site_metrics
+from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, site_metrics
 
 WATCHED_ROWS = 200  # enough to see a trend, few enough not to slow the round
 
@@ -38,7 +38,7 @@ def judged_rows(site: Site, most: int | None = WATCHED_ROWS) -> Examples:
 def tune_judge(
     method: Method, sites: Mapping[str, Site], most: int | None = WATCHED_ROWS
 ) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
-    """Make a function that scores a site's current model on its tune rows.
+    """Make a function that scores a site's current model on its tune rows, and says on how many.
 
     At most `most` of them, drawn once for the whole run; None takes all.
     """
@@ -55,6 +55,7 @@ def tune_judge(
             found = {RIGHT: figures.get("accuracy")}
         else:
             found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
-        return {name: figure for name, figure in found.items() if figure is not None}
+        known = {name: figure for name, figure in found.items() if figure is not None}
+        return known | {JUDGED_ROWS: len(some)} if known else {}
 
     return judge_site

@@ -23,6 +23,7 @@ from scipy.special import log_softmax
 
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
+from edgefl_protocol.sentences import counted
 
 Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
 """Logits to evidence ≥ 0, in numpy and float64."""
@@ -176,9 +177,8 @@ def _statement(
     if suspicious.all():
         return "No class of this model is known to be benign, so every predicted class asks for a look."
     figures = (
-        f"Of the site's tune pictures it refers {found[0]} of {found[1]} of classes that are not known to be "
-        f"benign{_share(found, 'sensitivity')}, and {spared[0]} of {spared[1]} of benign classes it does not "
-        f"refer{_share(spared, 'specificity')}."
+        f"On the site's tune pictures, this rule asks for a look at {_of(found, 'sensitivity')} of classes that are "
+        f"not known to be benign, and asks for none at {_of(spared, 'specificity')} of benign classes."
     )
     rule = "A picture asks for a look where the predicted class is not known to be benign"
     if threshold is not None:
@@ -186,11 +186,14 @@ def _statement(
             f"{rule}, or where such classes have {threshold:.1%} or more together, chosen on tune pictures. {figures}"
         )
     return (
-        f"WARNING: no threshold was chosen, for the site has {found[1]} tune pictures of classes that are not known to "
-        f"be benign, and {min_suspicious} are needed. {rule}, or, by default, where such classes have "
+        f"WARNING: no threshold was chosen, for the site has {counted(found[1], 'tune picture')} of classes that are "
+        f"not known to be benign, and {min_suspicious} are needed. {rule}, or, by default, where such classes have "
         f"{DEFAULT_SUSPICIOUS_FROM:.0%} or more together. {figures}"
     )
 
 
-def _share(part: tuple[int, int], called: str) -> str:
-    return f" ({called} {part[0] / part[1]:.1%})" if part[1] else ""
+def _of(part: tuple[int, int], called: str) -> str:
+    """Say at how many pictures, of how many, and what that share is called."""
+    if not part[1]:
+        return "no picture (there was none)"
+    return f"{part[0]} of {counted(part[1], 'picture')} ({called} {part[0] / part[1]:.1%})"

@@ -15,7 +15,7 @@ from edgefl_trainer.evaluate.metrics import confusion_matrix
 from edgefl_trainer.evaluate.plot import png
 
 MAX_CLASSES = 40  # beyond, nobody reads the matrix, and of many sites it fills files
-INTERVAL_WIDTH = 19
+INTERVAL_WIDTH = 31
 NO_ANSWER = "no answer"
 
 Matrix = Int[np.ndarray, "K K1"]
@@ -70,16 +70,16 @@ def recall_lines(
         other = int(others.argmax())
         told = [*classes, NO_ANSWER][other]
         taken = f"   most often taken for {told}: {matrix[k, other] / rows:.1%}" if matrix[k, other] else ""
-        alike = matrix[k, k] in (0, rows)
-        told = "" if intervals is None else f"{_spoken(intervals[k], alike=alike):<{INTERVAL_WIDTH}}"
+        told = "" if intervals is None else f"{_spoken(intervals[k], int(matrix[k, k]), rows):<{INTERVAL_WIDTH}}"
         lines.append(f"  {name:<{width}}{matrix[k, k] / rows:>7.1%} {told}of {rows:,}{taken}")
     return lines
 
 
-def _spoken(bounds: Sequence[float] | None, *, alike: bool) -> str:
-    """An interval in per cent, or why there is none: draws of rows that are all right, or all wrong, are all alike."""
+def _spoken(bounds: Sequence[float] | None, right: int, rows: int) -> str:
+    """An interval in per cent, or why there is none: rows that are all right, or all wrong, do not vary when drawn."""
     if bounds is None:
-        return "(all alike)" if alike else "(few lesions)"
+        why = {rows: "all are right", 0: "all are wrong"}.get(right, "too few lesions")
+        return f"(no interval: {why})"
     return f"({bounds[0]:.1%} to {bounds[1]:.1%})"
 
 

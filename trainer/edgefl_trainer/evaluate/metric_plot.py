@@ -1,8 +1,10 @@
 """One figure of finished runs as a PNG: a dot for each site, and the mean with its spread, on an axis that fits it.
 
-Sites differ in colour and marker and stand in the legend; rows have the table's names. Those of one class are hollow
-and in no mean. Chance is a dotted line where the axis need not become twice as long for it; where sites differ in it,
-each row has those of its sites and of its mean. Values in, bytes out.
+Sites differ in colour and marker and stand in the legend; rows have the table's names. Those of one class are hollow,
+those that never trained half filled; both are in no mean. Sites of one figure stand below one another. What a spread is
+over, and of how many, stands in the legend, or with each row where rows differ in it. Chance is a dotted line where the
+axis need not become twice as long for it; where sites differ in it, each row has those of its sites and of its mean.
+Values in, bytes out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
 from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, png
@@ -20,6 +23,8 @@ MAX_ROWS = 40
 MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
+NOTE_HELD_OUT = "\nhalf filled: held out, never trained; in no mean"
+STEP = 0.13  # of a row's height, between sites that have the same figure
 
 
 def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] = (), title: str = "") -> bytes:
@@ -37,9 +42,12 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     marked = {name for row in rows for name in row.one_class}
     _draw_sites(axes, rows, marked)
     means = [row.several if row.one_class else row.mean for row in rows]
-    _draw_means(axes, means)
+    over = [_over(row) for row in rows]
+    alike = len(set(over)) == 1
+    _draw_means(axes, means, over[0] if alike else "over what its row says")
     ends = [max(0.0, mean.mean + side * (mean.std or 0)) for mean in means for side in (-1, 1) if mean.mean is not None]
     low, high = min([*values, *ends]), max([*values, *ends])
+    notes = (NOTE if marked else "") + (NOTE_HELD_OUT if any(row.held_out for row in rows) else "")
     told = ""
     guessed = [of | ({} if one.mean is None else {"the mean": one.mean}) for one in chance for of in [dict(one.sites)]]
     if known := sorted({value for of in guessed for value in of.values()}):
@@ -50,10 +58,12 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
             told = f"; chance is {' to '.join(dict.fromkeys(f'{value:.3g}' for value in (known[0], known[-1])))}"
     free = MARGIN * max(high - low, LEAST_SPAN)
     axes.set_xlim(max(low - free, 0.0), high + free)  # no figure is below 0
-    axes.set_yticks(range(len(rows)), named(rows))
+    axes.set_yticks(
+        range(len(rows)), [name if alike else f"{name}\n± {told}" for name, told in zip(named(rows), over, strict=True)]
+    )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
-    axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better{told}" + (NOTE if marked else ""))
+    axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better{told}" + notes)
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -72,30 +82,57 @@ def _draw_chance(axes: Axes, guessed: Sequence[Mapping[str, float]]) -> None:
         axes.vlines([value] * len(at), [y - 0.5 for y in at], [y + 0.5 for y in at], label=label, **CHANCE)
 
 
+def _over(row: TableRow) -> str:
+    """Say what the mean of a row and its spread are over."""
+    if row.spread_over == "seeds":
+        return f"over {counted(len(row.seeds), 'seed')}"
+    left = {*row.one_class, *row.held_out}
+    return f"over {counted(sum(one.mean is not None for name, one in row.sites.items() if name not in left), 'site')}"
+
+
 def _draw_sites(axes: Axes, rows: Sequence[TableRow], marked: set[str]) -> None:
     names = sorted({name for row in rows for name in row.sites})
+    held_out = {name for row in rows for name in row.held_out}
     told = len(names) <= len(PALETTE)
+    beside = [_beside(row) if told else {} for row in rows]
     for place, name in enumerate(names):
-        at = [(row.sites[name].mean, y) for y, row in enumerate(rows) if name in row.sites]
+        at = [(row.sites[name].mean, y + beside[y].get(name, 0.0)) for y, row in enumerate(rows) if name in row.sites]
         known = [(x, y) for x, y in at if x is not None]
+        colour = PALETTE[place % len(PALETTE)] if told else "0.6"
+        kind = f"{MARK if name in marked else ''}{' (held out)' if name in held_out else ''}"
         axes.plot(
             [x for x, _ in known],
             [y for _, y in known],
             MARKERS[place % len(MARKERS)] if told else ".",
-            color=PALETTE[place % len(PALETTE)] if told else "0.6",
-            label=f"{name}{MARK if name in marked else ''}" if told else "_",
+            color=colour,
+            label=f"{name}{kind}" if told else "_",
             alpha=0.9,
-            markerfacecolor="none" if name in marked else None,
+            fillstyle="left" if name in held_out else "full",
+            markersize=9 if told and name in held_out else None,
+            markerfacecolor="none" if name in marked else colour,
+            markerfacecoloralt="white",
             clip_on=False,  # a figure of 0 lies on the edge
         )
 
 
-def _draw_means(axes: Axes, means: Sequence[Spread]) -> None:
+def _beside(row: TableRow) -> dict[str, float]:
+    """How far from the middle of its row each site stands: sites of one figure would hide one another."""
+    places: dict[float, list[str]] = {}
+    for name, figure in sorted(row.sites.items()):
+        if figure.mean is not None:
+            places.setdefault(figure.mean, []).append(name)
+    return {
+        name: STEP * (place - (len(names) - 1) / 2) for names in places.values() for place, name in enumerate(names)
+    }
+
+
+def _draw_means(axes: Axes, means: Sequence[Spread], over: str) -> None:
     """Each row's mean below its sites; its spread ends at 0, below which no figure lies."""
     cut = any(mean.mean is not None and (mean.std or 0.0) > mean.mean for mean in means)
-    told = "mean ± std, ended at 0" if cut else "mean ± std"
+    spread = " ± std" * any(mean.std is not None for mean in means)
+    told = f"mean{spread} {over}" + ", ended at 0" * cut
     for y, mean in enumerate(means):
         if mean.mean is not None:
             ends = None if mean.std is None else [[min(mean.std, mean.mean)], [mean.std]]
-            axes.errorbar([mean.mean], [y + 0.22], xerr=ends, fmt="|", color="black", capsize=3, label=told)
+            axes.errorbar([mean.mean], [y + 0.3], xerr=ends, fmt="|", color="black", capsize=3, label=told)
             told = "_"

@@ -26,6 +26,7 @@ SiteMetrics = dict[str, float | int | None]
 ABSTAINED = -1
 """The predicted class of a row for which nothing was predicted."""
 
+JUDGED_ROWS = "tune_rows"  # a site's line of metrics.jsonl: on how many tune rows its model was judged
 ECE_BINS = 15
 PERCENTILES = (5, 10, 15)  # over sites: with many small sites the worst one says little
 METRIC_NAMES = (

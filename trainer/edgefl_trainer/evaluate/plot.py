@@ -1,14 +1,16 @@
 """Balanced accuracy over rounds and over bytes as a PNG, drawn from the lines of ``metrics.jsonl``.
 
 One run: a line per site and a black one for their mean. Several: a line per name for the mean over sites, then over its
-runs (seeds). Sites of one class are in no mean. Lines differ in colour, dash and marker, and carry their names at the
-end, so that no colour need be told apart; of lines that are the same the first is the widest, and frames the others.
-Chance is a dotted line, one for each value where sites have several. Values in, bytes out: no file, no display, no
-global state of the plotting library.
+runs (seeds), each of which is a thin line of the same colour. Sites of one class are in no mean. Lines differ in
+colour, dash and marker, and carry their names at the end, so that no colour need be told apart; of lines that are the
+same the first is the widest and frames the others, and their names say so. Number of rows that a figure is of: said
+where the lines tell it. Chance is a dotted line, one for each value where sites have several. Values in, bytes out: no
+file, no display, no global state of the plotting library.
 """
 
 import io
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from edgefl_trainer.evaluate.chance import Chance, labels_of
+from edgefl_trainer.evaluate.metrics import JUDGED_ROWS
 from edgefl_trainer.evaluate.one_class import MARK
 
 Curves = dict[str, dict[int, float]]
@@ -29,6 +32,18 @@ Lines = Sequence[Mapping[str, Any]]
 Track = tuple[list[float], list[float]]
 """Where a line goes: x, y."""
 
+Sides = tuple[Track, Track]
+"""Over rounds on the left, over bytes on the right."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A line of the picture, and the lines that it is the mean of."""
+
+    sides: Sides
+    seeds: Sequence[Sides] = ()  # none where it is the line of one run
+
+
 # Okabe and Ito's colours, told apart with colour-blind eyes too; black is kept for the mean.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F")
 DASHES = ("-", "--", "-.", (0, (1, 1.2)))
@@ -38,6 +53,7 @@ LONGEST_NAME = 42  # characters of a name beside the axes
 ROOM = 0.055  # share of the height that a name takes
 FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
 MEAN = "mean of "  # begins the name of a run's mean over its sites
+EQUAL = " (equal)"  # ends the name of a line that another one lies upon
 WIDER = 2.6  # points by which a line, and its marker, frames one that is the same
 LEADS_TO, SAMPLE, NAMES = (
     1.03,
@@ -104,12 +120,13 @@ def plot_progress(
     if not found:
         raise ValueError(f"there is nothing to draw: the runs recorded no {metric!r}")
     marked = {name: frozenset((one_class or {}).get(name, ())) for name in found}
-    if len(found) == 1:
-        ((name, seeds),) = found.items()
-        tracks = _site_tracks(seeds[0], metric, marked[name])
-        guessed = _site_chances(tracks, (chance or {}).get(name))
+    alone = sum(map(len, found.values())) == 1
+    if alone:
+        ((name, (lines,)),) = found.items()
+        tracks = _site_tracks(lines, metric, marked[name])
+        guessed = _site_chances(curves(lines, metric), (chance or {}).get(name))
     else:
-        tracks = {name: _mean_tracks(seeds, metric, marked[name]) for name, seeds in found.items()}
+        tracks = {_of_seeds(name, seeds): _mean_of(seeds, metric, marked[name]) for name, seeds in found.items()}
         guessed = labels_of((name, one.mean) for name, one in (chance or {}).items() if name in found)
     if len(tracks) > MAX_NAMES:
         raise ValueError(f"there are {len(tracks)} lines, and at most {MAX_NAMES} fit into one picture")
@@ -117,15 +134,15 @@ def plot_progress(
         figsize=(13, max(4.8, 0.27 * (len(tracks) + len(guessed)))), dpi=110, layout="constrained"
     )  # inches
     left, right = figure.subplots(1, 2, sharey=True)
-    _draw(left, {name: both[0] for name, both in tracks.items()})
-    _draw(right, {name: both[1] for name, both in tracks.items()})
-    several = ", mean over sites" * (len(found) > 1)
+    _draw(left, tracks, side=0)
+    _draw(right, tracks, side=1)
+    told = _told_of_sites(found) if alone else _told_of_means(found, metric, marked)
     without = f"\nwithout sites of one class ({MARK})" if any(marked.values()) else ""
-    left.set_ylabel(f"{metric.replace('_', ' ')}{several}{without}")
+    left.set_ylabel(f"{metric.replace('_', ' ')}{told}{without}")
     left.set_xlabel("round")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xlabel("bytes of all sites, up and down")
-    _bytes_axis(right, [x for _, both in tracks.items() for x in both[1][0]])
+    _bytes_axis(right, [x for one in tracks.values() for sides in (one.sides, *one.seeds) for x in sides[1][0]])
     for axes in (left, right):
         for value, label in guessed.items():
             axes.axhline(value, label=label, **CHANCE)
@@ -141,33 +158,79 @@ def png(figure: Figure, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def _site_tracks(lines: Lines, metric: str, one_class: Collection[str]) -> dict[str, tuple[Track, Track]]:
-    """A track for each site, and the mean of those with more than one class."""
-    spent = bytes_by_round(lines)
+def _of_seeds(name: str, seeds: Sequence[Lines]) -> str:
+    return f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
+
+
+def _told_of_sites(found: Mapping[str, Sequence[Lines]]) -> str:
+    kept = any(JUDGED_ROWS in line for seeds in found.values() for lines in seeds for line in lines)
+    return "\non the n tune rows of each site" if kept else ""
+
+
+def _told_of_means(found: Mapping[str, Sequence[Lines]], metric: str, one_class: Mapping[str, Collection[str]]) -> str:
+    """What the mean of a run is over, sites and rows, and what is thin: said below the name of the figure."""
+    counted = [[curves(lines, metric).keys() - one_class[name] for lines in seeds] for name, seeds in found.items()]
+    sites = _range([len(names) for some in counted for names in some])
+    rows = [rows_of(lines, metric) for seeds in found.values() for lines in seeds]
+    numbers = [
+        sum(known.get(site, 0) for site in names)
+        for known, names in zip(rows, [names for some in counted for names in some], strict=True)
+        if known.keys() >= names
+    ]
+    judged = f", n = {_range(numbers)} tune rows together" if len(numbers) == len(rows) else ""
+    thin = "\nthin: one seed; thick: mean over seeds" if any(len(seeds) > 1 for seeds in found.values()) else ""
+    return f"\nmean over {sites} site{'' if sites == '1' else 's'}{judged}{thin}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def rows_of(lines: Lines, metric: str) -> dict[str, int]:
+    """Return on how many rows each site was judged last; without the sites of a run that did not keep it."""
+    return {
+        str(line["site"]): int(line[JUDGED_ROWS])
+        for line in lines
+        if line.get(metric) is not None and "site" in line and JUDGED_ROWS in line
+    }
+
+
+def _site_tracks(lines: Lines, metric: str, one_class: Collection[str]) -> dict[str, Drawn]:
+    """A line for each site, and the mean of those with more than one class."""
+    spent, rows = bytes_by_round(lines), rows_of(lines, metric)
     sites = curves(lines, metric)
-    tracks: dict[str, tuple[Track, Track]] = {}
+    tracks: dict[str, Drawn] = {}
     if len(sites) < MAX_NAMES:
         for name, curve in sites.items():
             figures = [curve[number] for number in sorted(curve)]
             sent = [max(FEW_BYTES, spent[number]) for number in sorted(curve)]
             told = f"{name}{MARK}" if name in one_class else name
-            tracks[told] = (([float(number) for number in sorted(curve)], figures), (sent, figures))
+            told += f" (n = {rows[name]:,})" if name in rows else ""
+            tracks[told] = Drawn((([float(number) for number in sorted(curve)], figures), (sent, figures)))
     others = sites.keys() - set(one_class)
     if len(sites) != 1 and others:
         told = f"{MEAN}{len(others)} sites{f' without {MARK}' if len(others) < len(sites) else ''}"
-        tracks[told] = _mean_tracks([lines], metric, one_class)
+        tracks[told] = Drawn(_mean_tracks([lines], metric, one_class))
     return tracks
 
 
-def _site_chances(tracks: Collection[str], chance: Chance | None) -> dict[float, str]:
-    """Chance of each line of one run, with its label."""
+def _site_chances(sites: Collection[str], chance: Chance | None) -> dict[float, str]:
+    """Chance of each site of one run, and of their mean where it is drawn, with its label."""
     if chance is None:
         return {}
-    mean = [("the mean", chance.mean)] if any(name.startswith(MEAN) for name in tracks) else []
-    return labels_of([*((name, value) for name, value in chance.sites.items() if name in tracks), *mean])
+    mean = [("the mean", chance.mean)] if len(sites) > 1 else []
+    drawn = sites if len(sites) < MAX_NAMES else ()
+    return labels_of([*((name, value) for name, value in chance.sites.items() if name in drawn), *mean])
 
 
-def _mean_tracks(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> tuple[Track, Track]:
+def _mean_of(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> Drawn:
+    """The mean of some runs, and each of them where there are several."""
+    each = [_mean_tracks([lines], metric, one_class) for lines in seeds] if len(seeds) > 1 else []
+    return Drawn(_mean_tracks(seeds, metric, one_class), each)
+
+
+def _mean_tracks(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> Sides:
     """Over rounds and over bytes the mean over sites, then over seeds."""
     means = [_means(lines, metric, one_class) for lines in seeds]
     if not all(means):
@@ -186,12 +249,17 @@ def _means(lines: Lines, metric: str, one_class: Collection[str]) -> dict[int, f
     return {n: float(np.mean([curve[n] for curve in sites if n in curve])) for n in rounds}
 
 
-def _draw(axes: Axes, tracks: Mapping[str, Track]) -> None:
-    """The lines; markers stand at eight places at most."""
-    everyone = list(tracks.values())
-    for place, (name, (across, up)) in enumerate(tracks.items()):
+def _draw(axes: Axes, tracks: Mapping[str, Drawn], *, side: int) -> None:
+    """The lines; markers stand at eight places at most. The seeds of a mean are thin, without marker and name."""
+    everyone = [one.sides[side] for one in tracks.values()]
+    for place, (name, one) in enumerate(tracks.items()):
+        across, up = one.sides[side]
         mean = name.startswith(MEAN)
+        colour = "black" if mean else PALETTE[place % len(PALETTE)]
         frame = WIDER * everyone[place + 1 :].count((across, up))
+        same = EQUAL if everyone.count((across, up)) > 1 else ""
+        for seed in one.seeds:
+            axes.plot(*seed[side], color=colour, linewidth=0.7, alpha=0.7, label="_", zorder=1.5)
         axes.plot(
             across,
             up,
@@ -199,9 +267,9 @@ def _draw(axes: Axes, tracks: Mapping[str, Track]) -> None:
             marker=MARKERS[(place + place // len(PALETTE)) % len(MARKERS)],
             markevery=max(1, len(across) // 8),
             markersize=4.5 + frame,
-            color="black" if mean else PALETTE[place % len(PALETTE)],
-            linewidth=(2.4 if mean else 1.6) + frame,
-            label=name,
+            color=colour,
+            linewidth=(2.4 if mean or one.seeds else 1.6) + frame,
+            label=name + same,
         )
     axes.grid(alpha=0.25)
     axes.spines["top"].set_visible(False)
@@ -234,7 +302,7 @@ def _short(name: str) -> str:
 def _name_lines(axes: Axes) -> None:
     """Each line's sample and name beside the axes, near the height of its end, and a grey thread that leads there."""
     low, high = axes.get_ylim()
-    lines = axes.get_lines()
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     ends = [np.asarray(line.get_xydata(), dtype=np.float64)[-1] for line in lines]  # x, y
     wanted = [float(end[1] - low) / (high - low) for end in ends]
     for height, end, line in zip(spread_out(wanted, ROOM), ends, lines, strict=True):

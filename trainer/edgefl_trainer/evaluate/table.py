@@ -61,6 +61,7 @@ class TableRow:
     spread_over: str  # "seeds" or "sites": what the spread of ``mean`` runs over
     worst: float | None
     one_class: tuple[str, ...]  # sites whose figure says nothing, see `evaluate.one_class`
+    held_out: tuple[str, ...]  # sites that never trained and are in no mean
     several: Figure  # `mean` without those; spread over the same
     pooled: Figure  # over all rows of all trained sites together; spread over seeds
     bytes_up_per_round: float | None
@@ -153,6 +154,7 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
         spread_over="seeds" if several else "sites",
         worst=_figure([worst for _, worst in over_sites]).mean,
         one_class=tuple(name for name in names if any(_says_nothing(run, name, metric) for run in runs)),
+        held_out=tuple(name for name in names if any(run["sites"].get(name, {}).get("held_out") for run in runs)),
         several=_figure([found.mean for found in several_of], ddof) if several else several_of[0],
         pooled=_figure([run.get("pooled", {}).get(metric) for run in runs], ddof),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
@@ -222,7 +224,7 @@ def caption(
         f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
         f"± is the {SPREADS[ddof]} over {over}",
-        *([f"{_named(held_out)} never trained and do not count in mean and worst"] if held_out else []),
+        *([f"{_named(held_out)} never trained: in no mean, and never the worst"] if held_out else []),
         *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
         *unlike(summaries),
     ]

@@ -1,5 +1,6 @@
 """Pictures of finished runs: progress over rounds, or an experiment's figures as bars or dots beside the paper's."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import row_names, unlike
+from edgefl_trainer.evaluate.table import run_name, runs_of_rows, unlike
 from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
@@ -19,20 +20,36 @@ from edgefl_trainer.experiments.measured import tracked
 def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> bytes:
     """Plot the tune figures of runs over rounds and bytes, as PNG, under the names of their rows in the table.
 
-    Where a row has several runs, their seeds follow. A `ValueError` where there is nothing to draw.
+    Runs that share a row of the table, seeds of one setting, share a name. Where two rows share a method, the folders
+    of their runs follow. A `ValueError` where there is nothing to draw.
     """
-    rows = row_names(summaries)
-    names = [
-        f"{name}, seed {run.get('seed')}" if rows.count(name) > 1 else name
-        for name, run in zip(rows, summaries, strict=True)
-    ]
+    rows = _seeds_together(summaries)
+    names = _told_apart([run_name(summaries[row[0]]) for row in rows], [folders[row[0]] for row in rows])
+    runs = {name: [summaries[i] for i in row] for name, row in zip(names, rows, strict=True)}
     return plot_progress(
-        {name: [read_metrics(folder)] for name, folder in zip(names, folders, strict=True)},
+        {name: [read_metrics(folders[i]) for i in row] for name, row in zip(names, rows, strict=True)},
         metric=JUDGED,
         title="; ".join(unlike(summaries)),
-        one_class={name: one_class_of(run, tuned=True) for name, run in zip(names, summaries, strict=True)},
-        chance={name: chance_of([run], JUDGED) for name, run in zip(names, summaries, strict=True)},
+        one_class={name: set().union(*map(one_class_of, some)) for name, some in runs.items()},
+        chance={name: chance_of(some, JUDGED) for name, some in runs.items()},
     )
+
+
+def _seeds_together(summaries: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The places of the runs that share a row of the table: those that differ in their seed alone."""
+    places = {id(run): place for place, run in enumerate(summaries)}
+    rows = ([places[id(run)] for run in runs if id(run) in places] for runs in runs_of_rows(summaries))
+    return [row for row in rows if row]  # a further answer of a run is a row, and no run
+
+
+def _told_apart(methods: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Each run's method; with the folder where that is another run's too, with its path where that is as well."""
+    places = [folder.name for folder in folders]
+    paths = [str(folder) if places.count(folder.name) > 1 else folder.name for folder in folders]
+    return [
+        f"{method} ({path})" if methods.count(method) > 1 else method
+        for method, path in zip(methods, paths, strict=True)
+    ]
 
 
 def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
@@ -46,7 +63,7 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
         [experiment.title, *trial, *dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))]
     )
     marked = sorted({name for part in experiment.parts for name in one_class_sites(experiment, part, found)})
-    title = plain + (f"\nwithout {', '.join(marked)}: one class only" if marked else "")
+    title = plain + (f"\nwithout {', '.join(marked)}: one class only" if marked else "") + _spread(experiment, found)
     if experiment.plot == "bars":
         return plot_bars(*bars_of(experiment, found), title=title)
     if experiment.plot == "dots":
@@ -66,3 +83,17 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
     metric = tracked(experiment.metric)
     chance = {name: chance_of(some, metric) for name, some in runs.items()}
     return plot_progress(tracks, metric=metric, title=plain, one_class=one_class, chance=chance)
+
+
+def _spread(experiment: Experiment, found: Sequence[Found]) -> str:
+    """Say what the error bars of a picture are over, and of how many; nothing where it has none."""
+    if experiment.spread == "seeds":
+        runs = Counter((one.part, one.row) for one in found)
+        numbers = sorted(set(runs.values()) - {1})
+    else:
+        of_runs = [one.measured.summary["sites"].values() for one in found]
+        numbers = sorted({sum(not site.get("held_out") for site in sites) for sites in of_runs} - {1})
+    if not numbers:
+        return ""
+    many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+    return f"\nerror bars: ± standard deviation over {many} {experiment.spread}"

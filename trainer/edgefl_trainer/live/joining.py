@@ -8,7 +8,7 @@ and after any kill, goes on where it stopped. Source: docs/design.md 10; docs/se
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +20,15 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
+from edgefl_protocol.sentences import counted
+from edgefl_trainer.contract import Scalar
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.run import environment, repeatable
 from edgefl_trainer.errors import FederationRefused, TrainingError
+from edgefl_trainer.evaluate.metrics import JUDGED_ROWS
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.final_results import write_results
 from edgefl_trainer.live.site_membership import MEMBER, Reply, SiteMembership, refusals
@@ -172,8 +175,7 @@ def _learn(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskRep
     """
     number = told.round
     broadcast = _patiently(call, lambda: _broadcast(seat, number))
-    for name, figure in exchanges.judged(broadcast).items():
-        call.say(f"before exchange {number}: {name.replace('_', ' ')} {float(figure):.1%}")
+    _tell_judged(call.say, f"before exchange {number}", exchanges.judged(broadcast))
     content = exchanges.learned(number, broadcast).reply.to_bytes()
     if len(content) > told.max_reply_bytes:
         raise TrainingError(
@@ -186,6 +188,14 @@ def _learn(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskRep
 def _broadcast(seat: SiteMembership, number: int) -> Payload:
     with seat.member() as member:
         return member.broadcast(number)
+
+
+def _tell_judged(say: Say, when: str, figures: Mapping[str, Scalar]) -> None:
+    for name, figure in figures.items():
+        if name != JUDGED_ROWS:
+            say(
+                f"{when}: {name.replace('_', ' ')} {float(figure):.1%} (of {counted(int(figures[JUDGED_ROWS]), 'row')})"
+            )
 
 
 def _tell_sent(say: Say, sent: Sequence[Delivery]) -> None:
@@ -201,8 +211,7 @@ def _end(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskReply
     """Fetch what is handed out at the end and write the results."""
     work = exchanges.work
     last = _patiently(call, lambda: _handed_out(seat, work, told))
-    for name, figure in exchanges.judged(last).items():
-        call.say(f"at the end: {name.replace('_', ' ')} {float(figure):.1%}")
+    _tell_judged(call.say, "at the end", exchanges.judged(last))
     return write_results(work, exchanges.folder, told, federation, exchanges.state, last)
 
 

@@ -37,9 +37,9 @@ NETWORK = "network."
 
 @dataclass(frozen=True, kw_only=True)
 class FineTune:
-    """A whole network and a linear head on labelled images, at each site alone or averaged.
+    """Sites learn a whole network and its head from labelled images, each alone or with one averaged model.
 
-    For few labels, after a run without labels.
+    For sites with few labels, which begin with the network that a run without labels learned.
     """
 
     family: ClassVar[str] = "fine-tuning"
