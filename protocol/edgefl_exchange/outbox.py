@@ -32,6 +32,7 @@ from edgefl_protocol.durable import keep_commits
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES, BlobReference
 from edgefl_protocol.errors import BlobError, PayloadError, StorageError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.sentences import counted
 
 _DAY_MS = 86_400_000
 _NONCE_BYTES = 12
@@ -268,8 +269,9 @@ class Outbox:
         items, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
         if items + 1 > self._bounds.items or size + more > self._bounds.bytes:
             raise OutboxError(
-                f"the outbox is full: it holds {items} items of {size} bytes together, and at most "
-                f"{self._bounds.items} items and {self._bounds.bytes} bytes are allowed; send them with edgefl sync",
+                f"the outbox is full: it holds {counted(items, 'item')} of {size} bytes together, and at most "
+                f"{counted(self._bounds.items, 'item')} and {self._bounds.bytes} bytes are allowed; send them with "
+                "edgefl sync",
                 code="outbox_full",
             )
 

@@ -12,6 +12,11 @@ def counted(number: int, one: str, several: str | None = None) -> str:
     return f"{number} {one if number == 1 else several or one + 's'}"
 
 
+def capital(words: str) -> str:
+    """Begin a sentence with these words: the first letter is a capital, the others stay, as in `AUROC`."""
+    return words[:1].upper() + words[1:]
+
+
 def joined_by_and(names: Sequence[str]) -> str:
     """Say names as a sentence has them: `a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)

@@ -201,4 +201,4 @@ def test_the_end_of_a_federation_is_logged(make_coordinator, tools, stream) -> N
         assert isinstance(member.reply(number), Payload)
         assert step(coordinator, tools.toy_worker)
     events.catch_up()
-    assert stream.getvalue().count("INFO the federation skin is over: all 3 rounds are done\n") == 1
+    assert stream.getvalue().count("INFO the federation skin is over: its last round, 3, is done\n") == 1

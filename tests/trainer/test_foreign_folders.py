@@ -59,5 +59,10 @@ def test_a_picture_replaces_a_picture_and_nothing_else(command, finished, ward, 
     assert outcome.code == 2 and f"{mine} exists and is no PNG: name another file." in outcome.err
     assert mine.read_text() == "site,accuracy\n"
     drawn.write_bytes(PNG)
+    if command == "data":  # what is looked at once is not drawn anew by chance
+        refused = edgefl_train(*words, drawn)
+        assert refused.code == 2 and f"{drawn} exists already: name another file, or overwrite it" in refused.err
+        assert drawn.read_bytes() == PNG
+        words = ("data", ward, "--force", "--sheet")
     assert edgefl_train(*words, drawn).code == 0
     assert drawn.read_bytes().startswith(PNG) and len(drawn.read_bytes()) > len(PNG)

@@ -25,6 +25,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from edgefl_protocol import EdgeflError, Payload
+from edgefl_protocol.sentences import counted
 
 Result = TypeVar("Result")
 Replies = Mapping[str, Payload]
@@ -76,7 +77,7 @@ def judge(
     `broadcasts` are what these sites were sent at the start of the round; `beside`: see `beside_the_average`.
     """
 
-    def counted(sound: Replies) -> int:
+    def weighing_in(sound: Replies) -> int:
         return sum(not is_beside(reply.arrays, beside) for reply in sound.values())
 
     refused = {name: why for name in sorted(replies) if (why := _against_broadcast(replies[name], broadcasts[name]))}
@@ -87,8 +88,8 @@ def judge(
         return RoundVerdict(None, refused, problem)
     far = _too_far(sound, broadcasts)
     refused, sound = {**refused, **far}, _without(sound, far)
-    if counted(sound) < quorum:
-        return RoundVerdict(None, refused, _too_few(counted(sound), quorum))
+    if weighing_in(sound) < quorum:
+        return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
     result, why = _try(take, sound)
     if result is not None:
         return RoundVerdict(result, refused)
@@ -96,8 +97,8 @@ def judge(
     if not alone:
         return RoundVerdict(None, refused, f"the replies cannot be aggregated together: {why}")
     refused, sound = {**refused, **alone}, _without(sound, alone)
-    if counted(sound) < quorum:
-        return RoundVerdict(None, refused, _too_few(counted(sound), quorum))
+    if weighing_in(sound) < quorum:
+        return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
     result, why = _try(take, sound)
     problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
     return RoundVerdict(result, refused, problem)
@@ -174,7 +175,7 @@ def _too_far(replies: Replies, broadcasts: Replies) -> dict[str, str]:
         if distance > allowed * usual:
             refused[name] = (
                 f"it lies {distance / usual:.3g} times as far from the broadcast as the median reply; {allowed:.3g} "
-                f"times is allowed for its {images[name]} images"
+                f"times is allowed for its {counted(images[name], 'image')}"
             )
     return refused
 

@@ -54,8 +54,8 @@ def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None =
         )
     if members is not None and members < rules.quorum_min:
         return (
-            f"a round needs {rules.quorum_min} replies, and {counted(members, 'member')} cannot give them; lower "
-            "rounds.quorum_min"
+            f"a round needs {counted(rules.quorum_min, 'reply', 'replies')}, and {counted(members, 'member')} cannot "
+            "give them; lower rounds.quorum_min"
         )
     if members is not None and members < rules.quorum_target and rules.start == "automatic":
         return (
@@ -98,7 +98,8 @@ def beyond_members(rules: RoundSettings, members: int) -> tuple[str, SettingChan
         wanted = counted(rules.quorum_min, "reply", "replies")
         return f"a round needs {wanted}, {there}, so none can close", target | for_so_many(rules, members)
     if target:
-        return f"a round closes early at {rules.quorum_target} replies, {there}, so each waits for its deadline", target
+        closes = counted(rules.quorum_target, "reply", "replies")
+        return f"a round closes early at {closes}, {there}, so each waits for its deadline", target
     return "", {}
 
 

@@ -27,7 +27,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "job_failed": "round {who}: the coordinator could not do its job ({kind})",
     "key_revoked": "the key {key_id} of {who} was revoked",
     "keys_rotated": "{who} changed its keys",
-    "over": "the federation {who} is over: all {rounds} rounds are done",
+    "over": "the federation {who} is over: its last round, {rounds}, is done",
     "proved": "{who} proved its keys and waits for approval",
     "published": "the bundle {who} version {version} was published",
     "refused": "{who} was refused on {route}: {code}",

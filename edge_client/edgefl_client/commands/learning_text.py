@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edgefl_client.commands.options import finite
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     import threading
@@ -125,7 +126,7 @@ def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
     if found["state"] == "paused":
         where = f"round {found['round']}, epoch {found['epoch'] + 1} of {found['epochs']}"
         return f"stopped in {where}: {found['reason']}; {goes_on}"
-    learned = f"round {found['round']} learned from {found['learned_from']} pictures"
+    learned = f"round {found['round']} learned from {counted(found['learned_from'], 'picture')}"
     return learned if found["gate"] is None else f"{learned}: {_verdict(found)}"
 
 

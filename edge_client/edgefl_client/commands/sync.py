@@ -29,6 +29,7 @@ from edgefl_client.commands.options import (
     trust_option,
 )
 from edgefl_client.commands.stopping import pausing, stop_on_signal
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_client.sharing.sync import Synced
@@ -138,10 +139,9 @@ def sync_text(found: dict[str, Any]) -> str:
     got = found["broadcast"]
     if got is not None:
         kind = "feature" if got["features"] else "map"
-        count = got[f"{kind}s"]
-        here = f"1 {kind}" if count == 1 else f"{count} {kind}s"
+        here = counted(got[f"{kind}s"], kind)
         parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of other members received")
-    waits = "1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait"
+    waits = counted(found["waiting"], "item waits", "items wait")
     answered = found["waiting"] and found["round"]["replied"]  # a round takes one reply of each member
     parts.append(f"{waits} for the next round" if answered else waits)
     parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []

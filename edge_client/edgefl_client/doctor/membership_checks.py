@@ -50,7 +50,7 @@ def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
             advice=f"tell the operator this fingerprint: {membership.fingerprint}",
         )  # fmt: skip
         return
-    age = f", {(now_ms - membership.keys_made_ms) // DAY_MS} days old" if membership.keys_made_ms else ""
+    age = f", {counted((now_ms - membership.keys_made_ms) // DAY_MS, 'day')} old" if membership.keys_made_ms else ""
     encrypted = "encrypted" if device.passphrase else "not encrypted"
     yield Finding(check="keys", state="ok", found=f"{who}; both keys open, {encrypted}{age}")
 

@@ -216,7 +216,7 @@ def weights_text(personal: dict[str, Any] | None) -> str:
 
     if personal is None:
         return "the bundle's"
-    learned = f"round {personal['round']}, learned from {personal['images']} pictures"
+    learned = f"round {personal['round']}, learned from {counted(personal['images'], 'picture')}"
     if personal["in_use"]:
         return f"personal, {learned}; {gate_line(personal['gate'])}"
     if personal["gate"] is None:

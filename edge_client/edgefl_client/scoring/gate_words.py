@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgefl_client.scoring.gate_verdict import LEAST_HELD, LEAST_NOT_REFERRED, LESS_ACCURATE
+from edgefl_protocol.sentences import counted
 
 _SIDES = ("personal", "bundle")
 _WIDTH = 40  # of a row's name
@@ -16,7 +17,7 @@ _COLUMN = 18
 def gate_table(gate: Mapping[str, Any]) -> str:
     """Write a line for each figure, personal values beside the bundle's; then why these failed, and what to know."""
     rows = [
-        (f"{gate['held_back']} pictures held back", "learned here", "bundle"),
+        (f"{_pictures(gate['held_back'])} held back", "learned here", "bundle"),
         ("balanced accuracy", *(f"{gate[f'{side}_balanced_accuracy']:.3f}" for side in _SIDES)),
         ("referred", *(_of_held(gate, gate[f"{side}_referred"]) for side in _SIDES)),
         ("not referred", *(str(_not_referred(gate, side)) for side in _SIDES)),
@@ -31,7 +32,7 @@ def gate_table(gate: Mapping[str, Any]) -> str:
 def gate_line(gate: Mapping[str, Any]) -> str:
     """Write the same figures in one line, those of the bundle in brackets."""
     return (
-        f"on {gate['held_back']} pictures held back (in brackets the bundle's): balanced accuracy "
+        f"on {_pictures(gate['held_back'])} held back (in brackets the bundle's): balanced accuracy "
         f"{_pair(gate, '{}_balanced_accuracy', '.3f')}, referred {_pair(gate, '{}_referred')}, balanced accuracy of "
         f"those not referred {_accuracy_on(gate, 'personal')} ({_accuracy_on(gate, 'bundle')}), wrong among those "
         f"{_pair(gate, '{}_wrong_not_referred')}, of these of a suspicious class {_pair(gate, '{}_missed')}"
@@ -42,7 +43,10 @@ def _why_not(gate: Mapping[str, Any]) -> list[str]:
     """Say why values that did not pass are not used, a sentence each."""
     more, allowed = (gate[key] - gate["bundle_referred"] for key in ("personal_referred", "most_referred"))
     words = {
-        "few_pictures": f"Of a class only {gate['least_of_a_class']} pictures are held back; {LEAST_HELD} are needed.",
+        "few_pictures": (
+            f"Of a class only {counted(gate['least_of_a_class'], 'picture is', 'pictures are')} held back; "
+            f"{LEAST_HELD} are needed."
+        ),
         "balanced_accuracy": "The new values have a lower balanced accuracy than the bundle's.",
         "referrals": f"The new values refer {_pictures(more)} more than the bundle's; allowed: {allowed}.",
         "not_referred": _less_right(gate),
@@ -67,7 +71,7 @@ def _less_right(gate: Mapping[str, Any]) -> str:
 
 
 def _pictures(count: int) -> str:
-    return f"{count} picture{'' if count == 1 else 's'}"
+    return counted(count, "picture")
 
 
 def _remarks(gate: Mapping[str, Any]) -> list[str]:

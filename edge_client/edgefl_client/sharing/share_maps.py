@@ -29,7 +29,7 @@ from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
 from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import RolloutMap, Score
 from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply_name
-from edgefl_protocol.sentences import of_file
+from edgefl_protocol.sentences import counted, of_file
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ def _choose(work: _Work, most: int) -> _Found:
     told = {name: reasons[name] for name in sorted(reasons)}
     if not scored:
         said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
-        raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
+        raise LabelsError(
+            f"none of {counted(len(rows), 'picture')} passes the gate ({said}), so no map can travel", "gate"
+        )
     left_out = {"images": len(rows) - len(scored), "reasons": told}
     vacuity, maps = zip(*scored, strict=True)
     return _Found(paths, vacuity, maps, most_certain(np.array(vacuity), np.array(labels), most), left_out)

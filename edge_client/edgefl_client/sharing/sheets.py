@@ -80,7 +80,7 @@ def draw_features(
     largest = max(float(np.abs(rows).max()), 1e-6)
     drawn = "" if len(shown) == len(rows) else f" The first {len(shown):,} are drawn."
     width, height = _LEFT + rows.shape[1] * _SQUARE + _GAP, _HEAD + len(shown) * _LINE
-    head = f"Would leave: {len(rows):,} features, {size:,} bytes.{drawn}"
+    head = f"Would leave: {counted(len(rows), 'feature')}, {size:,} bytes.{drawn}"
     leaves = _headed(width, height, head, f"SHA-256 {sha256}")
     stays = _headed(width, height, _STAYS_HERE, "Beside each: file")
     left, right, small = ImageDraw.Draw(leaves), ImageDraw.Draw(stays), text_font(12)

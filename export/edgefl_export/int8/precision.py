@@ -18,6 +18,7 @@ import numpy as np
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.int8.quantise import Quantiser
 from edgefl_export.parity.score_parity import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
+from edgefl_protocol.sentences import counted
 
 MIN_SAME_CLASS = 0.99
 MAX_MEAN_CHANGE = 0.01
@@ -106,7 +107,10 @@ def choose_layers(
     for most in _counts(len(names)) if count is None else [count]:  # (2)
         kept = tuple(ranked[:most])
         judged = agreement(expected, graph_scores(open_session(quantiser.build(kept)), tensors, pictures, BATCH))
-        report(f"{len(kept)} layers in float: {judged.same_class:.2%} the same class, change {judged.change:.1e}")
+        report(
+            f"{counted(len(kept), 'layer')} in float: {judged.same_class:.2%} of the pictures get the same class, and "
+            f"their uncertainty changes by {judged.change:.1e}"
+        )
         if judged.within(0.5):
             break
     return FloatLayers(kept, sensitivity, judged)

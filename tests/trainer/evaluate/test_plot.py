@@ -12,7 +12,7 @@ from PIL import Image
 from edgefl_trainer.evaluate import metric_plot, plot
 from edgefl_trainer.evaluate.chance import Chance, chance_of
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
-from edgefl_trainer.evaluate.table import table_rows
+from edgefl_trainer.evaluate.table import render_table, table_rows
 
 ONE = {"method": "local", "task": "nevus", "seed": 0, "sites": {"a": {"balanced_accuracy": 0.8}}}
 LINES = [{"round": r, "site": s, "balanced_accuracy": 0.5 + 0.1 * r} for r in (2, 1) for s in ("b", "a")]
@@ -173,6 +173,15 @@ def drawn_metric(monkeypatch, sites, metric, **more):
     axes = drawn_rows(monkeypatch, [ONE | {"sites": sites}], metric, **more)
     (bar,) = [one for one in axes.containers if one.has_xerr]
     return axes, bar.lines[2][0].get_segments()[0][:, 0]
+
+
+def test_a_figure_has_its_name(monkeypatch):
+    """An axis said "aurc" and a caption "Aurc"."""
+    named = {"aurc": "AURC (area under the risk-coverage curve)", "auroc": "AUROC", "macro_f1": "macro F1"}
+    for metric, name in named.items():
+        axes, _ = drawn_metric(monkeypatch, {site: {metric: 0.5} for site in "ab"}, metric)
+        assert axes.get_xlabel().startswith(f"{name} of each site; ")
+        assert f"{name[0].upper()}{name[1:]} per site" in render_table([ONE], metric=metric)
 
 
 def test_no_bar_lies_below_0(monkeypatch):

@@ -40,7 +40,10 @@ def test_the_threshold_is_that_of_the_roc_curve(rows: int, seed: int) -> None:
     assert found.sensitivity == pytest.approx(sensitivity, abs=1e-12) and sensitivity >= 0.95
     assert found.specificity == pytest.approx(specificity, abs=1e-12)
     assert (found.suspicious, found.benign) == (FLAGS[case[2]].sum(), (~FLAGS[case[2]]).sum())
-    assert f"of {found.suspicious} pictures (sensitivity" in found.statement and f"{found.threshold:.1%}" in found.statement
+    assert (
+        f"of {found.suspicious} pictures (sensitivity" in found.statement
+        and f"{found.threshold:.1%}" in found.statement
+    )
 
 
 @pytest.mark.parametrize(("ill", "chosen"), [(0, False), (1, False), (19, False), (20, True)])

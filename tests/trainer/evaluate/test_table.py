@@ -208,6 +208,11 @@ def test_sites_that_never_trained_have_a_column_but_no_part_in_the_mean():
     assert "c never trained" in render_table([run])
 
 
+def test_one_round_is_one_round():
+    names = [line.split(" | ")[0] for line in render_table([ONE | {"rounds": 1}, ONE]).splitlines()[2:4]]
+    assert names == ["| local (bench84, 1 round)", "| local (bench84, 5 rounds)"]
+
+
 def test_too_many_sites_for_a_page_are_left_to_csv():
     many = summary("local", 0, {f"s{i:02d}": 0.5 for i in range(13)})
     assert "s00" not in render_table([many]) and "0.500 ± 0.000" in render_table([many])

@@ -163,7 +163,7 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr(running, "run", diverge)
     found = edgefl_train("experiment", FILE, *CHOICE, "--out", tmp_path / "o")
-    assert found.code == 1 and "failed: site a diverged." in found.err and "1 runs failed" in found.err
+    assert found.code == 1 and "failed: site a diverged." in found.err and "1 run failed" in found.err
     assert "Traceback" not in found.err and "FedAvg |" in found.out
 
 

@@ -21,8 +21,9 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 @click.argument("specs", metavar="SPEC…", nargs=-1, required=True)
 @shared.task("all")
 @shared.picture("--sheet", "Also draw the first pictures of each class at each site.")
+@shared.force
 @needs_trainer
-def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
+def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, force: bool) -> None:
     """Show what data holds and what is wrong with it.
 
     Sites by classes, or by open and closed questions, lesions, splits, sizes, everything that `run` refuses, and every
@@ -30,7 +31,10 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     docs/reference/data.md.
     """
     from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey
+    from edgefl_trainer.errors import SettingError
 
+    if sheet is not None and sheet.exists() and not force:
+        raise SettingError(f"{sheet} exists already: name another file, or overwrite it with --force.")
     tables = read_tables(specs)
     if task is not None:
         tables = gathered(tables, task)

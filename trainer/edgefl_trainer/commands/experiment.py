@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
@@ -94,15 +95,15 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
     check_free(out, OWN, "no runs of an experiment")
     known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     first = pretraining_of(planned)
-    from_what = f" that start from {len(first)} pre-training runs" if first else ""
-    click.echo(f"{table.title}: {len(planned)} runs{from_what}; the file's figures: {known}", err=True)
+    from_what = f" that start from {counted(len(first), 'pre-training run')}" if first else ""
+    click.echo(f"{table.title}: {counted(len(planned), 'run')}{from_what}; the file's figures: {known}", err=True)
     with tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])):
         failed = run_planned(planned, lambda line: click.echo(line, err=True))
     folders = [one.folder for one in planned if one.name not in failed]
     if folders:
         click.echo(render_comparison(table, find_runs(table, folders), style))
     if failed:
-        click.echo(f"{len(failed)} runs failed; the same command tries them again", err=True)
+        click.echo(f"{counted(len(failed), 'run')} failed; the same command tries again", err=True)
         sys.exit(1)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
@@ -159,7 +160,7 @@ def summary_line(partition: "Partition") -> str:
     sizes = [len(rows["train"]) + len(rows["tune"]) for rows in partition.sites.values()]
     held = f", {len(partition.held_out)} of them held out" if partition.held_out else ""
     return (
-        f"{len(sizes)} sites{held}, {min(sizes)} to {max(sizes)} training images; "
+        f"{counted(len(sizes), 'site')}{held}, {min(sizes)} to {max(sizes)} training images; "
         f"partition_sha256 {partition.sha256[:16]}"
     )
 

@@ -63,8 +63,8 @@ def dirichlet_by_class(
         if held.min() >= wanted:
             return site_of
     raise PartitionError(
-        f"{TRIES} draws with alpha {alpha:g} each left a site with fewer than {wanted} images: give a larger "
-        f"--alpha, or lower --sites ({sites})."
+        f"{TRIES} draws with alpha {alpha:g} each left a site with fewer than {counted(wanted, 'image')}: give a "
+        f"larger --alpha, or lower --sites ({sites})."
     )
 
 
@@ -182,8 +182,9 @@ def _check_places(classes: int, sites: int, classes_per_site: int) -> None:
         step = classes // np.gcd(classes, classes_per_site)
         near = [n for n in (sites // step * step, (sites // step + 1) * step) if n > 0]
         raise PartitionError(
-            f"{sites} sites with {classes_per_site} classes each make {places} places, which {classes} classes "
-            f"cannot share equally: give --sites {' or '.join(map(str, near))}, or another --classes-per-site."
+            f"{sites} sites with {counted(classes_per_site, 'class', 'classes')} each make {places} places, which "
+            f"{classes} classes cannot share equally: give --sites {' or '.join(map(str, near))}, or another "
+            "--classes-per-site."
         )
 
 

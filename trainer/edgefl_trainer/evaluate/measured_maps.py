@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl_protocol.bundle.shown_map import WAYS, MapKind, ShownMap
 from edgefl_protocol.rules import hidden_regions as regions
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.evaluate.looking import answers_to
 from edgefl_trainer.evaluate.map_truth import (
@@ -229,7 +230,9 @@ def measure_maps(
     passes += (cells + 2 * len(WAYS)) * occludes
     most = int(min(MOST_PICTURES, max(LEAST_PICTURES, MEASURED_GFLOP // (work * passes))))
     taken = np.arange(min(most, len(images)))
-    report(f"measuring how true its maps are: {len(taken)} pictures, {passes} passes each …")
+    report(
+        f"measuring how true its maps are: {counted(len(taken), 'picture')}, {counted(passes, 'pass', 'passes')} each …"
+    )
     if not len(taken):
         return MapTable(maps={}, cells=cells if occludes else None, pictures=0)
     probabilities, named = model.answers(images[taken], taken)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
+from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, png
 from edgefl_trainer.evaluate.table import LOWER_IS_BETTER, TableRow, named
@@ -63,7 +64,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
-    axes.set_xlabel(f"{metric.replace('_', ' ')} of each site; {better} is better{told}" + notes)
+    axes.set_xlabel(f"{metric_words(metric)} of each site; {better} is better{told}" + notes)
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -44,6 +44,19 @@ METRIC_NAMES = (
     "open_balanced_accuracy",
 )
 
+METRIC_WORDS = {
+    "auroc": "AUROC",
+    "aurc": "AURC (area under the risk-coverage curve)",
+    "ece": "ECE (expected calibration error)",
+    "brier": "Brier score",
+    "macro_f1": "macro F1",
+}
+
+
+def metric_words(metric: str) -> str:
+    """Name a figure for a person; `metric` is its key in ``summary.json``, or that of tune rows."""
+    return METRIC_WORDS.get(metric, metric.replace("_", " "))
+
 
 def site_metrics(
     probabilities: Float[np.ndarray, "B K"],

@@ -11,6 +11,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.partition import ROW_KINDS, Partition
 from edgefl_trainer.evaluate.plot import PALETTE, png
 
@@ -41,7 +42,7 @@ def headline(partition: Partition) -> str:
     """Write scheme, numbers and seed in one line."""
     plan = {name: value for name, value in partition.plan.to_json().items() if name not in ("scheme", "sites")}
     words = [f"{name.replace('_', ' ')} {value}" for name, value in plan.items() if value]
-    return " · ".join([partition.plan.scheme, f"{len(partition.sites)} sites", *words, f"seed {partition.seed}"])
+    return " · ".join([partition.plan.scheme, counted(len(partition.sites), "site"), *words, f"seed {partition.seed}"])
 
 
 def _draw_counts(axes: Axes, counts: NDArray[np.int64], classes: list[str]) -> None:

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from edgefl_trainer.evaluate.chance import Chance, labels_of
-from edgefl_trainer.evaluate.metrics import JUDGED_ROWS
+from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, metric_words
 from edgefl_trainer.evaluate.one_class import MARK
 
 Curves = dict[str, dict[int, float]]
@@ -138,7 +138,7 @@ def plot_progress(
     _draw(right, tracks, side=1)
     told = _told_of_sites(found) if alone else _told_of_means(found, metric, marked)
     without = f"\nwithout sites of one class ({MARK})" if any(marked.values()) else ""
-    left.set_ylabel(f"{metric.replace('_', ' ')}{told}{without}")
+    left.set_ylabel(f"{metric_words(metric)}{told}{without}")
     left.set_xlabel("round")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xlabel("bytes of all sites, up and down")

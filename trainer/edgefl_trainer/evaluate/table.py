@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from edgefl_protocol.sentences import capital, counted
 from edgefl_trainer.evaluate.answer_figures import USUAL, usual_runs
+from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS, is_one_class, mark_of
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
@@ -102,7 +104,7 @@ def named(rows: Sequence[TableRow]) -> list[str]:
     """Return the names of rows: with preset and rounds where those of the table are not all alike."""
     if len({(row.preset, row.rounds) for row in rows}) == 1:
         return [row.method for row in rows]
-    return [f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)" for row in rows]
+    return [f"{row.method} ({row.preset or 'no preset'}, {counted(row.rounds or 0, 'round')})" for row in rows]
 
 
 def runs_of_rows(summaries: Sequence[Summary]) -> list[list[Summary]]:
@@ -218,8 +220,7 @@ def caption(
     held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
     bare = sorted({name for run in summaries for name, site in run["sites"].items() if without_head(site)})
     parts = [
-        f"{metric.replace('_', ' ').capitalize().replace('roc', 'ROC')} per site"
-        + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
+        f"{capital(metric_words(metric))} per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
         f"task {summaries[0].get('task')}",
         f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",

@@ -15,20 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
-from edgefl_trainer.evaluate.table import (
-    SPREADS,
-    UNDEFINED,
-    bytes_text,
-    latex,
-    markdown,
-    origin,
-    time_text,
-    told_of_fewer,
-    unlike,
-)
+from edgefl_trainer.evaluate.metrics import metric_words
+from edgefl_trainer.evaluate.one_class import MARK, SAYS
+from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, time_text, unlike
 from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import (
     OVER_SITES,
@@ -211,7 +203,7 @@ def _measured(experiment: Experiment, part: Part, reported: Sequence[str]) -> st
     """Say what our figures are: of reported rows, and rounds and bytes needed to reach a figure on tune rows."""
     metrics = _all(_metrics(experiment, part))
     words = [f"{metrics} in per cent on `{'`, `'.join(reported)}` rows"] if metrics else []
-    followed = tracked(experiment.metric).removeprefix("tune_").replace("_", " ")
+    followed = metric_words(tracked(experiment.metric).removeprefix("tune_"))
     targets = dict.fromkeys(column.target for column in part.columns if column.target > 0)
     words += [f"what it took until {followed} on tune rows, mean over sites, was {target:.1%}" for target in targets]
     return ", and ".join(words)
@@ -223,8 +215,7 @@ def _metrics(experiment: Experiment, part: Part) -> Iterator[str]:
     for column in part.columns:
         if column.figure in PER_CENT:
             over = " of all rows together" if column.figure == "pooled" else " of a site" if apart else ""
-            name = (column.metric or experiment.metric).replace("_", " ")
-            yield name.replace("f1", "F1").replace("auroc", "AUROC") + over
+            yield metric_words(column.metric or experiment.metric) + over
 
 
 def _network(found: Found) -> str:
@@ -245,7 +236,8 @@ def _short(name: str) -> str:
 def _schedule(settings: RunSettings) -> str:
     share = "" if settings.participation == 1 else f", {settings.participation:.1%} of the sites in each"
     labels = "" if settings.labels == 1 else f", {settings.labels:.0%} of the labels"
-    return f"{settings.preset}, {settings.rounds} rounds of {settings.epochs} epochs{labels}{share}"
+    rounds = counted(settings.rounds, "round")
+    return f"{settings.preset}, {rounds} of {counted(settings.epochs, 'epoch')}{labels}{share}"
 
 
 def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[list[str]]]:

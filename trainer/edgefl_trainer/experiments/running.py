@@ -11,6 +11,7 @@ from typing import Any
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.partition import make_partition, read_partition
 from edgefl_trainer.engine.folder import check_claim, finished_summary, make_folder
 from edgefl_trainer.engine.run import check_backbone, run
@@ -98,4 +99,4 @@ def _ensure_partition(wanted: PlannedPartition, say: Say) -> None:
     made = make_partition(wanted.data, wanted.plan, wanted.seed)
     make_folder(wanted.path.parent)
     write_atomic(wanted.path, made.to_bytes())
-    say(f"made {wanted.path}: {len(made.sites)} sites")
+    say(f"made {wanted.path}: {counted(len(made.sites), 'site')}")

@@ -34,6 +34,7 @@ from edgefl_protocol.rules.slow_encoder import (
     round_begins,
     staying,
 )
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.learning.batches import read_ahead
@@ -323,8 +324,8 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
     share = float(momentum**total)
     if recipe.momentum_encoder == "local" and round_ == 1 and share > START_SHARE:
         text = (
-            f"the momentum encoder of {site.name} keeps {share:.0%} of its random start after all {total} steps: "
-            "lower --set key_momentum, or learn longer."
+            f"the momentum encoder of {site.name} keeps {share:.0%} of its random start after all "
+            f"{counted(total, 'step')}: lower --set key_momentum, or learn longer."
         )
         site.report({"warning": text})
     return momentum, share
