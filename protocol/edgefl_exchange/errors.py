@@ -34,6 +34,29 @@ class Unavailable(ExchangeError):
         self.status = status  # HTTP status of an answer that nobody signed: 401 may mean that this member was shut out
 
 
+class UnknownKeys:
+    """Tells when to stop waiting: the coordinator goes on answering that it does not know this member's keys.
+
+    Nobody signed such an answer, so it only ends a wait: nothing is changed, and the same command asks again.
+    """
+
+    MOST = 4  # such answers in a row
+
+    def __init__(self, member: str, again: str) -> None:
+        """`member` is what it is, such as `device`, and `again` the command that goes on."""
+        self._member, self._again, self._heard = member, again, 0
+
+    def heard(self, problem: ExchangeError) -> str:
+        """Count an answer; gives the sentence to end with, and "" while it is worth to go on."""
+        self._heard = self._heard + 1 if isinstance(problem, Unavailable) and problem.status == 401 else 0
+        if self._heard < self.MOST:
+            return ""
+        return (
+            f"the coordinator does not know this {self._member}'s keys any more: ask its operator whether the "
+            f"{self._member} was shut out, or was sent a newer invite; where neither is so, {self._again} goes on"
+        )
+
+
 class TlsRefused(ExchangeError):
     """The server's certificate or the invite's pin does not fit."""
 

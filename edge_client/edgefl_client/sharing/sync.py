@@ -37,7 +37,7 @@ from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.bundle import Bundle
@@ -52,7 +52,6 @@ from edgefl_protocol.rules.travels import travels_of
 HELD_BACK = "held_back"
 NOT_PUBLISHED = "the operator has published no model yet"
 ASK_AGAIN_S, MOST_ASK_AGAIN_S = 5.0, 30.0  # between two questions whether the operator has approved; it doubles
-MOST_UNKNOWN = 4  # answers in a row to nobody's keys before the wait ends
 # Reasons to leave the round alone that are no failure.
 _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
 
@@ -142,20 +141,15 @@ def sync_when_approved(device: Device) -> Synced:
     A coordinator that does not answer is asked again, too. A `NotEnrolled` (`shut_out`) where it goes on answering that
     it does not know these keys; nobody signed that, so it only ends the wait.
     """
-    wait_s, unknown = ASK_AGAIN_S, 0
+    wait_s, unknown = ASK_AGAIN_S, UnknownKeys("device", "edgefl sync")
     while True:
         try:
             return run_sync(device)
         except (NotEnrolled, Unavailable) as error:
             if isinstance(error, NotEnrolled) and error.code != "pending":
                 raise
-            unknown = unknown + 1 if isinstance(error, Unavailable) and error.status == 401 else 0
-            if unknown == MOST_UNKNOWN:
-                raise NotEnrolled(
-                    "the coordinator does not know this device's keys any more: ask its operator whether the device "
-                    "was shut out, or was sent a newer invite; where neither is so, edgefl sync goes on",
-                    "shut_out",
-                ) from error
+            if why := unknown.heard(error):
+                raise NotEnrolled(why, "shut_out") from error
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, MOST_ASK_AGAIN_S)
 

@@ -59,14 +59,25 @@ def card_lines(card: Card, labels: Labels, questions: QuestionTable | None = Non
 
 def weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, ...]:
     """Say in sentences what its own card says against a model; `questions` of a bundle that answers some."""
-    if questions is not None:
-        return question_weaknesses(card, questions)
     figures = site_figures(card)
-    said = [at_chance_sentence(figures, card.site, labels), _mostly_wrong(figures, card.site, labels)]
+    said = [_took_no_part(figures, card.site)]
+    if questions is not None:
+        return (*filter(None, said), *question_weaknesses(card, questions))
+    said += [at_chance_sentence(figures, card.site, labels), _mostly_wrong(figures, card.site, labels)]
     if _has_suspicious(labels) and (card.suspicion is None or card.suspicion.threshold is None):
         said.append(_NO_THRESHOLD)
     said.append(temperature_at_bound(card, "its probabilities and its vacuity"))
     return tuple(one for one in said if one is not None)
+
+
+def _took_no_part(figures: Mapping[str, object], site: str | None) -> str | None:
+    """Say that a site of a live federation learned in no round of it; None where it did, or the card does not tell."""
+    part = figures.get("took_part")
+    if not isinstance(part, dict) or type(part.get("rounds")) is not int or part["rounds"] != 0:
+        return None
+    rounds = f" of {counted(part['of'], 'round')}" if type(part.get("of")) is int else " of the rounds"
+    whose = "The site of this model" if site is None else f"The site {site}"
+    return f"{whose} took part in none{rounds}, so this model has learned nothing from that site's pictures."
 
 
 def _mostly_wrong(figures: Mapping[str, object], site: str | None, labels: Labels) -> str | None:

@@ -84,6 +84,22 @@ def test_sensitivity_names_the_classes_it_counts(classes, words):
     assert words in quality_lines(CARD, labels)[1]
 
 
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"rounds": 0, "of": 3}, "The site msk took part in none of 3 rounds, so this model has learned nothing from"),
+        ({"rounds": 0, "of": "3"}, "The site msk took part in none of the rounds, so"),
+        ({"rounds": 1, "of": 3}, None), ({"rounds": "0"}, None), ({"rounds": False}, None), (None, None), ([], None),
+    ],
+)  # fmt: skip
+def test_a_site_that_took_part_in_no_round_is_told(part, told):
+    """Export asks for --took-no-part; whoever scores with the model was told nothing."""
+    card = replace(CARD, metrics={"site": GOOD | {"took_part": part}})
+    said = [one for one in weaknesses(card, LABELS) if "took part" in one]
+    assert [one.startswith(told) for one in said] == ([True] if told else [])
+    assert [one for one in card_lines(card, LABELS) if "took part" in one] == said
+
+
 EIGHT = Labels(tuple("ABCDEFGH"), (True,) * 8, known_among(()))
 SEVEN = GOOD | {"classes_tested": 7, "n_test": 367}
 

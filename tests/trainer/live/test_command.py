@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.live.joining import _tell_judged
-
 DATA = ("--data", "lesions:sites=2,images=40,px=36", "--site", "site-1")
 
 
@@ -41,12 +39,6 @@ def test_a_run_of_its_own_is_no_place_for_a_membership(tmp_path: Path, monkeypat
 
 def _used(*_: object) -> None:
     raise AssertionError("the invite would be used now")
-
-
-def test_a_tune_figure_says_of_how_many_rows_it_is() -> None:
-    said: list[str] = []
-    _tell_judged(said.append, "before exchange 2", {"tune_balanced_accuracy": 0.5, "tune_rows": 1})
-    assert said == ["before exchange 2: tune balanced accuracy 50.0% (of 1 row)"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """From an invite to the last hand-out: enrol, wait for approval, learn every exchange, write the results.
 
 Guarantees: nothing is decided by an answer that anybody could forge, so a coordinator that is gone is waited for, with
-doubling waits and one line; what a signed answer refuses ends the command. The same command, given again at any time
+doubling waits and one line; what a signed answer refuses ends the command, and so does a coordinator that keeps saying
+it does not know the site's keys. The same command, given again at any time
 and after any kill, goes on where it stopped. Source: docs/design.md 10; docs/security.md, order of checks and 5.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgefl_exchange.delivery import Delivery
-from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable
+from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
@@ -238,8 +239,11 @@ def _check_same(begun: TaskReply, told: TaskReply) -> None:
 
 
 def _patiently(call: Join, ask: Callable[[], Found]) -> Found:
-    """Ask until there is an answer; with `once`, once."""
-    wait = _Wait(call, LONGEST_GONE_S)
+    """Ask until there is an answer; with `once`, once.
+
+    A `FederationRefused` (`shut_out`) where the coordinator goes on answering that it does not know these keys.
+    """
+    wait, unknown = _Wait(call, LONGEST_GONE_S), UnknownKeys("site", "the same command")
     while True:
         try:
             with refusals():
@@ -247,6 +251,8 @@ def _patiently(call: Join, ask: Callable[[], Found]) -> Found:
         except Unavailable as problem:
             if call.once:
                 raise
+            if why := unknown.heard(problem):
+                raise FederationRefused(why, "shut_out") from problem
             wait.because(f"{problem}; trying again", at_least_s=problem.retry_after_s or 0.0)
 
 

@@ -1,0 +1,48 @@
+"""Waiting for a coordinator ends where it knows the site no more. Source: docs/reference/runs.md, a live federation."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgefl_exchange.errors import Unavailable
+from edgefl_trainer.errors import FederationRefused
+from edgefl_trainer.live.joining import Join, _patiently, _tell_judged
+
+
+def asking(statuses: list[int | None], waits: list[float], **more: Any) -> Any:
+    """Ask a coordinator whose answers nobody signed, with these HTTP statuses; then it answers."""
+    answers: Iterator[int | None] = iter(statuses)
+    call = Join(folder=None, options=None, say=lambda _: None, sleep=waits.append, **more)  # type: ignore[arg-type]
+
+    def ask() -> str:
+        for status in answers:
+            raise Unavailable("the answer is not one that the coordinator signed", "not_signed", status=status)
+        return "the task"
+
+    return _patiently(call, ask)
+
+
+def test_a_site_that_was_shut_out_does_not_wait_without_end() -> None:
+    """It waited for ever, with a line that did not say whom to ask."""
+    waits: list[float] = []
+    with pytest.raises(FederationRefused) as refused:
+        asking([401] * 9, waits)
+    assert (refused.value.code, len(waits)) == ("shut_out", 3)
+    assert "ask its operator whether the site was shut out, or was sent a newer invite" in str(refused.value)
+
+
+def test_other_troubles_are_waited_out() -> None:
+    waits: list[float] = []
+    assert asking([401, 401, 401, 503, 401, 401, 401, None], waits) == "the task" and len(waits) == 8
+
+
+def test_once_asks_once() -> None:
+    with pytest.raises(Unavailable):
+        asking([401], [], once=True)
+
+
+def test_a_tune_figure_says_of_how_many_rows_it_is() -> None:
+    said: list[str] = []
+    _tell_judged(said.append, "before exchange 2", {"tune_balanced_accuracy": 0.5, "tune_rows": 1})
+    assert said == ["before exchange 2: tune balanced accuracy 50.0% (of 1 row)"]
