@@ -1,26 +1,18 @@
-"""Why a round does not go on: the rule as a table, against the state machine, and in the store.
+"""Why a round does not go on: the rule as a table, and against the state machine. In the store: `test_stuck_rounds`.
 
 Source: docs/decisions/0041 and docs/security.md check 64.
 """
 
-import sys
-import threading
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.prospects import beyond_members, set_command, unfinishable, usual_quorum
 from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import Close, Round, cohort_allows, decide
-from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings, TaskSettings
-from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_protocol import Payload
-from edgefl_protocol.messages.requests import BroadcastRequest, Refusal, TaskReply
 
 RULES = RoundSettings(count=2, quorum_min=3, quorum_target=3, min_cohort=2, deadline_s=60)
 OLD = RoundSettings(count=2, quorum_min=2, quorum_target=3, min_cohort=3, deadline_s=60)
@@ -32,6 +24,7 @@ _SET = "edgefl-coordinator set "
 INVITE = "edgefl-coordinator invite NAME --role device"
 RISKY = _SET + "rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
 APPROVE = "edgefl-coordinator approve {} --fingerprint FINGERPRINT"
+ANYBODY = APPROVE.format("NAME")
 
 
 def facts(replies: int = 0, *, tried: int = 0, number: int = 2, state: str = "open", **more: object) -> RoundFacts:
@@ -65,6 +58,10 @@ TABLE = [
      ["edgefl-coordinator serve"]),
     # the three-member federation of the old defaults: all replied once, and nobody may have the second broadcast
     (facts(withheld=(2, 2, 2)), OLD, "stuck", "small_cohort", [_SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
+    (facts(withheld=(2, 2, 2), newcomer=3), OLD, "stuck", "small_cohort",
+     [INVITE, _SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
+    (facts(withheld=(2, 2, 2), newcomer=3, pending=("a", "b")), OLD, "stuck", "small_cohort",
+     [ANYBODY, _SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
     # two of three replied before the deadline: the third may, and is not enough
     (facts(able=0, withheld=(1, 1, 2)), OLD, "stuck", "small_cohort",
      [_SET + "rounds.min_cohort 1 rounds.allow_small_cohort true"]),
@@ -148,8 +145,16 @@ def carried_out(command: str, rules: RoundSettings) -> RoundSettings:
 
 def test_what_a_sentence_adds() -> None:
     """A cohort below two others is named with what it costs; contributions beside the average are no replies."""
-    told = standing(facts(withheld=(1, 1, 2)), OLD)
-    assert told.mend.endswith("true (with so few, a single contribution can be told apart), or more members join")
+    told = standing(facts(withheld=(1, 1, 2), newcomer=2), OLD)  # a newcomer would have two others, of three
+    assert told.mend.endswith("true (with so few, a single contribution can be told apart)") and INVITE not in told.mend
+    told = standing(
+        facts(withheld=(1, 1), newcomer=2),
+        RoundSettings(count=2, quorum_min=2, quorum_target=3, min_cohort=2, deadline_s=60),
+    )
+    assert told.mend == (
+        f"the operator runs: {INVITE} (2 more members are needed); or, if a single contribution may be told apart: "
+        f"{_SET}rounds.min_cohort 1 rounds.allow_small_cohort true"
+    )
     assert standing(facts(1, able=1, members=2), RULES).mend == (
         f"the operator runs: {INVITE}; or, if a single contribution may be told apart: {RISKY}"
     )
@@ -169,8 +174,8 @@ def test_a_setting_that_is_told_mends(data, rules) -> None:
     """A `set` command that is named makes the round one that closes when those who then may reply have."""
     found = data.draw(open_rounds(rules))
     told = standing(found, rules)
-    assume(told.kind == "stuck" and told.commands[0].startswith(_SET))
-    mended = carried_out(told.commands[0], rules)
+    assume(told.kind == "stuck" and told.commands[-1].startswith(_SET))
+    mended = carried_out(told.commands[-1], rules)
     freed = sum(others >= mended.min_cohort for others in found.withheld)
     open_again = replace(found, current=replace(found.current, tried=0))  # `set` lets replies be tried again
     assert closes(open_again, mended, found.current.replies + found.able + freed)
@@ -236,147 +241,6 @@ def test_what_cannot_finish_says_what_to_give(changes, members, words) -> None:
     rules = RoundSettings(**{"count": 2, "quorum_min": 3, "quorum_target": 3, "min_cohort": 2, **changes})
     why = unfinishable(rules, MAPS, members)
     assert words in why if words else why == ""
-
-
-def task_of(member) -> TaskReply:
-    return TaskReply.from_payload(member.call("task", Payload()))
-
-
-def broadcast_of(member, number: int) -> Payload | Refusal | int:
-    return member.call("broadcast", BroadcastRequest(round=number).to_payload(), rnd=number)
-
-
-@pytest.mark.parametrize("shares_maps", [True, False])
-def test_three_members_under_the_old_defaults(make_coordinator, clock, tools, shares_maps) -> None:
-    """The stall of a quorum of 3 and a cohort of 3 others: after the first round nobody gets the second broadcast. The
-    operator and the members read the same sentence, and the command in it mends the federation to its end."""
-    old = {"quorum_min": 2, "quorum_target": 3, "min_cohort": 3, "start": "automatic"}
-    coordinator = make_coordinator(rounds=old, task={"shares_maps": shares_maps})
-    coordinator.serving = True
-    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
-    assert step(coordinator, tools.toy_worker)
-    for member in three:
-        assert task_of(member).stuck == ""
-        assert isinstance(member.reply(1), Payload)
-    assert step(coordinator, tools.toy_worker)
-    opened_ms = clock.now_ms
-    clock.now_ms += 1000
-    assert [broadcast_of(member, 2).code for member in three] == ["small_cohort"] * 3
-    told = OPERATIONS["status"](coordinator, {})["standing"]
-    assert (told["kind"], told["cause"], told["since_ms"]) == ("stuck", "small_cohort", opened_ms)
-    assert told["commands"] == [_SET + "rounds.min_cohort 2 rounds.quorum_min 3"]
-    assert told["sentence"] == (
-        "round 2 is stuck since 2026-09-21 14:13:20 UTC: its broadcast is withheld from 3 members, because it holds "
-        "contributions of only 2 others, and at least 3 are required; the operator runs: " + told["commands"][0]
-    )
-    assert {task_of(member).stuck for member in three} == {told["sentence"]}
-    words = told["commands"][0].removeprefix(_SET).split()
-    OPERATIONS["set"](coordinator, {"changes": dict(zip(words[::2], words[1::2], strict=True))})
-    for number in (2, 3):
-        for member in three:
-            assert task_of(member).stuck == ""
-            assert isinstance(broadcast_of(member, number), Payload)
-            assert isinstance(member.reply(number), Payload)
-        assert step(coordinator, tools.toy_worker)
-    assert task_of(three[0]).state == "done"
-    assert OPERATIONS["status"](coordinator, {})["standing"]["kind"] == "over"
-
-
-def test_silence_over_a_deadline_is_told(make_coordinator, clock, tools) -> None:
-    """A round that waits says until when; past its deadline it is stuck since then, until the replies come."""
-    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
-    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
-    tools.start_rounds(coordinator)
-    coordinator.serving = True
-    deadline_ms = task_of(three[0]).deadline_ms
-    three[0].reply(1)
-    assert OPERATIONS["status"](coordinator, {})["standing"]["until_ms"] == deadline_ms
-    for _ in range(3):  # since the first one, however often it is extended
-        clock.now_ms += 60_000
-        told = task_of(three[1])
-        status = OPERATIONS["status"](coordinator, {})["standing"]
-        assert (status["cause"], status["since_ms"], status["sentence"]) == ("no_reply", deadline_ms, told.stuck)
-    three[1].reply(1)
-    three[2].reply(1)
-    assert OPERATIONS["status"](coordinator, {})["standing"]["kind"] == "moves"
-    assert step(coordinator, tools.toy_worker)
-    assert OPERATIONS["status"](coordinator, {})["standing"]["cause"] == "no_reply"  # of the next round: it waits
-    assert task_of(three[0]).stuck == ""
-
-
-def test_a_job_that_fails_is_told_to_members_without_its_cause(make_coordinator, clock, tools) -> None:
-    """The sentence names no file and no member; the operator sees the error beside it."""
-    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
-    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
-    tools.start_rounds(coordinator)
-    for member in three:
-        member.reply(1)
-
-    def broken(*_: object) -> None:
-        raise OperatorError("no space in /srv/secret for clinic-a")
-
-    coordinator.serving, first_ms = True, clock.now_ms
-    for _ in range(2):
-        with pytest.raises(OperatorError):
-            step(coordinator, broken)
-        clock.now_ms += 10_000
-    status = OPERATIONS["status"](coordinator, {})
-    assert (status["standing"]["cause"], status["standing"]["since_ms"]) == ("job_failed", first_ms)
-    assert "secret" in status["failing"]["error"] and status["standing"]["mend"].endswith(status["failing"]["error"])
-    assert status["standing"]["commands"] == []
-    stuck = task_of(three[0]).stuck
-    assert stuck.startswith("round 1 is stuck since") and "secret" not in stuck and "clinic" not in stuck
-    assert step(coordinator, tools.toy_worker)
-    assert task_of(three[0]).stuck == ""
-
-
-def test_a_job_that_ended_with_the_server_did_not_fail(make_coordinator, tools) -> None:
-    """`serve` was stopped while it aggregated: nothing failed, and what mends it is to serve again."""
-    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
-    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
-    tools.start_rounds(coordinator)
-    for member in three:
-        member.reply(1)
-    worker = WorkerProcess((sys.executable, "-c", "import time; time.sleep(600)"))
-    stops = threading.Timer(0.5, worker.stop)
-    stops.start()
-    with pytest.raises(OperatorError, match="at the next start"):
-        step(coordinator, worker)
-    stops.join()
-    status = OPERATIONS["status"](coordinator, {})
-    assert (status["failing"], status["standing"]["cause"]) == (None, "not_served")
-    assert "job_failed" not in {
-        row["event"] for row in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]
-    }
-    assert step(coordinator, tools.toy_worker)
-
-
-def test_broadcasts_for_a_newcomer_end_a_failure(make_coordinator, tools) -> None:
-    """What failed was tried again and is done, though the round has not closed: nothing is stuck."""
-    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
-    coordinator.serving = True
-    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
-    tools.start_rounds(coordinator)
-    tools.approved_member(coordinator, "clinic-d")
-
-    def broken(*_: object) -> None:
-        raise OperatorError("no space")
-
-    with pytest.raises(OperatorError):
-        step(coordinator, broken)
-    assert task_of(three[0]).stuck
-    assert step(coordinator, tools.toy_worker)
-    assert task_of(three[0]).stuck == "" and OPERATIONS["status"](coordinator, {})["failing"] is None
-
-
-def test_an_unserved_coordinator_says_so(make_coordinator, tools) -> None:
-    """Nothing moves while no `serve` runs, whatever the round would need."""
-    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
-    for letter in "abc":
-        tools.approved_member(coordinator, f"clinic-{letter}")
-    tools.start_rounds(coordinator)
-    told = OPERATIONS["status"](coordinator, {})["standing"]
-    assert (told["kind"], told["commands"]) == ("stuck", ["edgefl-coordinator serve"])
 
 
 def test_standing_names_no_more_than_it_has() -> None:

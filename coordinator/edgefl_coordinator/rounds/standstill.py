@@ -38,6 +38,7 @@ class RoundFacts:
     pending: tuple[str, ...] = ()  # names of those that enrolled and are not approved
     able: int = 0  # have not replied, and may
     withheld: tuple[int, ...] = ()  # others in the broadcast of each member that has not replied and may not have it
+    newcomer: int = 0  # others in the broadcast of a member that joins now, at least
     refused: int = 0  # whose reply of this round was refused: they may not send another
     beside: int = 0  # who sent a contribution beside the average, which counts for no quorum
     opened_ms: int = 0  # Unix milliseconds
@@ -154,30 +155,46 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
 
 def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, needed: int) -> FederationStanding:
     """Say why even all replies that may still come are too few."""
-    possible, since_ms = current.replies + facts.able, facts.opened_ms
+    possible = current.replies + facts.able
     if facts.withheld and (freed := _freeing(facts, current, rules)):
         why = (
             f"its broadcast is withheld from {counted(len(facts.withheld), 'member')}, because it holds contributions "
             f"of only {counted(max(facts.withheld), 'other', 'others')}, and at least {rules.min_cohort} are required"
         )
-        found = _stuck("small_cohort", why, set_command(freed), since_ms)
-        if ALLOW not in freed:
-            return found
-        return replace(
-            found, mend=f"{found.mend} (with so few, a single contribution can be told apart), or more members join"
-        )
+        return _more_or_freed(why, facts, freed, needed - possible, rules)
     left = f"with those that may still come the round has {possible} and needs {needed}"
     if facts.refused and possible < rules.quorum_min:
         why = f"{counted(facts.refused, 'reply was', 'replies were')} refused, and {left}"
         return _fewer_or_more("replies_refused", why, facts, needed, rules)
     if current.tried:
         why = "its replies could not be aggregated together, and no member is left to send another"
-        return _stuck("cannot_aggregate", why, _INVITE, since_ms)
+        return _stuck("cannot_aggregate", why, _INVITE, facts.opened_ms)
     there = "is" if facts.members == 1 else "are"
     why = f"it needs {counted(needed, 'reply', 'replies')}, and there {there} {counted(facts.members, 'member')}"
     if facts.beside:
         why += f", of which {facts.beside} sent contributions, which are not averaged"
     return _fewer_or_more("too_few_members", why, facts, needed, rules)
+
+
+def _more_or_freed(
+    why: str, facts: RoundFacts, freed: SettingChanges, missing: int, rules: RoundSettings
+) -> FederationStanding:
+    """Name other members before fewer others in a broadcast, where they may have this one. Members read it."""
+    lower = set_command(freed)
+    if facts.newcomer < rules.min_cohort:
+        found = _stuck("small_cohort", why, lower, facts.opened_ms)
+        apart = " (with so few, a single contribution can be told apart)" if ALLOW in freed else ""
+        return replace(found, mend=found.mend + apart)
+    commands = _admitting(facts, missing)
+    found = _stuck("small_cohort", why, ", and ".join(commands), facts.opened_ms)
+    apart = ", if a single contribution may be told apart" if ALLOW in freed else ", if fewer others are enough"
+    more = counted(missing, "more member is", "more members are")
+    return replace(found, mend=f"{found.mend} ({more} needed); or{apart}: {lower}", commands=(*commands, lower))
+
+
+def _admitting(facts: RoundFacts, missing: int) -> list[str]:
+    """The commands that bring so many more members: approve who waits, then invite."""
+    return [_APPROVE] * bool(facts.pending) + [_INVITE] * (missing > len(facts.pending))
 
 
 def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: RoundSettings) -> FederationStanding:
@@ -187,8 +204,7 @@ def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: 
     risky = is_risky(fewer)
     if fewer and not risky and not facts.pending:
         return _stuck(cause, why, set_command(fewer), facts.opened_ms)
-    commands = [_APPROVE] if facts.pending else []
-    commands += [_INVITE] if missing > len(facts.pending) else []
+    commands = _admitting(facts, missing)
     found = _stuck(cause, why, ", and ".join(commands), facts.opened_ms)
     if fewer:
         commands.append(set_command(fewer))

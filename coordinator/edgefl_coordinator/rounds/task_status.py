@@ -92,6 +92,7 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         pending=pending,
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
+        newcomer=len(stored_rounds.contributors(connection, before=current.number + over)),
         refused=len(refused & set(skids)),
         beside=stored_rounds.counted(connection, current.number, beside=True),
         opened_ms=stored_rounds.opened_ms(connection, current.number),
