@@ -314,6 +314,14 @@ def test_the_commands(coordinator, tmp_path) -> None:
     (tmp_path / "second.key").chmod(0o600)
     run("root", "sign", tmp_path / "root-1", "--key", tmp_path / "second.key", "-o", tmp_path / "root-1b")
     assert json.loads(run("root", "show", tmp_path / "root-1b", "--json"))["threshold"] == 2
+    whole = (tmp_path / "root-1b").read_bytes()
+    again = ("root", "sign", tmp_path / "root-1", "--key")
+    assert "root-1b exists; name another file" in run(*again, offline / "root.key", "-o", tmp_path / "root-1b", code=2)
+    assert (tmp_path / "root-1b").read_bytes() == whole
+    idle = (*again, offline / "signing.key", "-o", tmp_path / "root-1c")
+    assert "signature would not count; if it is one of the previous set's, name that set" in run(*idle, code=2)
+    assert "would not count\n" in run(*idle, "--after", tmp_path / "root-1b", code=2)
+    assert not (tmp_path / "root-1c").exists()
     by_id = run("root", "show", tmp_path / "root-1b")
     assert second.key_id in by_id and second.public.hex() not in by_id  # as everything else names it
     assert "published root set 1" in run("root", "publish", tmp_path / "root-1b", "--home", home.root)

@@ -151,14 +151,12 @@ def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **opti
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.records.root import make_root, unverified_root
 
-    if out.exists():
-        raise click.UsageError(f"{out} exists; name another file")
+    _check_new(out)
     before = None if options["after"] is None else unverified_root(_record(options["after"]))
     wanted = _wanted(options, before)
     signing = [_private(path, passphrase_file) for path in keys]
-    counting = {*wanted.root_keys, *(() if before is None else before.root_keys)}
-    if idle := [str(path) for path, key in zip(keys, signing, strict=True) if key.public_key not in counting]:
-        raise click.UsageError(f"{', '.join(idle)} is none of the set's root keys, so its signature would not count")
+    for path, key in zip(keys, signing, strict=True):
+        _check_counts(path, key, wanted, before)
     record = make_root(wanted, signing)
     write_atomic(out, record + b"\n")
     click.echo(f"root set {wanted.version} of {wanted.federation}, valid until {moment(wanted.expires_ms)}: {out}")
@@ -168,15 +166,19 @@ def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **opti
 @root.command()
 @click.argument("file", metavar="FILE", type=FILE)
 @click.option("--key", metavar="KEY", type=FILE, required=True, help="Private root key to sign with.")
+@click.option("--after", metavar="FILE", type=FILE, help="Previous root set, for a root key that only that one lists.")
 @_OUT
 @PASSPHRASE
 @guarded_offline
-def sign(file: Path, key: Path, out: Path, passphrase_file: Path | None) -> None:
+def sign(file: Path, key: Path, after: Path | None, out: Path, passphrase_file: Path | None) -> None:
     """Add one signature to a root set that another person made."""
     from edgefl_protocol.durable import write_atomic
-    from edgefl_protocol.records.root import sign_root
+    from edgefl_protocol.records.root import sign_root, unverified_root
 
-    record = sign_root(_record(file), _private(key, passphrase_file))
+    _check_new(out)
+    unsigned, signing = _record(file), _private(key, passphrase_file)
+    _check_counts(key, signing, unverified_root(unsigned), None if after is None else unverified_root(_record(after)))
+    record = sign_root(unsigned, signing)
     write_atomic(out, record + b"\n")
     _say_signed(record)
 
@@ -219,6 +221,18 @@ def publish(operator: Operator, file: Path) -> None:
     if facts["rotate"]:
         next_ = operator.typed("edgefl-coordinator rotate --signing")
         click.echo(f"next: {next_}  (until then members refuse this coordinator)", err=True)
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise click.UsageError(f"{out} exists; name another file")
+
+
+def _check_counts(path: Path, key: "SigningKey", wanted: "Root", before: "Root | None") -> None:
+    """Refuse a key whose signature would not count: a root key of the set, or of the one before, signs."""
+    if key.public_key not in {*wanted.root_keys, *(() if before is None else before.root_keys)}:
+        earlier = "; if it is one of the previous set's, name that set with --after" if before is None else ""
+        raise click.UsageError(f"{path} is none of the set's root keys, so its signature would not count{earlier}")
 
 
 def _wanted(options: dict[str, Any], before: "Root | None") -> "Root":
