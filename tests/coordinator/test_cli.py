@@ -1,6 +1,7 @@
 """The command line: exit codes, one sentence, JSON (docs/design.md 5), operation with and without a server."""
 
 import asyncio
+import inspect
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
+from edgefl_coordinator.commands import setup
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
@@ -54,6 +56,17 @@ def test_help_and_server_load_no_trainer() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0].endswith("[]")
     assert "sqlalchemy" not in done.stdout and "uvicorn" not in done.stdout and "starlette" not in done.stdout
+
+
+def test_init_loads_no_more_of_the_trainer_than_it_tries() -> None:
+    """It waited for plotting, statistics and the whole run: a third of its time. PyTorch alone takes long enough."""
+    code = (
+        "import sys, edgefl_coordinator.commands.setup, edgefl_coordinator.rounds.worker, edgefl_trainer.engine.settings;"
+        "print(*sorted({'matplotlib', 'scipy', 'sklearn', 'edgefl_trainer.engine.run'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    assert "edgefl_trainer.engine.run" not in inspect.getsource(setup)  # inside functions, where the above sees nothing
 
 
 def test_status_and_invite(closed_home) -> None:

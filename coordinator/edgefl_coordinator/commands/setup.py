@@ -146,8 +146,7 @@ def task_of_method(
         EdgeflError: there is no such backbone, or it is untrained and the method would freeze it, but for a trial.
     """
     from edgefl_trainer.contract import declared
-    from edgefl_trainer.engine.run import check_start
-    from edgefl_trainer.engine.settings import method_class, preset_of
+    from edgefl_trainer.engine.settings import check_start, method_class, preset_of
     from edgefl_trainer.errors import SettingError
 
     try:

@@ -41,18 +41,10 @@ from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
-from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.models.backbones import (
-    FORMS,
-    is_trained,
-    load_backbone,
-    names_fresh_network,
-    weights_of,
-)
+from edgefl_trainer.models.backbones import is_trained, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
-from edgefl_trainer.models.network_kind import names_learned_positions
 from edgefl_trainer.models.spec import BackboneSpec
 
 SELF_SUPERVISED_TASK = "pixels"
@@ -248,24 +240,6 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
 def check_backbone(settings: RunSettings, method: Method) -> None:
     """Refuse a backbone that this run's method cannot start from, as `check_start` does."""
     check_start(settings.method, method, settings.backbone, settings.preset)
-
-
-def check_start(name: str, method: Method | type[Method], backbone: str, preset: str | None) -> None:
-    """Refuse a backbone that the method called `name` cannot start from, before anything is read or fetched.
-
-    Raises:
-        BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
-    """
-    if declared(method).encoder and names_learned_positions(backbone):
-        raise BackboneError(
-            f"{name} needs a network with fixed position embeddings, but those of {backbone} are learned: start "
-            f"from {FORMS.removesuffix(' or timm:NAME')}, or from a convolutional network of timm."
-        )
-    if declared(method).freezes and names_fresh_network(backbone) and preset != "tiny":
-        raise BackboneError(
-            f"backbone {backbone} is untrained, and nothing is learned on a frozen random network: give --backbone "
-            "run:DIR of a finished run without labels, or timm:NAME; for a trial give --preset tiny."
-        )
 
 
 def environment(settings: RunSettings) -> dict[str, Any]:

@@ -25,8 +25,10 @@ from edgefl_trainer.data.specs import asks_questions, parse_spec
 from edgefl_trainer.data.tasks import parse_groups
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
-from edgefl_trainer.errors import RunError, SettingError
+from edgefl_trainer.errors import BackboneError, RunError, SettingError
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.backbones import FORMS, names_fresh_network
+from edgefl_trainer.models.network_kind import names_learned_positions
 from edgefl_trainer.models.shipped import usual_backbone
 from edgefl_trainer.typed_values import allowed, hints, nearest, read_value
 
@@ -332,3 +334,21 @@ def assignment(method: Any, text: str) -> tuple[str, HyperValue]:
 def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
     """TOML knows lists only; settings are tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def check_start(name: str, method: Method | type[Method], backbone: str, preset: str | None) -> None:
+    """Refuse a backbone that the method called `name` cannot start from, before anything is read or fetched.
+
+    Raises:
+        BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
+    """
+    if declared(method).encoder and names_learned_positions(backbone):
+        raise BackboneError(
+            f"{name} needs a network with fixed position embeddings, but those of {backbone} are learned: start "
+            f"from {FORMS.removesuffix(' or timm:NAME')}, or from a convolutional network of timm."
+        )
+    if declared(method).freezes and names_fresh_network(backbone) and preset != "tiny":
+        raise BackboneError(
+            f"backbone {backbone} is untrained, and nothing is learned on a frozen random network: give --backbone "
+            "run:DIR of a finished run without labels, or timm:NAME; for a trial give --preset tiny."
+        )
