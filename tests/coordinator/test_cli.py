@@ -61,12 +61,13 @@ def test_help_and_server_load_no_trainer() -> None:
 def test_init_loads_no_more_of_the_trainer_than_it_tries() -> None:
     """It waited for plotting, statistics and the whole run: a third of its time. PyTorch alone takes long enough."""
     code = (
-        "import sys, edgefl_coordinator.commands.setup, edgefl_coordinator.rounds.worker, edgefl_trainer.engine.settings;"
+        "import sys, edgefl_coordinator.commands.setup, edgefl_coordinator.rounds.worker;"
+        "import edgefl_trainer.engine.settings;"
         "print(*sorted({'matplotlib', 'scipy', 'sklearn', 'edgefl_trainer.engine.run'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-    assert "edgefl_trainer.engine.run" not in inspect.getsource(setup)  # inside functions, where the above sees nothing
+    assert "edgefl_trainer.engine.run" not in inspect.getsource(setup)  # in functions, which the above does not call
 
 
 def test_status_and_invite(closed_home) -> None:

@@ -6,19 +6,14 @@ import dataclasses
 import json
 import logging
 import sqlite3
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from edgefl_client.home import Home
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
-from edgefl_client.trust import models
-from edgefl_exchange.errors import ExchangeError, TlsRefused, Unavailable
-from edgefl_exchange.identity import Identity
+from edgefl_exchange.errors import TlsRefused, Unavailable
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal
-from edgefl_protocol.records.invite import encode_invite
 
 
 def test_the_whole_way(run, device, live, lab, capsys):
@@ -101,29 +96,10 @@ def test_what_is_contributed_after_the_rounds_reply_waits_for_the_next(run, devi
     assert json.loads(run("sync", "--json")[1])["round"]["replied"] is True
 
 
-def test_enrolling_again_tells_of_the_approval(run, live, invite):
-    assert " is pending in skin" in run("enrol", invite)[1]
-    assert " is pending in skin" in run("enrol", invite)[1]
-    live.approve()
-    assert " is approved in skin" in run("enrol", invite)[1]
-
-
 def test_a_home_that_is_misspelt_has_no_status(run, device, tmp_path):
     code, out, err = run("status", "--home", tmp_path / "hom")
     assert (code, out) == (2, "") and f"there is no home folder {tmp_path / 'hom'}" in err
     assert run("status", "--home", run.home)[0] == 0
-
-
-def test_before_the_approval_every_command_is_refused(run, live, invite):
-    """docs/design.md, section 5: 3 for what policy refuses; without any enrolment nothing was refused: 1."""
-    assert run("pull")[0] == 1
-    assert run("enrol", invite)[0] == 0
-    for command in ("pull", "sync"):
-        code, out, err = run(command)
-        assert (code, out) == (3, "")
-        assert "not approved" in err
-    live.approve()
-    assert run("sync")[0] == 0
 
 
 def test_dry_run_keeps_nothing(run, device):
@@ -278,181 +254,9 @@ def test_what_waits_is_sent_before_it_can_expire(run, device, live, monkeypatch)
     assert synced() == (0, 1, 0)
 
 
-def test_pull_takes_only_the_bundle_of_the_signed_index(run, device, live, lab):
-    """docs/security.md, check 26: rollback, other line, another federation: the one in use stays."""
-    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
-    assert json.loads(run("pull", "--json")[1])["version"] == 2
-    del live.bundles["main", "all", 2]
-    code, _, err = run("pull")
-    assert code == 3
-    assert "version 1" in err
-    live.bundles["main", "all", 3] = lab.bundle_bytes(version=3, federation="other")
-    code, _, err = run("pull")
-    assert code == 3
-    assert "signed index" in err
-    assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 2
-
-
-def test_a_bundle_of_the_same_version_or_another_line_does_not_replace(run, device, live, lab):
-    """docs/security.md, check 26: same federation, line and task, and a version strictly above."""
-    run("pull")
-    before = json.loads(run("status", "--json")[1])["model"]["sha256"]
-    live.bundles["main", "all", 1] = lab.bundle_bytes(refer_above=0.5)
-    code, _, err = run("pull")
-    assert code == 3
-    assert "this device already runs version 1" in err
-    live.bundles = {("night", "all", 2): lab.bundle_bytes(version=2, line="night")}
-    live.line = "night"
-    code, _, err = run("pull")
-    assert code == 3
-    assert "skin/night/all" in err
-    assert json.loads(run("status", "--json")[1])["model"]["sha256"] == before
-
-
-def test_a_lost_bundle_is_fetched_again(run, device, live, lab):
-    """Without the file only the highest version seen counts, so that the device can recover."""
-    run("pull")
-    next((run.home / "models").glob("*.edgefl")).unlink()
-    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
-    assert json.loads(run("pull", "--json")[1])["version"] == 2
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?")])
-def test_a_lost_or_damaged_bundle_of_this_very_version_is_fetched_again(run, device, damage):
-    """What cannot score is not "in use already": the same command that brought it brings it again."""
-    run("pull")
-    damage(next((run.home / "models").glob("*.edgefl")))
-    assert run("score", device / "0.png")[0] != 0
-    assert json.loads(run("pull", "--json")[1])["changed"] is True
-    assert run("score", device / "0.png")[0] == 0
-    assert json.loads(run("pull", "--json")[1])["changed"] is False
-
-
-def test_pull_without_trust_is_refused(run, device, live, lab):
-    run("trust", "remove", lab.SIGNER.public.hex())
-    code, _, err = run("pull")
-    assert code == 3
-    assert lab.SIGNER.key_id in err
-
-
-def test_pull_killed_between_its_two_writes_keeps_the_old(run, device, live, lab, monkeypatch):
-    """docs/security.md, check 33: the old or the new, never none, never half."""
-    run("pull")
-    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("edgefl_client.trust.models.write_json", killed)
-        assert run("pull")[0] == 1
-    assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 1
-    assert json.loads(run("pull", "--json")[1])["version"] == 2
-    assert len(list((run.home / "models").glob("*.edgefl"))) == 1
-
-
-def test_two_pulls_at_once_do_not_go_back(run, device, live, lab, monkeypatch):
-    """docs/security.md, check 26, rollback: who has looked at an index installs before another looks at a later one."""
-    install = models.install
-    held = []
-
-    def installing(*words):
-        with pytest.raises(ExchangeError, match="another edgefl process"):
-            Identity(run.home / "member", lock_wait_s=0.0)
-        held.append(True)
-        return install(*words)
-
-    monkeypatch.setattr(models, "install", installing)
-    assert run("pull")[0] == 0 and held == [True]
-
-
 def test_another_table_is_read_as_the_one_before(run, device):
     """docs/reference/device-learning.md: formats and batch are the device's; `sync --labels` changes the file alone."""
     home, before = Home(run.home), Table(file=device / "old.csv", formats=("jpeg", "tiff"), batch=3)
     remember_table(home, before)
     assert run("sync", "--labels", device / "labels.csv")[0] == 0
     assert remembered_table(home) == dataclasses.replace(before, file=device / "labels.csv")
-
-
-def test_nothing_published_no_membership_not_approved(run, live, invite, lab):
-    for command in (("pull",), ("sync",), ("contribute", "--labels", "x.csv")):
-        code, _, err = run(*command)
-        assert code == 1
-        assert len(err.splitlines()) == 1
-    assert run("enrol", invite)[0] == 0
-    code, _, err = run("sync")
-    assert code == 3
-    assert "not approved" in err
-    live.approve()
-    code, _, err = run("pull")
-    assert code == 1
-    assert "no bundle" in err
-
-
-@pytest.mark.parametrize(("text", "code"), [("nonsense", 1), ("efl1-AAAA", 1)])
-def test_damaged_invites(run, text, code):
-    assert run("enrol", text)[0] == code
-
-
-def test_expired_invite(run, live):
-    text = encode_invite(live.invite(), live.now_ms)
-    old = dataclasses.replace(live.invite(), expires_ms=live.now_ms - 3_600_000)
-    code, _, err = run("enrol", encode_invite(old, live.now_ms - 7_200_000))
-    assert code == 3
-    assert "expired" in err
-    assert text
-
-
-def test_a_pinned_certificate_must_be_given(run, live, tmp_path):
-    """docs/security.md, enrolment step 1."""
-    pinned = encode_invite(live.invite(tls_sha256="ab" * 32), live.now_ms)
-    code, _, err = run("enrol", pinned)
-    assert code == 3
-    assert "--ca" in err
-    (tmp_path / "ca.pem").write_text("nonsense")
-    assert run("enrol", pinned, "--ca", tmp_path / "ca.pem")[0] == 3
-    assert run("enrol", pinned, "--ca", tmp_path / "none.pem")[0] == 1
-
-
-def test_another_invite_leaves_the_certificate_alone(run, live, device, lab):
-    """The certificate of a membership is replaced by no later invite."""
-    (run.home / "member" / "ca.pem").write_text("kept")
-    other = encode_invite(live.invite("device-2"), live.now_ms)
-    code, _, err = run("enrol", other, "--ca", run.home / "member" / "signing.key")
-    assert code == 1
-    assert f"move the folder {run.home / 'member'} away and enrol again" in err  # where it was shut out
-    assert (run.home / "member" / "ca.pem").read_text() == "kept"
-
-
-def test_an_invite_for_a_site_is_not_used_up(run, live):
-    """An invite enrols once: the device says what its role is for, and leaves nothing behind."""
-    invite = dataclasses.replace(live.invite("hospital"), role="site")
-    code, _, err = run("enrol", encode_invite(invite, live.now_ms))
-    assert (
-        code == 3 and "the invite is for a site, and this command joins as a device: join with edgefl-train join" in err
-    )
-    assert not (run.home / "member" / "signing.key").exists()
-
-
-def test_an_invite_from_standard_input(run, invite, monkeypatch):
-    """docs/security.md, check 14: the token in no process list."""
-    import io
-
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{invite}\n"))
-    assert run("enrol", "-")[0] == 0
-
-
-def test_keys_with_a_passphrase(run, live, invite, monkeypatch, tmp_path):
-    """docs/design.md, section 5: passphrase by file or environment; nothing ever prompts."""
-    (tmp_path / "pass").write_text("\ncorrect horse\n")
-    (tmp_path / "pass").chmod(0o640)
-    code, _, err = run("enrol", invite, "--passphrase-file", tmp_path / "pass")
-    assert code == 1 and "chmod 600" in err and not (run.home / "member" / "signing.key").exists()
-    (tmp_path / "pass").chmod(0o600)
-    assert run("enrol", invite, "--passphrase-file", tmp_path / "pass")[0] == 0
-    live.approve()
-    code, _, err = run("sync")
-    assert code == 1
-    assert "passphrase" in err
-    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "\ncorrect horse")  # one line end is no part of it, the first is
-    assert run("sync")[0] == 0

@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.edge_client.doctor.conftest import diagnosed
 
 from edgefl_client.doctor import second_process
 from edgefl_client.doctor.checks import Diagnosis, diagnosis_text
@@ -20,25 +21,6 @@ from edgefl_exchange.errors import TlsRefused, Unavailable
 from edgefl_protocol.pictures.quality import measure_quality
 
 DAY_MS = 86_400_000
-
-
-@pytest.fixture
-def unprobed(monkeypatch):
-    """Without the second process: other tests look at that."""
-    monkeypatch.setattr("edgefl_client.doctor.checks.probe", lambda *_, **__: iter(()))
-
-
-def diagnosed(run, *options):
-    """Exit code, and findings by the name of their check."""
-    code, out, _ = run("doctor", "--no-measure", "--json", *options)
-    value = json.loads(out)
-    assert value["healthy"] == (code == 0) and code in (0, 1)
-    for one in value["findings"]:
-        assert one["state"] in ("ok", "warn", "fail") and one["found"] and "\n" not in one["found"]
-    found = {}
-    for one in value["findings"]:
-        found.setdefault(one["check"], []).append(one)
-    return code, {name: ones if len(ones) > 1 else ones[0] for name, ones in found.items()}
 
 
 def test_on_a_fresh_machine(run):
@@ -80,6 +62,8 @@ FINDINGS = (
     Finding(check="b", state="warn", found="ends soon", advice="renew it"),
     Finding(check="c", state="fail", found="is gone", advice="bring it back"),
 )
+
+
 SPEED = {
     "precision": "fp32", "load_average": 0.0, "processors": 2, "rows": [],
     "floors": [{"precision": "fp32", "threads": 2, "milliseconds": 1.0, "times": 2.0, "share": 1.0}],
@@ -124,71 +108,6 @@ def test_floors_are_measured_only_for_those_who_see_them(run, monkeypatch, optio
     assert asked == [floors]
 
 
-def test_a_model_that_says_nothing_of_its_classes_is_told(run, device, live, lab, tmp_path):
-    """docs/reference/scores.md: it asks for a look at every picture, and only its publisher can mend that."""
-    (tmp_path / "old.edgefl").write_bytes(lab.bundle_bytes(version=2, info=None))
-    _, found = diagnosed(run, "--offline", "--model", tmp_path / "old.edgefl")
-    assert found["model"]["state"] == "warn" and "which of its classes are benign" in found["model"]["found"]
-    assert "class information" in found["model"]["advice"]
-
-
-AT_CHANCE = {
-    "site": {
-        "n_test": 17, "classes_tested": 2, "balanced_accuracy": 0.496, "balanced_accuracy_interval": [0.21, 0.75],
-        "auroc": 0.489, "auroc_interval": [0.29, 0.87],
-    }
-}  # fmt: skip
-
-
-def test_a_model_that_is_not_better_than_chance_is_told_everywhere(run, lab, tmp_path):
-    """docs/reference/scores.md, "How good the model is": use, status, score and doctor say what the card says."""
-    (tmp_path / "weak.edgefl").write_bytes(lab.bundle_bytes(version=2, metrics=AT_CHANCE))
-    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(300, 300)))
-    _, out, _ = run("use", tmp_path / "weak.edgefl", "--trust", lab.SIGNER.public.hex())
-    code, told, _ = run("status", "--offline")
-    for text in (out, told):
-        assert "balanced accuracy 0.496 (95% interval 0.210 to 0.750, chance 0.500)" in text and "17 pictures" in text
-        assert "not found better than chance" in text
-    _, out, err = run("score", tmp_path / "a.png")
-    assert "not found better than chance" in out and "AUROC 0.489" in err
-    _, out, _ = run("score", tmp_path / "a.png", "--json")
-    assert json.loads(out)["model"]["better_than_chance"] is False
-    _, found = diagnosed(run, "--offline", "--no-measure")
-    assert found["quality"]["state"] == "warn" and "0.496" in found["quality"]["found"]
-    code, out, _ = run("status", "--card")
-    assert code == 0 and json.loads(out)["metrics"] == AT_CHANCE
-    assert json.loads(run("status", "--offline", "--json")[1])["model"]["card"] == json.loads(out)
-
-
-def test_without_a_model_nothing_is_said_of_weights(run, lab, tmp_path):
-    """`edgefl status` of an empty home: there is no bundle whose values could be in use."""
-    text = run("status")[1]
-    assert "model: none\n" in text and "weights" not in text
-    (tmp_path / "any.edgefl").write_bytes(lab.bundle_bytes())
-    run("use", tmp_path / "any.edgefl", "--trust", lab.SIGNER.public.hex())
-    assert "\nweights: the bundle's\n" in run("status")[1]
-
-
-def test_a_model_that_is_mostly_wrong_is_no_ok(run, lab, tmp_path):
-    """Two of three classes had pictures, and most of the answers were wrong, though better than guessing."""
-    site = AT_CHANCE["site"] | {
-        "balanced_accuracy_interval": [0.51, 0.75], "auroc_interval": [0.51, 0.9], "accuracy": 0.41,
-    }  # fmt: skip
-    (tmp_path / "wrong.edgefl").write_bytes(lab.bundle_bytes(version=2, metrics={"site": site}))
-    _, out, _ = run("use", tmp_path / "wrong.edgefl", "--trust", lab.SIGNER.public.hex())
-    told = run("status", "--offline")[1]
-    _, found = diagnosed(run, "--offline", "--no-measure")
-    assert found["quality"]["state"] == "warn"
-    for text in (out, told, found["quality"]["found"]):
-        assert "More than half of this model's answers were wrong: accuracy 0.410" in text
-        assert "2 of 3 classes had pictures there" in text
-
-
-def test_without_a_model_there_is_no_card_to_show(run):
-    code, _, err = run("status", "--card")
-    assert code == 1 and "no card to show" in err
-
-
 def test_the_drawn_picture_passes_the_gate():
     """So that the probe runs the model as a picture of skin does."""
     for height, width in ((84, 84), (224, 224), (300, 400)):
@@ -223,20 +142,6 @@ def test_a_runtime_that_dies_after_its_last_answer_is_a_finding(run, monkeypatch
     code, out, _ = run("doctor", "--offline", "--no-measure", "--json")
     last = [one for one in json.loads(out)["findings"] if one["check"] == "runtime"][-1]
     assert code == 1 and last["state"] == "fail" and "SIGABRT" in last["found"]
-
-
-def test_the_model(run, device, live, lab, tmp_path):
-    """Expired, soon to expire, from an unknown signer, damaged: as `edgefl score` would find it."""
-    now_ms = live.now_ms
-    (tmp_path / "soon.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=now_ms + 3 * DAY_MS + 3_600_000))
-    (tmp_path / "over.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=lab.NOW_MS + 1))
-    _, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
-    assert found["model"]["state"] == "warn" and " ago and expires in 3 days" in found["model"]["found"]
-    code, found = diagnosed(run, "--offline", "--model", tmp_path / "over.edgefl")
-    assert (code, found["model"]["state"]) == (1, "fail") and "expire" in found["model"]["found"]
-    run("trust", "remove", lab.SIGNER.public.hex())
-    code, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
-    assert (code, found["model"]["state"]) == (1, "fail") and "trust" in found["model"]["found"]
 
 
 @pytest.mark.usefixtures("unprobed")
