@@ -42,7 +42,7 @@ def test_the_threshold_of_a_true_map_is_told():
     }  # fmt: skip
     found = {"maps": {"share": one}, "shown": {"kind": "share", "shown": True, "why": None}, "pictures": 30}
     text = "\n".join(map_lines({"maps": {"a": found}}))
-    assert "marked - random is at least 5% of the answers" in text and "95 % intervals" in text
+    assert "at least 5% of the answers more, with mean colour and with blur" in text and "95 % intervals" in text
 
 
 def test_a_probe_of_a_site_of_one_class_is_told():
@@ -52,6 +52,7 @@ def test_a_probe_of_a_site_of_one_class_is_told():
     head = {"method": "fedmae", "task": "all", "seed": 0, "seconds": 1.0, "mean_balanced_accuracy": None, "rounds": 2}
     traffic = {"bytes_up_per_round": 1.0, "bytes_down_per_round": 1.0, "state_sha256": "a" * 64}
     text = summary_text({**head, **traffic, "probe": probe})
+    assert "balanced accuracy 66.7 % as a mean of sites, 70.0 % over all their rows together" in text
     assert "c: one class only, says nothing; mean of the 2 sites with more than one class 50.0 %" in text
     del probe["cls"]["one_class"]  # a run from before
     assert "one class" not in summary_text({**head, **traffic, "probe": probe})
@@ -64,3 +65,15 @@ def test_a_site_that_is_judged_on_fewer_classes_is_marked(tested, mark):
     text = "\n".join(site_lines({"sites": {"a": site}, "reported_rows": "test", "classes": list("wxyz")} | figures))
     assert f"50.0 %{mark}\n" in text
     assert ("† judged on fewer classes than the run has: comes out too high" in text) == (mark == "†")
+
+
+@pytest.mark.parametrize(
+    ("std", "told"), [(0.1, "mean 50.0 % ± 10.0 % (std over sites), worst"), (None, "mean 50.0 %, w")]
+)
+def test_a_spread_says_what_it_is_over_and_one_site_has_none(std, told):
+    """A mean of one site ended in "± undefined"."""
+    site = {"balanced_accuracy": 0.5, "n_train": 9, "n_test": 9}
+    figures = {"mean_balanced_accuracy": 0.5, "std_balanced_accuracy": std, "worst_balanced_accuracy": 0.5}
+    apart = {"sites": 1, **figures}
+    lines = site_lines({"sites": {"a": site}, "reported_rows": "val", "held_out": apart, **figures})
+    assert lines[2].startswith(told) and lines[3].startswith(f"held-out sites: {told}")

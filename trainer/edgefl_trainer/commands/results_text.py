@@ -29,8 +29,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     lines += part_lines(summary)
     if summary.get("probe"):
         lines += [
-            f"linear probe on tune rows, readout {name}: {_pct(found['mean'])} mean of sites, "
-            f"{_pct(found['pooled'])} pooled{_probe_without(found)}"
+            f"linear probe on tune rows, readout {name}: balanced accuracy {_pct(found['mean'])} as a mean of sites, "
+            f"{_pct(found['pooled'])} over all their rows together{_probe_without(found)}"
             for name, found in summary["probe"].items()
         ]
     elif summary["mean_balanced_accuracy"] is not None:
@@ -72,25 +72,31 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         if site["balanced_accuracy"] is None:
             figure = why_undefined(site, summary["reported_rows"])
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
-    mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
-    between = _interval(summary.get("mean_balanced_accuracy_interval"))
-    lines.append(f"mean {mean} ± {spread}{between}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    lines.append(_mean_and_worst(summary))
     lines += _without(summary["sites"])
     lines += [f"{FEWER} {FEWER_SAYS}"] if FEWER in marks else []
     lines += _recall(summary)
     for way, found in summary.get("further", {}).items():
-        mean, spread = _pct(found["mean_balanced_accuracy"]), _pct(found["std_balanced_accuracy"])
-        lines.append(f"further answers, {way}: mean {mean} ± {spread}, worst {_pct(found['worst_balanced_accuracy'])}")
+        lines.append(f"further answers, {way}: {_mean_and_worst(found)}")
     apart = summary.get("held_out")
     if apart and apart["mean_balanced_accuracy"] is None:
         lines.append("held-out sites: none has a figure")
     elif apart:
-        mean, spread = _pct(apart["mean_balanced_accuracy"]), _pct(apart["std_balanced_accuracy"])
-        lines.append(f"held-out sites: mean {mean} ± {spread}, worst {_pct(apart['worst_balanced_accuracy'])}")
+        lines.append(f"held-out sites: {_mean_and_worst(apart)}")
     for source, found in summary.get("ood", {}).items():
         area = "undefined" if found["mean_auroc"] is None else f"{found['mean_auroc']:.3f}"
         lines.append(f"{found['images']} foreign pictures of {source}: AUROC of the uncertainty {area}, mean of sites")
     return lines
+
+
+def _mean_and_worst(found: Mapping[str, Any]) -> str:
+    """The mean over sites with its interval, how far sites lie apart, and the worst; of one site no spread."""
+    std = found.get("std_balanced_accuracy")
+    spread = "" if std is None else f" ± {_pct(std)} (std over sites)"
+    interval = found.get("mean_balanced_accuracy_interval")
+    between = "" if interval is None else f", 95 % interval{_interval(interval)}"
+    worst = _pct(found["worst_balanced_accuracy"])
+    return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{between}, worst {worst}"
 
 
 def answer_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -141,9 +147,11 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
         return []
     lines = [
         "",
-        "a map is better than chance where, hidden by mean colour and by blur, the 95 % intervals of its advantage and "
-        f"of marked - random lie above 0, and marked - random is at least {LEAST_EFFECT:.0%} of the answers",
-        "answers that change where the marked quarter is hidden (a random quarter), and where all but it is:",
+        "a map is better than chance where hiding the quarter that it marks changes more answers than hiding a random "
+        f"quarter: at least {LEAST_EFFECT:.0%} of the answers more, with mean colour and with blur, and the 95 % "
+        "intervals of this difference and of the advantage lie above 0",
+        "answers that change where the marked quarter is hidden, and where all but that quarter is; in brackets the "
+        "same of a random quarter:",
         f"{'site':<16}{'map':<12}{'mean colour':>14}{'all but':>14}{'blur':>14}{'all but':>14}  advantage (95 %)",
     ]
     for name, found in summary["maps"].items():

@@ -68,8 +68,8 @@ def _lines(part: str, rows: BarRows, columns: Sequence[str]) -> list[dict[str, d
 
 def _kinds(bars: Sequence[Bar]) -> list[Line2D]:
     """What the legend shows."""
-    ours = Line2D([], [], marker="o", color=OURS, linestyle="", label="ours, per cent")
-    paper = Line2D([], [], marker="D", color=PAPER, markerfacecolor="white", linestyle="", label="the paper's")
+    ours = Line2D([], [], marker="o", color=OURS, linestyle="", label="measured here, per cent")
+    paper = Line2D([], [], marker="D", color=PAPER, markerfacecolor="white", linestyle="", label="printed in the paper")
     return [ours, paper] if any(bar.paper is not None for bar in bars) else [ours]
 
 
