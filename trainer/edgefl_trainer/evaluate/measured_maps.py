@@ -250,7 +250,7 @@ def measure_maps(
     found = {}
     for kind, value in maps.items():
         found[kind] = hiding.truth(value, own, outlines)
-        report(f"{kind}: advantage {found[kind].advantage.value:.2f}")
+        report(f"map {kind}: advantage over a random map {found[kind].advantage.value:.2f}")
     return MapTable(maps=found, cells=cells if occludes else None, pictures=len(taken))
 
 
