@@ -18,14 +18,25 @@ ONE = summary("local", 0, {"b": 0.6, "a": 0.8})
 
 
 @pytest.fixture
-def drawn_metric(monkeypatch):
-    """Draw a figure of one run's sites; give the axes, and the ends of the bar across the mean."""
+def drawn_rows(monkeypatch):
+    """Draw a figure of runs; give the axes."""
     drawn = []
     monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
 
+    def draw(runs, metric="balanced_accuracy", **more):
+        metric_plot.plot_metric(table_rows(runs, metric), metric, **more)
+        return drawn[-1]
+
+    return draw
+
+
+@pytest.fixture
+def drawn_metric(drawn_rows):
+    """Draw a figure of one run's sites; give the axes, and the ends of the bar across the mean."""
+
     def draw(sites, metric, **more):
-        metric_plot.plot_metric(table_rows([ONE | {"sites": sites}], metric), metric, **more)
-        bars = [one for one in drawn[-1].containers if one.has_xerr]
-        return drawn[-1], bars[0].lines[2][0].get_segments()[0][:, 0] if bars else None
+        axes = drawn_rows([ONE | {"sites": sites}], metric, **more)
+        bars = [one for one in axes.containers if one.has_xerr]
+        return axes, bars[0].lines[2][0].get_segments()[0][:, 0] if bars else None
 
     return draw

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from tests.trainer.evaluate.conftest import ONE
 
 from edgefl_trainer.evaluate.chance import Chance
+from edgefl_trainer.evaluate.table import render_table
 
 
 def test_a_picture_of_a_figure_marks_sites_of_one_class(drawn_metric):
@@ -24,7 +26,7 @@ def test_no_bar_lies_below_0(drawn_metric):
     """An area under a risk curve of 0.02 ± 0.09 is no negative area."""
     axes, ends = drawn_metric({"a": {"aurc": 0.0}, "b": {"aurc": 0.2}, "c": {"aurc": 0.01}}, "aurc")
     assert axes.get_xlim()[0] == 0 and min(ends) == 0
-    assert "mean ± std, ended at 0" in axes.get_legend_handles_labels()[1]
+    assert "mean ± std over 3 sites, ended at 0" in axes.get_legend_handles_labels()[1]
 
 
 def test_a_picture_of_a_figure_has_chance_and_a_mean_without_sites_of_one_class(drawn_metric):
@@ -37,3 +39,44 @@ def test_a_picture_of_a_figure_has_chance_and_a_mean_without_sites_of_one_class(
     assert "chance 0.5" in axes.get_legend_handles_labels()[1]
     axes, _ = drawn_metric(sites, "balanced_accuracy", chance=[Chance({}, -9.0)])  # too far off
     assert axes.get_xlabel().count("chance is -9") == 1
+
+
+def test_a_figure_has_its_name(drawn_metric):
+    """An axis said "aurc" and a caption "Aurc"."""
+    named = {"aurc": "AURC (area under the risk-coverage curve)", "auroc": "AUROC", "macro_f1": "macro F1"}
+    for metric, name in named.items():
+        axes, _ = drawn_metric({site: {metric: 0.5} for site in "ab"}, metric)
+        assert axes.get_xlabel().startswith(f"{name} of each site; ")
+        assert f"{name[0].upper()}{name[1:]} per site" in render_table([ONE], metric=metric)
+
+
+HELD = {name: {"balanced_accuracy": value} for name, value in (("a", 0.6), ("b", 0.7), ("c", 0.9))}
+HELD["c"]["held_out"] = True
+
+
+def test_a_held_out_site_is_drawn_apart(drawn_metric):
+    axes, ends = drawn_metric(HELD, "balanced_accuracy")
+    styles = {line.get_label(): line.get_fillstyle() for line in axes.lines if line.get_label()[0] != "_"}
+    assert styles == {"a": "full", "b": "full", "c (held out)": "left"}
+    assert "half filled: held out, never trained; in no mean" in axes.get_xlabel()
+    assert np.mean(ends) == pytest.approx(0.65)
+    axes, _ = drawn_metric({name: HELD[name] for name in "ab"}, "balanced_accuracy")
+    assert "held out" not in axes.get_xlabel()
+
+
+def test_the_legend_says_what_the_spread_is_over_and_of_how_many(drawn_metric, drawn_rows):
+    """It said mean and std, not of what. c is held out and does not count."""
+    axes, _ = drawn_metric(HELD, "balanced_accuracy")
+    assert "mean ± std over 2 sites" in axes.get_legend_handles_labels()[1]
+    seeds = [ONE | {"seed": seed, "sites": HELD} for seed in range(3)]
+    axes = drawn_rows(seeds)
+    assert "mean ± std over 3 seeds" in axes.get_legend_handles_labels()[1]
+    axes = drawn_rows([*seeds, ONE | {"method": "fedavg", "sites": HELD}])
+    assert "mean ± std over what its row says" in axes.get_legend_handles_labels()[1]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["local\n± over 3 seeds", "fedavg\n± over 2 sites"]
+
+
+def test_sites_of_one_figure_do_not_hide_one_another(drawn_metric):
+    axes, _ = drawn_metric({name: {"accuracy": 0.5} for name in "abc"}, "accuracy")
+    heights = [line.get_ydata()[0] for line in axes.lines if line.get_label() in "abc"]
+    assert len(heights) == 3 == len(set(heights)) and all(-0.5 < height < 0.3 for height in heights)

@@ -1,4 +1,4 @@
-"""Pictures of finished runs: curves over rounds and bytes, and a figure of each site. docs/guides/first-run.md."""
+"""docs/methods.md, "evaluation": the picture of the rounds."""
 
 import io
 import itertools
@@ -9,22 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgefl_trainer.evaluate import metric_plot, plot
-from edgefl_trainer.evaluate.chance import Chance, chance_of
+from edgefl_trainer.evaluate import plot
+from edgefl_trainer.evaluate.chance import Chance
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
-from edgefl_trainer.evaluate.table import render_table, table_rows
 
-ONE = {"method": "local", "task": "nevus", "seed": 0, "sites": {"a": {"balanced_accuracy": 0.8}}}
 LINES = [{"round": r, "site": s, "balanced_accuracy": 0.5 + 0.1 * r} for r in (2, 1) for s in ("b", "a")]
-
-
-def test_a_picture_of_a_figure_marks_sites_of_one_class(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(metric_plot, "png", lambda figure, metadata: drawn.append(figure) or b"")
-    metric_plot.plot_metric(table_rows([ONE | {"sites": {"a": ONE["sites"]["a"] | {"classes_tested": 1}}}]), "accuracy")
-    (axes,) = drawn[0].axes
-    assert "a*" in [line.get_label() for line in axes.lines]
-    assert "one class only, says nothing; in no mean" in axes.get_xlabel()
 
 
 def test_curves_are_picked_by_site_and_round():
@@ -94,30 +83,9 @@ def test_chance_is_drawn(progress):
     assert any(set(line.get_ydata()) == {0.5} for line in axes.lines)
     assert "chance 0.5" in [text.get_text() for text in axes.texts]
     assert axes.get_ylim()[0] < 0.5
-    runs = [{"classes": ["x", "y", "z", "w"], "sites": {"a": {}}}] * 2  # from before a site's classes were kept
-    assert chance_of(runs, "tune_balanced_accuracy").mean == 0.25 and chance_of(runs, "auroc").mean == 0.5
-    assert chance_of(runs, "accuracy") == Chance({}, None) == chance_of([{"sites": {"a": {}}}], "macro_recall")
 
 
-KINDS = {
-    "a": {"classes_learned": 4, "classes_tested": 2},
-    "b": {"classes_learned": 2, "classes_tested": 4},
-    "c": {"classes_learned": 4, "classes_tested": 1},
-    "d": {"classes_learned": 4, "classes_tested": 4, "held_out": True},
-    "e": {"classes_learned": 4, "classes_tested": 4} | dict.fromkeys(("balanced_accuracy", "tune_macro_recall")),
-}
-
-
-@pytest.mark.parametrize(
-    ("metric", "a", "b"), [("balanced_accuracy", 1 / 2, 1 / 4), ("tune_macro_recall", 1 / 4, 1 / 2)]
-)
-def test_a_site_of_two_classes_is_at_chance_at_one_half(metric, a, b):
-    """A constant answer is right about one of the classes judged on; c and e have no chance, d is in no mean."""
-    found = chance_of([{"classes": list("xyzw"), "sites": KINDS}], metric)
-    assert found == Chance({"a": a, "b": b, "d": 1 / 4}, pytest.approx(3 / 8))
-
-
-def test_sites_that_differ_in_chance_have_a_line_each(progress, monkeypatch):
+def test_sites_that_differ_in_chance_have_a_line_each(progress):
     """0.50 at a site of two classes was drawn as twice chance."""
     chance = Chance({"a": 0.5, "b": 0.25}, 0.375)
     axes = progress({"one": [LINES]}, chance={"one": chance})
@@ -130,9 +98,6 @@ def test_sites_that_differ_in_chance_have_a_line_each(progress, monkeypatch):
     assert told == {"chance 0.5: a": 0.5, "chance 0.25: b": 0.25, "chance 0.375: the mean": 0.375}
     axes = progress({"one": [LINES], "two": [LINES]}, chance={"one": chance, "two": chance})
     assert drawn(axes) == {"chance 0.375": 0.375}
-    sites = {"a": {"balanced_accuracy": 0.5}, "b": {"balanced_accuracy": 0.7}}
-    axes, _ = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=[chance])
-    assert {label for label in axes.get_legend_handles_labels()[1] if "chance" in label} == set(told)
 
 
 def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
@@ -159,48 +124,6 @@ def test_a_mean_that_is_drawn_is_without_sites_of_one_class(progress):
     assert "without sites of one class" in axes.get_ylabel()
     with pytest.raises(ValueError, match="no mean to draw"):
         progress({"one": [alone], "two": [LINES]}, one_class={"one": {"c"}})
-
-
-def drawn_rows(monkeypatch, runs, metric="balanced_accuracy", **more):
-    drawn = []
-    monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
-    metric_plot.plot_metric(table_rows(runs, metric), metric, **more)
-    return drawn[0]
-
-
-def drawn_metric(monkeypatch, sites, metric, **more):
-    """The axes, and the ends of the spread."""
-    axes = drawn_rows(monkeypatch, [ONE | {"sites": sites}], metric, **more)
-    (bar,) = [one for one in axes.containers if one.has_xerr]
-    return axes, bar.lines[2][0].get_segments()[0][:, 0]
-
-
-def test_a_figure_has_its_name(monkeypatch):
-    """An axis said "aurc" and a caption "Aurc"."""
-    named = {"aurc": "AURC (area under the risk-coverage curve)", "auroc": "AUROC", "macro_f1": "macro F1"}
-    for metric, name in named.items():
-        axes, _ = drawn_metric(monkeypatch, {site: {metric: 0.5} for site in "ab"}, metric)
-        assert axes.get_xlabel().startswith(f"{name} of each site; ")
-        assert f"{name[0].upper()}{name[1:]} per site" in render_table([ONE], metric=metric)
-
-
-def test_no_bar_lies_below_0(monkeypatch):
-    """An area under a risk curve of 0.02 ± 0.09 is no negative area."""
-    axes, ends = drawn_metric(monkeypatch, {"a": {"aurc": 0.0}, "b": {"aurc": 0.2}, "c": {"aurc": 0.01}}, "aurc")
-    assert axes.get_xlim()[0] == 0 and min(ends) == 0
-    assert "mean ± std over 3 sites, ended at 0" in axes.get_legend_handles_labels()[1]
-
-
-def test_a_picture_of_a_figure_has_chance_and_a_mean_without_sites_of_one_class(monkeypatch):
-    sites = {
-        name: {"balanced_accuracy": figure, "classes_tested": tested}
-        for name, figure, tested in (("a", 0.5, 2), ("b", 0.7, 2), ("c", 1.0, 1))
-    }
-    axes, ends = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=[Chance({"a": 0.5, "b": 0.5}, 0.5)])
-    assert np.mean(ends) == pytest.approx(0.6)
-    assert "chance 0.5" in axes.get_legend_handles_labels()[1]
-    axes, _ = drawn_metric(monkeypatch, sites, "balanced_accuracy", chance=[Chance({}, -9.0)])  # too far off
-    assert axes.get_xlabel().count("chance is -9") == 1
 
 
 SEEDS = [[{"round": r, "site": s, "balanced_accuracy": f + 0.1 * r} for r in (1, 2) for s in "ab"] for f in (0.2, 0.4)]
@@ -236,38 +159,6 @@ def test_a_curve_says_on_how_many_rows_it_is(progress):
     axes = progress({"one": [told], "two": [told]}, one_class={"one": {"b"}, "two": {"b"}})
     assert "mean over 1 site, n = 24 tune rows together" in axes.get_ylabel()
     assert "tune rows" not in progress({"one": [told], "two": [LINES]}).get_ylabel()  # of a run from before
-
-
-HELD = {name: {"balanced_accuracy": value} for name, value in (("a", 0.6), ("b", 0.7), ("c", 0.9))}
-HELD["c"]["held_out"] = True
-
-
-def test_a_held_out_site_is_drawn_apart(monkeypatch):
-    axes, ends = drawn_metric(monkeypatch, HELD, "balanced_accuracy")
-    styles = {line.get_label(): line.get_fillstyle() for line in axes.lines if line.get_label()[0] != "_"}
-    assert styles == {"a": "full", "b": "full", "c (held out)": "left"}
-    assert "half filled: held out, never trained; in no mean" in axes.get_xlabel()
-    assert np.mean(ends) == pytest.approx(0.65)
-    axes, _ = drawn_metric(monkeypatch, {name: HELD[name] for name in "ab"}, "balanced_accuracy")
-    assert "held out" not in axes.get_xlabel()
-
-
-def test_the_legend_says_what_the_spread_is_over_and_of_how_many(monkeypatch):
-    """It said mean and std, not of what. c is held out and does not count."""
-    axes, _ = drawn_metric(monkeypatch, HELD, "balanced_accuracy")
-    assert "mean ± std over 2 sites" in axes.get_legend_handles_labels()[1]
-    seeds = [ONE | {"seed": seed, "sites": HELD} for seed in range(3)]
-    axes = drawn_rows(monkeypatch, seeds)
-    assert "mean ± std over 3 seeds" in axes.get_legend_handles_labels()[1]
-    axes = drawn_rows(monkeypatch, [*seeds, ONE | {"method": "fedavg", "sites": HELD}])
-    assert "mean ± std over what its row says" in axes.get_legend_handles_labels()[1]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["local\n± over 3 seeds", "fedavg\n± over 2 sites"]
-
-
-def test_sites_of_one_figure_do_not_hide_one_another(monkeypatch):
-    axes, _ = drawn_metric(monkeypatch, {name: {"accuracy": 0.5} for name in "abc"}, "accuracy")
-    heights = [line.get_ydata()[0] for line in axes.lines if line.get_label() in "abc"]
-    assert len(heights) == 3 == len(set(heights)) and all(-0.5 < height < 0.3 for height in heights)
 
 
 def test_nothing_to_draw_is_an_error():

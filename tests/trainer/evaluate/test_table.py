@@ -6,9 +6,10 @@ import json
 import statistics
 
 import pytest
+from tests.trainer.evaluate.conftest import ONE, summary
 
 from edgefl_trainer.commands.table import SITE_FIGURES
-from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES
 from edgefl_trainer.evaluate.recall_table import render_recall
 from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
 

@@ -19,8 +19,18 @@ from edgefl_protocol.sentences import counted
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
-from edgefl_trainer.evaluate.one_class import MARK, SAYS
-from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, time_text, unlike
+from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
+from edgefl_trainer.evaluate.table import (
+    SPREADS,
+    UNDEFINED,
+    bytes_text,
+    latex,
+    markdown,
+    origin,
+    time_text,
+    told_of_fewer,
+    unlike,
+)
 from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import (
     OVER_SITES,

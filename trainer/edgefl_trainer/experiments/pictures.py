@@ -11,7 +11,7 @@ from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import run_name, runs_of_rows, unlike
+from edgefl_trainer.evaluate.table import row_names, unlike
 from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
@@ -20,36 +20,19 @@ from edgefl_trainer.experiments.measured import tracked
 def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> bytes:
     """Plot the tune figures of runs over rounds and bytes, as PNG, under the names of their rows in the table.
 
-    Runs that share a row of the table, seeds of one setting, share a name. Where two rows share a method, the folders
-    of their runs follow. A `ValueError` where there is nothing to draw.
+    Runs that share a row, seeds of one setting, share a name. A `ValueError` where there is nothing to draw.
     """
-    rows = _seeds_together(summaries)
-    names = _told_apart([run_name(summaries[row[0]]) for row in rows], [folders[row[0]] for row in rows])
-    runs = {name: [summaries[i] for i in row] for name, row in zip(names, rows, strict=True)}
+    rows: dict[str, list[int]] = {}
+    for place, name in enumerate(row_names(summaries)):
+        rows.setdefault(name, []).append(place)
+    runs = {name: [summaries[i] for i in row] for name, row in rows.items()}
     return plot_progress(
-        {name: [read_metrics(folders[i]) for i in row] for name, row in zip(names, rows, strict=True)},
+        {name: [read_metrics(folders[i]) for i in row] for name, row in rows.items()},
         metric=JUDGED,
         title="; ".join(unlike(summaries)),
-        one_class={name: set().union(*map(one_class_of, some)) for name, some in runs.items()},
+        one_class={name: set().union(*(one_class_of(run, tuned=True) for run in some)) for name, some in runs.items()},
         chance={name: chance_of(some, JUDGED) for name, some in runs.items()},
     )
-
-
-def _seeds_together(summaries: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The places of the runs that share a row of the table: those that differ in their seed alone."""
-    places = {id(run): place for place, run in enumerate(summaries)}
-    rows = ([places[id(run)] for run in runs if id(run) in places] for runs in runs_of_rows(summaries))
-    return [row for row in rows if row]  # a further answer of a run is a row, and no run
-
-
-def _told_apart(methods: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Each run's method; with the folder where that is another run's too, with its path where that is as well."""
-    places = [folder.name for folder in folders]
-    paths = [str(folder) if places.count(folder.name) > 1 else folder.name for folder in folders]
-    return [
-        f"{method} ({path})" if methods.count(method) > 1 else method
-        for method, path in zip(methods, paths, strict=True)
-    ]
 
 
 def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
