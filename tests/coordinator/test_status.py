@@ -57,9 +57,12 @@ def test_stuck_and_the_command_that_mends_it(served, tools) -> None:
     assert "waits: the first round opens when the operator starts it; run: edgefl-coordinator start" not in waiting
     stalled(served, tools)
     facts = json.loads(run("status", "--json").stdout)["standing"]
-    (command,) = facts["commands"]
+    invite, command = facts["commands"]
+    assert invite == "edgefl-coordinator invite NAME --role device --home /srv/fl"
     assert command == "edgefl-coordinator set rounds.min_cohort 2 rounds.quorum_min 3 --home /srv/fl"
-    assert (facts["kind"], facts["cause"], facts["mend"]) == ("stuck", "small_cohort", f"the operator runs: {command}")
+    assert (facts["kind"], facts["cause"]) == ("stuck", "small_cohort")
+    fewer = f"(2 more members are needed); or, if fewer others are enough: {command}"
+    assert facts["mend"] == f"the operator runs: {invite} {fewer}"
     line = run("status").stdout.splitlines()[2]
     assert line == f"  {facts['sentence']}" and line.endswith(command)
     assert run(*command.split()[1:-2]).exit_code == 0
