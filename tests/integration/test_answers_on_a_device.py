@@ -20,7 +20,7 @@ from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.sites import examples_of, report_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SITE = "rad-head"
 
