@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -45,8 +45,8 @@ class Module:
         return tuple(self._found())
 
     def _found(self) -> Iterator[tuple[str, int]]:
-        skipped = {id(node) for block in ast.walk(self.tree) if _is_type_checking(block) for node in ast.walk(block)}
-        for node in ast.walk(self.tree):
+        skipped = {id(node) for block in walked(self.tree) if _is_type_checking(block) for node in ast.walk(block)}
+        for node in walked(self.tree):
             if id(node) in skipped:
                 continue
             if isinstance(node, ast.Import):
@@ -57,6 +57,12 @@ class Module:
                 assert not node.level, f"{self.path}:{node.lineno}: relative import"
                 for alias in node.names:
                     yield f"{base}.{alias.name}", node.lineno
+
+
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree; many rules go over the same trees."""
+    return tuple(ast.walk(tree))
 
 
 def _is_type_checking(node: ast.AST) -> bool:
