@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import onnx
 import pytest
@@ -31,6 +32,9 @@ from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
 MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 GiB in its folders
+HERE = Path(__file__).parent
+# Tests that call networks, losses and methods themselves: there the shapes of tensors are checked at run time.
+SHAPED = [HERE / part for part in ("export", "trainer/learning", "trainer/methods", "trainer/models")]
 
 
 def pytest_configure() -> None:
@@ -45,9 +49,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes where tensors are what is tested; whole runs repeat the same calls, a tenth slower if checked."""
+    checked = item.path.parent == HERE / "trainer" or any(item.path.is_relative_to(part) for part in SHAPED)
+    jaxtyping.config.update("jaxtyping_disable", not checked)
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of garbage collections: it lives to the end, and is much."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # Python's 700 is for small processes; nothing tested here depends on it
     gc.enable()
 
 

@@ -62,6 +62,7 @@ class Shared:
             return self._bytes("step", (given, named), lambda: stepped(*given, **named))
 
         with ExitStack() as patches:
+            patches.enter_context(operators_read_once())
             patches.enter_context(mock.patch.object(scoring, "_trace", score))
             for module in modules:
                 if getattr(module, "export_training_graph", None) is stepped:
@@ -71,6 +72,16 @@ class Shared:
     def _bytes(self, kind: str, key: object, make: Callable[[], bytes]) -> bytes:
         place = self.made(f"{kind}-{fingerprint(key)}", lambda folder: (folder / "graph").write_bytes(make()))
         return (place / "graph").read_bytes()
+
+
+@contextmanager
+def operators_read_once() -> Iterator[None]:
+    """Within it, PyTorch's exporter keeps its table of operators, which it otherwise reads a second long per graph."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    read = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    with mock.patch.object(ONNXRegistry, "from_torchlib", read):
+        yield
 
 
 def shared_by(factory: pytest.TempPathFactory) -> Shared:

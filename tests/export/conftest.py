@@ -1,13 +1,13 @@
 """A finished run in a folder, written by the trainer's own writers around a small random network."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.shared import Shared
+from tests.shared import Shared, operators_read_once
 
 from edgefl_export import cli
 from edgefl_export.bundles.assemble import Members, build_members, site_model
@@ -85,6 +85,12 @@ def write_run(folder: Path, predictor: Predictor, backbone: Backbone | None = No
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "calibration.json").write_text(json.dumps({**calibration, "sites": {"north": calibration}}))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _operators() -> Iterator[None]:
+    with operators_read_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,9 @@ from edgefl_trainer.engine.suspicion import save_tune_scores
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_rule_for_suspicious_classes_is_measured_in_8_bits(run_folder, members, tmp_path, monkeypatch, kept):
+def test_the_rule_for_suspicious_classes_is_measured_in_8_bits(
+    run_folder, members, shared, tmp_path, monkeypatch, kept
+):
     """docs/reference/scores.md, what a class means: threshold and figures are those of the graph in the bundle. The
     trainer's kept scores say otherwise here; a run without any still warns."""
     rng = np.random.default_rng(3)
@@ -31,7 +33,8 @@ def test_the_rule_for_suspicious_classes_is_measured_in_8_bits(run_folder, membe
     monkeypatch.setattr(assemble, "_quantised", lambda *_: (graph, "1.24", layers, same))
     sets = Calibration(ranges=pictures, choice=pictures, gate=pictures, tune=pictures, targets=targets)
     model = assemble.site_model(open_run(folder), "north")
-    made = assemble.build_members(model, int8=sets).card.suspicion
+    with shared.traces():
+        made = assemble.build_members(model, int8=sets).card.suspicion
     assert made is not None
     if not kept:
         assert made == model.card.suspicion and "kept no scores" in made.statement

@@ -159,6 +159,7 @@ def test_a_devices_round_is_the_trainers(predictor, bundle, no_gate, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_devices_round_with_the_other_choices_is_the_trainers(make, no_gate, tmp_path):
     """The same with ReLU evidence, mean readout, sink rollout, nearest metric and the mean over peers."""
     sharing = MapSharing(rollout="sink", kd_metric="nearest", kd_peers="mean5", kd_weight=1e-4)

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
+from tests.house.forks import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -44,8 +45,8 @@ class Module:
         return tuple(self._found())
 
     def _found(self) -> Iterator[tuple[str, int]]:
-        skipped = {id(node) for block in ast.walk(self.tree) if _is_type_checking(block) for node in ast.walk(block)}
-        for node in ast.walk(self.tree):
+        skipped = {id(node) for block in walked(self.tree) if _is_type_checking(block) for node in ast.walk(block)}
+        for node in walked(self.tree):
             if id(node) in skipped:
                 continue
             if isinstance(node, ast.Import):
@@ -56,6 +57,12 @@ class Module:
                 assert not node.level, f"{self.path}:{node.lineno}: relative import"
                 for alias in node.names:
                     yield f"{base}.{alias.name}", node.lineno
+
+
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree; many rules go over the same trees."""
+    return tuple(ast.walk(tree))
 
 
 def _is_type_checking(node: ast.AST) -> bool:
@@ -101,6 +108,14 @@ def environment() -> dict[str, str]:
         "COLUMNS": "80",
         "PYTHONWARNINGS": "ignore",
     }
+
+
+@pytest.fixture(scope="session")
+def forks(environment) -> Iterator[Forks]:
+    """Our commands in forks of one process, which all pages share."""
+    found = Forks(environment)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")

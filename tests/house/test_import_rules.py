@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from tests.house.conftest import walked
 
 OURS = ("edgefl_protocol", "edgefl_exchange", "edgefl_trainer", "edgefl_export", "edgefl_client", "edgefl_coordinator")
 LEARNING = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "safetensors")
@@ -127,15 +128,15 @@ def test_the_engine_names_no_method(modules) -> None:
 
 def texts(tree: ast.AST) -> Iterator[str]:
     """Every string of a module that is no docstring."""
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    said = {id(node.value) for node in walked(tree) if isinstance(node, ast.Expr)}
+    for node in walked(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value
 
 
 def told_apart(tree: ast.AST) -> Iterator[str]:
     """Texts that something is compared with: in a comparison, a `match`, or as the keys of a table."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         parts: list[ast.expr | None] = []
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from tests.house.conftest import walked
+
 # Names that two modules may define, each with the reason.
 SHARED = {}
 
@@ -50,7 +52,7 @@ CAMEL = re.compile(r"[A-Z]+[a-z]\w*")
 
 def names_of(tree: ast.Module) -> Iterator[str]:
     """Every name that a module defines, imports or asks an object for."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name):
@@ -63,7 +65,7 @@ def names_of(tree: ast.Module) -> Iterator[str]:
 
 def classes_named(tree: ast.Module) -> Iterator[str]:
     """The names in backquotes in a module's docstrings that are written as a class is."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             for quoted in QUOTED.findall(ast.get_docstring(node) or ""):
                 yield from (part for part in quoted.split(".") if CAMEL.fullmatch(part))

@@ -62,13 +62,6 @@ def proxy(there: int, ours: ssl.SSLContext | None, authority: Path) -> Iterator[
         thread.join(20)
 
 
-@pytest.fixture
-def forks(environment) -> Iterator[Forks]:
-    found = Forks(environment)
-    yield found
-    found.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["forwards", "ends TLS"])
 def test_the_page(kind: str, root: Path, tmp_path: Path, environment, forks: Forks) -> None:

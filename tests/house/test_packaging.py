@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from tests.house.conftest import walked
 
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 
@@ -156,7 +157,7 @@ def test_every_package_is_typed_and_shipped(root: Path, project) -> None:
 def test_every_public_object_is_annotated(modules) -> None:
     """Each parameter and result of each function of ours has a type."""
     for module in modules.values():
-        for node in ast.walk(module.tree):
+        for node in walked(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 bare = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]

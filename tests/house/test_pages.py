@@ -35,7 +35,7 @@ ELSEWHERE = {
     "docs/guides/papers-tables.md",  # tests/trainer/experiments/test_page.py
     "docs/guides/own-address.md",  # tests/house/test_own_address.py
 }
-LONG = {"docs/guides/federation.md"}
+LONG = {"docs/guides/federation.md", "docs/guides/device.md"}
 PATIENCE_S = 90
 SHELL = set("|&;<>$`*?#\n")  # what only a shell does
 
@@ -185,13 +185,6 @@ def _own_files(folder: Path) -> None:
     asked = make_asked(folder / "vqa_rad", {"HEAD": 24, "CHEST": 48, "ABD": 24})
     shutil.copy(next((asked / "images").glob("chest-*.png")), folder / "chest.png")
     shutil.make_archive(str(asked), "zip", asked)
-
-
-@pytest.fixture(scope="module")
-def forks(environment) -> Iterator[Forks]:
-    found = Forks(environment)
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

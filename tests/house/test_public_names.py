@@ -4,6 +4,7 @@ import ast
 import importlib
 
 import pytest
+from tests.house.conftest import walked
 
 # docs/design.md 6: names that others rely on.
 CONTRACT = {
@@ -34,7 +35,7 @@ def listed(tree: ast.Module) -> list[str] | None:
 def public_names(tree: ast.Module) -> set[str]:
     """What a package's `__init__` imports from its own project or defines, without a leading underscore."""
     names = set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edgefl_"):
             names |= {alias.asname or alias.name for alias in node.names}
     # A name loaded inside `__getattr__` is not offered.

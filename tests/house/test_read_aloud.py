@@ -3,6 +3,8 @@
 import ast
 import re
 
+from tests.house.conftest import walked
+
 TURNED = re.compile(
     r"[;,:] (?:allowed|needed|known|expected|read|taken) (?:is|are)\b|, for (?:it|its|the|their) \w+ (?:is|are)\b"
 )
@@ -12,11 +14,11 @@ def turned(tree: ast.Module) -> list[str]:
     """Literal parts of text in a module, docstrings apart, whose order of words is turned round."""
     documented = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and isinstance(node.body[0], ast.Expr)
     }
-    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in documented]
+    texts = [n.value for n in walked(tree) if isinstance(n, ast.Constant) and id(n) not in documented]
     return [text for text in texts if isinstance(text, str) and TURNED.search(text)]
 
 

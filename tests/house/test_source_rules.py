@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.house.conftest import walked
 
 MODULE_LINES, FUNCTION_LINES = 400, 60
 LONGER = "# Longer than the rule:"  # the reason, as the first comment of a long function
@@ -40,7 +41,7 @@ SQL = re.compile(
 def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """docs/security.md check 38: lines that hold something forbidden."""
     imported = _imported_names(tree)
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
             yield from _reference_findings(node, imported)
         if isinstance(node, ast.Dict):
@@ -62,7 +63,7 @@ def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def _imported_names(tree: ast.AST) -> dict[str, str]:
     """What each imported name stands for: `import torch as t` gives t: torch, `from os import path` path: os.path."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             names |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom):
@@ -250,7 +251,7 @@ def test_functions_are_short(modules) -> None:
     long = []
     for module in modules.values():
         lines = module.text.splitlines()
-        for node in ast.walk(module.tree):
+        for node in walked(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 end = node.end_lineno or node.lineno
                 if end - node.lineno >= FUNCTION_LINES and not any(LONGER in line for line in lines[node.lineno : end]):
@@ -363,7 +364,7 @@ def test_docstrings_of_public_functions_are_imperative(modules) -> None:
     nouns = [
         f"{m.path}:{node.lineno} {node.name}: {docstring.splitlines()[0]}"
         for m in modules.values()
-        for node in ast.walk(m.tree)
+        for node in walked(m.tree)
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
         if not any("property" in ast.unparse(one) for one in node.decorator_list)
         if (docstring := ast.get_docstring(node)) and begins_without_verb(docstring)

@@ -20,7 +20,7 @@ from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.sites import examples_of, report_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SITE = "rad-head"
 
@@ -32,7 +32,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
     data = make_asked(root / "data", {"HEAD": 150, "CHEST": 24, "ABD": 24}, test=36)
     done = edgefl_train(
         "run", "local", "--data", f"vqa-rad:{data}", "--preset", "tiny", "--image-px", "36", "--backbone", "tiny",
-        "--device", "cpu", "--set", "width=32", "--set", "heads=2", "--set", "batch=8", "--rounds", 3, "--epochs", 4,
+        "--device", "cpu", "--set", "width=32", "--set", "heads=2", "--set", "batch=8", "--rounds", 1, "--epochs", 6,
         "--set", "lr=0.003", "--out", root / "run",
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -2,7 +2,8 @@
 
 Bundles are really exported, and learn otherwise than the federation does, whose settings hold. The oracle of the digest
 is the local engine of the trainer over the devices' own learners (docs/design.md 4: same seed, same digest, whichever
-engine). Each starts a coordinator and learns on three devices, so both are slow.
+engine). Each starts a coordinator and learns on three devices, so both are slow; they make the bundles that other slow
+tests take, and begin early, so that no other process waits for these.
 """
 
 from dataclasses import asdict, replace
@@ -38,7 +39,7 @@ from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_trainer.engine.models import open_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 OURS, THEIRS = NUMBERED, ("NV", "BCC", "MEL")  # the bundle numbers its classes otherwise than the task
 NOW_MS = 1_790_000_000_000

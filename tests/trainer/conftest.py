@@ -232,8 +232,8 @@ def make_asked(root: Path, counts: Mapping[str, int], *, test: int = 0, seed: in
 @pytest.fixture(scope="session")
 def asked(tmp_path_factory: pytest.TempPathFactory, cached: None) -> str:
     """Three sites whose pictures are asked questions: the SPEC of a `vqa-rad:`."""
-    counts = {"HEAD": 40, "CHEST": 36, "ABD": 30}
-    return f"vqa-rad:{make_asked(tmp_path_factory.mktemp('asked'), counts, test=18)}"
+    counts = {"HEAD": 14, "CHEST": 12, "ABD": 10}
+    return f"vqa-rad:{make_asked(tmp_path_factory.mktemp('asked'), counts, test=6)}"
 
 
 def records(**changes: str) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from itertools import permutations
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -35,6 +36,12 @@ def numpy_kl(alpha: np.ndarray, prior: np.ndarray) -> float:
 def test_prior_has_the_numbers_of_the_paper_counts(counts, expected):
     """docs/methods.md, prior: the two centres worked out there; one class only is floored, then rescaled."""
     assert class_prior(counts).numpy() == pytest.approx(expected, abs=5e-4)
+
+
+def test_a_tensor_of_another_shape_is_refused_while_tests_run():
+    """pyproject.toml switches the check on, tests/conftest.py leaves it on here."""
+    with pytest.raises(jaxtyping.TypeCheckError, match="evidential_loss"):
+        evidential_loss(torch.ones(4, 3), torch.zeros(5, dtype=torch.int64), torch.ones(3), 0.5)
 
 
 def test_prior_of_msk_eight_classes():

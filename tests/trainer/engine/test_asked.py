@@ -29,23 +29,13 @@ def summary(folder: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def learned(asked, tmp_path_factory) -> dict[str, Path]:
-    """Runs of `local` that look, and that do not."""
+def learned(cached, tmp_path_factory) -> dict[str, Path]:
+    """Runs of `local` that look, and that do not, over enough pictures to learn what is asked."""
     root = tmp_path_factory.mktemp("asked-runs")
+    data = f"vqa-rad:{make_asked(root / 'data', {'HEAD': 40, 'CHEST': 36, 'ABD': 30}, test=18)}"
+    long_enough = ("--rounds", 1, "--epochs", 8, "--set", "lr=0.003")
     for picture in ("seen", "hidden"):
-        done = run(
-            "local",
-            asked,
-            root / picture,
-            "--rounds",
-            3,
-            "--epochs",
-            6,
-            "--set",
-            f"picture={picture}",
-            "--set",
-            "lr=0.003",
-        )
+        done = run("local", data, root / picture, *long_enough, "--set", f"picture={picture}")
         assert done.code == 0, done.err
     return {picture: root / picture for picture in ("seen", "hidden")}
 
@@ -58,7 +48,7 @@ def test_a_model_that_looks_beats_the_question_alone(learned):
     assert looked["mean_accuracy"] > read["mean_accuracy"] + 0.2
 
 
-def test_open_and_closed_questions_are_told_apart(learned, asked):
+def test_open_and_closed_questions_are_told_apart(learned):
     """From the model's own answers, counted here row by row."""
     finished = open_run(learned["seen"])
     federation = load_data(finished.settings, 36)
@@ -77,7 +67,7 @@ def test_open_and_closed_questions_are_told_apart(learned, asked):
     assert summary(learned["seen"])["worst_accuracy"] == min(sites)
 
 
-def test_a_run_keeps_its_words(learned, asked):
+def test_a_run_keeps_its_words(learned):
     finished = open_run(learned["seen"])
     assert finished.questions.words == ("blue", "colour", "green", "is", "it", "red", "what")
     assert finished.questions == load_data(finished.settings, 36).questions.vocabulary
