@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, EncodedPayloads, Job, JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.worker_process import do_jobs
@@ -71,9 +72,10 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
         take,
         quorum=job.quorum,
         beside=beside_the_average(method.travels, phase.kind),
+        protection=Protection(job.protection, job.granted),
     )
     made = verdict.result or JobResult(b"", kinds, {})
-    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem)
+    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem, bounded=verdict.bounded)
 
 
 def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> Mapping[str, bytes]:
