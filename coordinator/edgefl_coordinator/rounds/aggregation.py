@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -105,12 +106,13 @@ def next_job(coordinator: Coordinator) -> Due | None:
                 return _due(coordinator, "start", 0, everybody)
             return None
         number, state = latest
+        gone = membership.gone(connection, since_ms=audit.newest_ms(connection, "state"))
         if current is not None and current.state == "aggregating":
+            more = {"gone": gone, "granted": grants.granted(connection)}
             replies = stored_rounds.replies_of(connection, current.number)
-            images = grants.granted(connection)
-            return _due(coordinator, "aggregate", current.number, everybody, state, replies, images)
+            return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
         waiting = stored_rounds.without_broadcast(connection, number + 1)
-        return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
+        return _due(coordinator, "broadcast", number + 1, waiting, state, gone=gone) if waiting else None
 
 
 def sweep_uploads(coordinator: Coordinator) -> None:
@@ -196,7 +198,7 @@ def _due(
     receivers: list[membership.MemberRow],
     state: str | None = None,
     replies: dict[str, str] | None = None,
-    granted: dict[str, int] | None = None,
+    **more: Any,
 ) -> Due:
     blobs = coordinator.store.home.blobs
     job = make_job(
@@ -207,6 +209,6 @@ def _due(
         state=str(blobs / state) if state else None,
         replies={name: str(blobs / blob) for name, blob in (replies or {}).items()},
         order_key=coordinator.derive("peer-order").hex(),
-        granted=granted or {},
+        **more,
     )
     return Due(job, {member.name: member.skid for member in receivers})

@@ -47,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     replies: Mapping[str, str] = {}  # site name → file of its reply
     quorum: int  # replies below which nothing is aggregated
     protection: ProtectionSettings = ProtectionSettings()
+    gone: tuple[str, ...] = ()  # names of members that were shut out: what came from them alone leaves the state
     granted: Mapping[str, int] = {}  # site name → most images that the operator approved it for
     order_key: str = ""  # 64 hex digits from which the order of peers is drawn; known to the server only
 

@@ -27,6 +27,7 @@ from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
+from edgefl_trainer.engine.departed import without_sites
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.handout import final_phase, handed_out
 from edgefl_trainer.engine.settings import build
@@ -51,7 +52,7 @@ def run_job(job: Job) -> JobResult:
     if job.state is None:
         raise OperatorError(f"a job of kind {job.kind} needs a state")
     stored = _payload(job.state)
-    state = State(dict(stored.arrays), dict(stored.scalars))
+    state = without_sites(method, State(dict(stored.arrays), dict(stored.scalars)), job.gone)
     if job.kind == "broadcast":
         return JobResult(b"", kinds, _broadcasts(method, task, state, job.number, job))
     return _aggregate(method, task, state, job, kinds)
