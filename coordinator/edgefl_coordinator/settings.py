@@ -116,6 +116,15 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.min_cohort < LEAST_COHORT
 
 
+class ProtectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What bounds one member's weight in a round, and how far it moves the result (`rounds.bounding`)."""
+
+    rule: Literal["clip", "median", "trimmed-mean", "multi-krum", "mean"] = "clip"
+    claim_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0  # times the median count of images
+    norm_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5  # times the median length of an update; for "clip"
+    hostile: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2  # share of members that "trimmed-mean" and Krum expect
+
+
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the HTTP side and of the aggregation worker."""
 
@@ -155,6 +164,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     root_key_id: str = ""  # of the federation's offline root key; "" for none
     task: TaskSettings
     rounds: RoundSettings
+    protection: ProtectionSettings = ProtectionSettings()
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:

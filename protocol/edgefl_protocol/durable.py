@@ -12,14 +12,16 @@ import errno
 import logging
 import os
 import secrets
-import sqlite3
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from edgefl_protocol.errors import KeyMaterialError, StorageError
+
+if TYPE_CHECKING:
+    import sqlite3  # most commands load it nowhere
 
 FilePath = str | os.PathLike[str]
 MAX_PASSPHRASE_BYTES: Final = 4096
@@ -64,7 +66,7 @@ def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> 
         raise _storage_error("write", target, error) from error
 
 
-def keep_commits(database: sqlite3.Connection) -> None:
+def keep_commits(database: "sqlite3.Connection") -> None:
     """Let every commit to a SQLite file survive a power cut that follows it.
 
     With `synchronous=FULL` it may come undone: the journal's removal is not flushed, so the journal is there again and

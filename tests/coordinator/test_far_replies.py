@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.judging import FARTHEST, judge
+from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload
 
 SITES = [f"clinic-{number}" for number in range(10)]
@@ -33,9 +35,9 @@ def mean(chosen: Any) -> np.ndarray:
     return np.asarray(np.sum(kept, axis=0).reshape(-1))
 
 
-def judged(offered: dict[str, Payload]) -> Any:
+def judged(offered: dict[str, Payload], protection: Protection | None = None) -> Any:
     broadcast = Payload({**reply(SENT).arrays, "remote": np.ones((4, 8), np.float16)}, {"phase": "train"})
-    return judge(offered, dict.fromkeys(offered, broadcast), mean, quorum=2)
+    return judge(offered, dict.fromkeys(offered, broadcast), mean, quorum=2, protection=protection)
 
 
 ATTACKS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -77,13 +79,15 @@ def test_honest_replies_all_count() -> None:
     assert not verdict.refused and not verdict.problem
 
 
-def test_a_larger_site_may_go_farther() -> None:
-    """Steps grow with images: a hospital among devices is no offender, the same change from a small site is."""
+def test_a_larger_site_may_go_farther_where_its_images_were_granted() -> None:
+    """Steps grow with images: a hospital among devices is no offender; who only claims them is."""
     far = (SENT + 15 * (HONEST["clinic-9"] - SENT)).astype(np.float32)
-    offered = {one: reply(HONEST[one], 20) for one in SITES[:4]}
-    assert not judged({**offered, "hospital": reply(far, 500)}).refused
-    assert set(judged({**offered, "small": reply(far, 20)}).refused) == {"small"}
-    assert set(judged({**offered, "just": reply(far, 30)}).refused) == {"just"}
+    offered = {one: reply(HONEST[one], 20) for one in SITES[:4]} | {"hospital": reply(far, 500)}
+    granted = Protection(ProtectionSettings(rule="mean"), {"hospital": 500})
+    assert not judged(offered, granted).refused
+    assert set(judged(offered).refused) == {"hospital"}
+    small = Protection(granted={"hospital": 30})
+    assert set(judged(offered, small).refused) == {"hospital"}
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -14,7 +14,14 @@ from cryptography.hazmat.primitives import serialization
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.settings import CoordinatorSettings, LimitSettings, RoundSettings, TaskSettings, load_settings
+from edgefl_coordinator.settings import (
+    CoordinatorSettings,
+    LimitSettings,
+    ProtectionSettings,
+    RoundSettings,
+    TaskSettings,
+    load_settings,
+)
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.setting_changes import AT_ONCE, AT_RESTART
 from edgefl_coordinator.web.tls import make_development_certificate
@@ -35,7 +42,7 @@ def change(coordinator, **changes: str) -> dict[str, object]:
 
 def test_every_setting_is_known_to_change_or_not() -> None:
     """A new setting has to be put in one of the three lists."""
-    nested = {"task": TaskSettings, "rounds": RoundSettings, "limits": LimitSettings}
+    nested = {"task": TaskSettings, "rounds": RoundSettings, "protection": ProtectionSettings, "limits": LimitSettings}
     plain = {field.name for field in msgspec.structs.fields(CoordinatorSettings)} - set(nested)
     inner = {f"{name}.{field.name}" for name, kind in nested.items() for field in msgspec.structs.fields(kind)}
     assert plain | inner == {*AT_ONCE, *AT_RESTART} | AGREED

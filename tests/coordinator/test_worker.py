@@ -282,7 +282,7 @@ def test_fedclf_deals_features_that_came_alone_and_averages_the_others(tmp_path)
     """docs/decisions/0033 with the real method: the average is that of the two who sent weights, and every other site
     is dealt the third's features."""
     settings = {"batch": 8, "queue": 16}
-    plain = {"method": "fedclf", "settings": settings, "sites": ("a", "b", "c")}
+    plain = {"method": "fedclf", "settings": settings, "sites": ("a", "b", "c"), "granted": {"a": 30}}
     start = run_job(job("start", 0, **plain)).state
     (tmp_path / "start").write_bytes(start)
     network = dict(Payload.from_bytes(start).arrays)

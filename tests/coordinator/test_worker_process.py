@@ -16,6 +16,7 @@ import pytest
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
+from edgefl_protocol.durable import PASSPHRASE_VARIABLE
 
 LOOP = """
 import json, os, signal, sys, time
@@ -214,3 +215,14 @@ if not os.path.exists(sys.argv[2]):
         assert told(tmp_path / "two")["jobs"] == 1
     finally:
         worker.stop()
+
+
+def test_the_worker_does_not_inherit_the_passphrase(tmp_path, monkeypatch):
+    """It opens no key: docs/security.md 2.6, step 7."""
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "correct horse")
+    monkeypatch.setenv("EDGEFL_TEST_OTHER", "stays")
+    told = tmp_path / "environment"
+    listing = f"import os, sys; open({str(told)!r}, 'w').write(repr(sorted(os.environ)))"
+    with pytest.raises(OperatorError):
+        WorkerProcess((sys.executable, "-c", listing))(tmp_path, 60)
+    assert PASSPHRASE_VARIABLE not in told.read_text() and "EDGEFL_TEST_OTHER" in told.read_text()

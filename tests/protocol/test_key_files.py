@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import shutil
+import subprocess
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -30,6 +32,34 @@ def test_a_signing_key_comes_back_and_other_tools_read_it(passphrase):
     assert signing_key_from_pem(pem, passphrase).seed == SIGNING.seed
     assert serialization.load_pem_private_key(pem, passphrase).private_bytes_raw() == SIGNING.seed
     assert (base64.b64encode(SIGNING.seed)[:20] in pem) is False
+
+
+def test_openssl_opens_an_encrypted_signing_key(tmp_path):
+    """The file is the PKCS#8 of RFC 5958 with scrypt as RFC 7914 7 has it, read by a program that we did not write."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    (tmp_path / "key").write_bytes(signing_key_to_pem(SIGNING, b"correct horse"))
+    command = ["openssl", "pkey", "-in", "key", "-passin", "pass:correct horse", "-outform", "DER"]
+    der = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout
+    assert der.endswith(SIGNING.seed)
+    command = ["openssl", "asn1parse", "-in", "key"]
+    told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "PBES2" in told and "aes-256-cbc" in told and "PBKDF2" not in told
+    numbers = [int(line.rpartition(":")[2], 16) for line in told.splitlines() if "INTEGER" in line]
+    cost, block, parallel, _ = numbers
+    assert "scrypt" in told
+    assert cost * block * parallel >= 2**15 * 8 * 1  # operations of a guess: no fewer than for a sealing key
+
+
+def test_an_encrypted_key_of_an_earlier_version_opens():
+    """Earlier files were stretched with PBKDF2; `keygen` and `rotate` write the slow form."""
+    private = serialization.load_pem_private_key(signing_key_to_pem(SIGNING), None)
+    old = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"right"),
+    )
+    assert signing_key_from_pem(old, b"right").seed == SIGNING.seed
 
 
 @pytest.mark.parametrize("suite", [1, 2])

@@ -222,6 +222,8 @@ class Declaration:
     questions_only: bool = False  # it learns nothing from pictures that are asked nothing
     learns_network: Callable[[Any], bool] | None = None  # of a method as it is set: whether it `trains_network`
     summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
+    site_of: Callable[[str], str | None] | None = None
+    """Whose an entry of the server's state is, by its name: it goes when that site is shut out. None: it is all's."""
 
     @property
     def freezes(self) -> bool:

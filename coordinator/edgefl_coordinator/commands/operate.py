@@ -102,10 +102,17 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
 @click.option(
     "--fingerprint", metavar="XXXX…", required=True, help="Fingerprint that NAME's screen shows: 20 characters."
 )
+@click.option(
+    "--images",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Let NAME's replies weigh up to N training images. Without it they weigh at most twice the median. "
+    "Approve again to change it.",
+)
 @for_operator
-def approve(operator: Operator, name: str, fingerprint: str) -> None:
+def approve(operator: Operator, name: str, fingerprint: str, images: int | None) -> None:
     """Let NAME in after comparing the fingerprint."""
-    facts = operator.run("approve", name=name, fingerprint=fingerprint)
+    facts = operator.run("approve", name=name, fingerprint=fingerprint, images=images)
     operator.show(facts, f"{name} is approved")
     _tell_over(facts)
 

@@ -157,6 +157,8 @@ def not_taken_text(why: str) -> str:
 def _member_line(member: dict[str, Any]) -> str:
     """Say where a member stands; a fingerprint only once it was compared, so that nobody copies one into `approve`."""
     state = f"{member['state']}{', replied' if member['replied'] else ''}"
+    if member["images"] is not None:
+        state += f", up to {counted(member['images'], 'image')}"
     if member["heard_ms"] is not None:
         state += f", last heard {moment(member['heard_ms'])}"
     return f"{_named(member)}  {state}  {member['fingerprint'] or ''}".rstrip()
@@ -177,6 +179,7 @@ def _key_lines(keys: dict[str, Any]) -> list[str]:
 def _troubles(facts: dict[str, Any]) -> list[str]:
     """Return what an operator has to look at, a line each."""
     lines = [f"refused: reply of {one['name']} in round {one['round']}: {one['reason']}" for one in facts["refused"]]
+    lines += [f"bounded: reply of {one['name']} in round {one['round']}: {one['how']}" for one in facts["bounded"]]
     if facts["certificate_problem"]:
         lines.append(f"warning: {facts['certificate_problem']}")
     if facts["problem"]:

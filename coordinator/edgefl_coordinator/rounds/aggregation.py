@@ -14,11 +14,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
-from edgefl_coordinator.members import membership, uploads
+from edgefl_coordinator.members import grants, membership, uploads
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.states import starts_by_itself
@@ -105,11 +106,13 @@ def next_job(coordinator: Coordinator) -> Due | None:
                 return _due(coordinator, "start", 0, everybody)
             return None
         number, state = latest
+        gone = membership.gone(connection, since_ms=audit.newest_ms(connection, "state"))
         if current is not None and current.state == "aggregating":
+            more = {"gone": gone, "granted": grants.granted(connection)}
             replies = stored_rounds.replies_of(connection, current.number)
-            return _due(coordinator, "aggregate", current.number, everybody, state, replies)
+            return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
         waiting = stored_rounds.without_broadcast(connection, number + 1)
-        return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
+        return _due(coordinator, "broadcast", number + 1, waiting, state, gone=gone) if waiting else None
 
 
 def sweep_uploads(coordinator: Coordinator) -> None:
@@ -167,6 +170,7 @@ def _open_following(
     """Open what follows a state that was just committed; return the blobs to delete after the commit."""
     now_ms, following = coordinator.clock(), job.number + 1
     past = stored_rounds.refuse_replies(connection, now_ms, job.number, result.refused)
+    stored_rounds.note_bounded(connection, now_ms, job.number, result.bounded)
     stored_rounds.set_fact(connection, "phases", list(result.phases))
     if following <= len(result.phases):
         deadline_s = coordinator.settings.rounds.deadline_s
@@ -194,6 +198,7 @@ def _due(
     receivers: list[membership.MemberRow],
     state: str | None = None,
     replies: dict[str, str] | None = None,
+    **more: Any,
 ) -> Due:
     blobs = coordinator.store.home.blobs
     job = make_job(
@@ -204,5 +209,6 @@ def _due(
         state=str(blobs / state) if state else None,
         replies={name: str(blobs / blob) for name, blob in (replies or {}).items()},
         order_key=coordinator.derive("peer-order").hex(),
+        **more,
     )
     return Due(job, {member.name: member.skid for member in receivers})

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.settings import CoordinatorSettings
+from edgefl_coordinator.settings import CoordinatorSettings, ProtectionSettings
 from edgefl_protocol import Payload, digest
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.fields import Plain
@@ -46,6 +46,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: str | None = None  # file of the server's state; None with "start"
     replies: Mapping[str, str] = {}  # site name → file of its reply
     quorum: int  # replies below which nothing is aggregated
+    protection: ProtectionSettings = ProtectionSettings()
+    gone: tuple[str, ...] = ()  # names of members that were shut out: what came from them alone leaves the state
+    granted: Mapping[str, int] = {}  # site name → most images that the operator approved it for
     order_key: str = ""  # 64 hex digits from which the order of peers is drawn; known to the server only
 
 
@@ -74,6 +77,7 @@ class JobResult:
     broadcasts: Mapping[str, bytes]  # site name → its broadcast of the next round ("broadcast": of round `number`)
     refused: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply does not count
     problem: str = ""  # why nothing could be aggregated
+    bounded: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply counts for less than it says
 
 
 class JobFiles(msgspec.Struct, frozen=True):
@@ -85,6 +89,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     broadcasts: Mapping[str, Path]
     refused: Mapping[str, str]
     problem: str
+    bounded: Mapping[str, str]
 
 
 def make_job(settings: CoordinatorSettings, kind: JobKind, number: int, **more: Any) -> Job:
@@ -104,6 +109,7 @@ def make_job(settings: CoordinatorSettings, kind: JobKind, number: int, **more: 
             "seed": task.seed,
         },
         quorum=settings.rounds.quorum_min,
+        protection=settings.protection,
         **more,
     )
 
@@ -127,7 +133,7 @@ def write_result(folder: Path, result: JobResult) -> None:
     if result.state:
         state, sha256 = folder / _STATE, digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays)
         write_atomic(state, result.state, mode=0o600)
-    table = JobFiles(state, sha256, result.phases, files, result.refused, result.problem)
+    table = JobFiles(state, sha256, result.phases, files, result.refused, result.problem, result.bounded)
     write_atomic(folder / _RESULT, msgspec.json.encode(table, enc_hook=lambda path: path.name), mode=0o600)
 
 

@@ -8,26 +8,33 @@ that the method takes. The rules, in order:
         missing. They and `features` may have any number of rows. A reply without arrays is left to the method.
     (3) Of three replies or more that change what was broadcast (weights, prompts, heads), one that lies more than eight
         times as far from it as the median reply is refused. A site with more images than the median may lie farther, in
-        proportion. So a reply times a million, or times −10, does not enter the mean.
-    (4) Where the method cannot take these replies together, each that it cannot take alone is refused.
+        proportion, where the operator granted them. So a reply times a million, or times −10, does not enter the mean.
+    (4) What is left weighs and moves no more than `bounding` allows; who was bounded is told.
+    (5) Where the method cannot take these replies together, each that it cannot take alone is refused.
 A contribution of features (`beside_the_average`) is compared only with others like it, and counts for no quorum. Where
 the method fails and no single reply is at fault, the problem is told and nothing is aggregated. Pure: the method comes
 as a function. Source: docs/security.md, poisoning, and check 46.
 """
 
 import re
-import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import numpy as np
-
+from edgefl_coordinator.rounds import updates
+from edgefl_coordinator.rounds.bounding import (
+    LEAST_TO_COMPARE,
+    Protection,
+    bounded_claims,
+    bounded_updates,
+    granted_ratios,
+    usual,
+)
 from edgefl_protocol import EdgeflError, Payload
-from edgefl_protocol.sentences import counted
 
 Result = TypeVar("Result")
+Found = TypeVar("Found")
 Replies = Mapping[str, Payload]
 ReplyForm = tuple[tuple[str, str], ...]
 
@@ -39,7 +46,6 @@ _CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 _DOES_NOT_FIT = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError, EdgeflError)
 _MAX_REASON = 300  # characters
 FARTHEST = 8.0  # times the median distance from the broadcast; an update times −10 is ten times as far
-_LEAST_TO_COMPARE = 3  # replies of which a median tells the usual one
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class RoundVerdict(Generic[Result]):
     result: Result | None = None  # what the method made of the sound ones; None where nothing was aggregated
     refused: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply does not count
     problem: str = ""  # why nothing was aggregated; "" where something was
+    bounded: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply counts for less than it says
 
 
 def beside_the_average(travels: Collection[str], phase: str) -> frozenset[str]:
@@ -71,11 +78,14 @@ def judge(
     *,
     quorum: int,
     beside: Collection[str] = frozenset(),
+    protection: Protection | None = None,
 ) -> RoundVerdict[Result]:
     """Aggregate the sound replies, at least `quorum` of them, contributions not counted.
 
-    `broadcasts` are what these sites were sent at the start of the round; `beside`: see `beside_the_average`.
+    `broadcasts` are what these sites were sent at the start of the round; `beside`: see `beside_the_average`;
+    `protection` is the default one where none is given.
     """
+    protection = protection or Protection()
 
     def weighing_in(sound: Replies) -> int:
         return sum(not is_beside(reply.arrays, beside) for reply in sound.values())
@@ -86,13 +96,14 @@ def judge(
     refused, sound = {**refused, **odd}, _without(sound, odd)
     if problem:
         return RoundVerdict(None, refused, problem)
-    far = _too_far(sound, broadcasts)
+    far = _too_far(sound, broadcasts, protection)
     refused, sound = {**refused, **far}, _without(sound, far)
     if weighing_in(sound) < quorum:
         return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
+    sound, told = _bounded(sound, broadcasts, protection)
     result, why = _try(take, sound)
     if result is not None:
-        return RoundVerdict(result, refused)
+        return RoundVerdict(result, refused, bounded=told)
     alone = {name: fault for name in sorted(sound) if (fault := _try(take, {name: sound[name]})[1])}
     if not alone:
         return RoundVerdict(None, refused, f"the replies cannot be aggregated together: {why}")
@@ -101,7 +112,19 @@ def judge(
         return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
     result, why = _try(take, sound)
     problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
-    return RoundVerdict(result, refused, problem)
+    return RoundVerdict(result, refused, problem, _without(told, alone))
+
+
+def _bounded(
+    replies: Replies, broadcasts: Replies, protection: Protection
+) -> tuple[dict[str, Payload], dict[str, str]]:
+    """Rule (4): return what is aggregated, and of whom it differs from what was sent."""
+    weighed = bounded_claims(replies, protection)
+    moved = bounded_updates(weighed.replies, broadcasts, protection)
+    names = sorted({*weighed.told, *moved.told})
+    return moved.replies, {
+        name: "; ".join(found.told[name] for found in (weighed, moved) if name in found.told) for name in names
+    }
 
 
 def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
@@ -160,42 +183,20 @@ def _difference(form: ReplyForm, usual: ReplyForm, votes: int, total: int) -> st
     return f"the {name[:60]} is {found}, but in {most} it is {wanted}"
 
 
-def _too_far(replies: Replies, broadcasts: Replies) -> dict[str, str]:
-    """Rule (3): return the replies that lie farther from the broadcast than their images explain."""
-    moved = {name: _distance(reply, broadcasts[name]) for name, reply in sorted(replies.items())}
+def _too_far(replies: Replies, broadcasts: Replies, protection: Protection) -> dict[str, str]:
+    """Rule (3): return the replies that lie farther from the broadcast than their granted images explain."""
+    moved = {name: updates.length(reply, broadcasts[name]) for name, reply in sorted(replies.items())}
     distances = {name: distance for name, distance in moved.items() if distance is not None}
-    usual = statistics.median(distances.values()) if len(distances) >= _LEAST_TO_COMPARE else 0.0
-    if usual == 0:  # nothing to compare with
+    typical = usual(distances.values()) if len(distances) >= LEAST_TO_COMPARE else 0.0
+    if typical == 0:  # nothing to compare with
         return {}
-    images = {name: _images(replies[name]) for name in distances}
-    typical = max(1.0, statistics.median(images.values()))
-    refused: dict[str, str] = {}
-    for name, distance in distances.items():
-        allowed = FARTHEST * max(1.0, images[name] / typical)
-        if distance > allowed * usual:
-            refused[name] = (
-                f"it lies {distance / usual:.3g} times as far from the broadcast as the median reply; {allowed:.3g} "
-                f"times is allowed for its {counted(images[name], 'image')}"
-            )
-    return refused
-
-
-def _distance(reply: Payload, broadcast: Payload) -> float | None:
-    """Euclidean distance over the floating arrays that both hold; None where there is none."""
-    total, shared = 0.0, False
-    with np.errstate(over="ignore"):  # infinitely far is far
-        for name, array in reply.arrays.items():
-            sent = broadcast.arrays.get(name)
-            if sent is not None and array.dtype.kind == "f":
-                shared = True
-                total += float(np.square(array.astype(np.float64) - sent).sum())
-    return float(np.sqrt(total)) if shared else None
-
-
-def _images(reply: Payload) -> int:
-    """Images that a reply claims to come from; a count that is none counts as 0 here."""
-    claimed = reply.scalars.get("n_train", 0)
-    return claimed if isinstance(claimed, int) else 0
+    ratios = granted_ratios(replies, protection.granted)
+    return {
+        name: f"it lies {distance / typical:.3g} times as far from the broadcast as the median reply; "
+        f"{FARTHEST * ratios[name]:.3g} times is allowed, more where a member is approved with --images"
+        for name, distance in distances.items()
+        if distance > FARTHEST * ratios[name] * typical
+    }
 
 
 def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | None, str]:
@@ -211,5 +212,5 @@ def _too_few(sound: int, quorum: int) -> str:
     return f"too few sound replies: {sound}, at least {quorum} are needed"
 
 
-def _without(replies: Replies, names: Mapping[str, str]) -> dict[str, Payload]:
-    return {name: reply for name, reply in replies.items() if name not in names}
+def _without(found: Mapping[str, Found], names: Mapping[str, str]) -> dict[str, Found]:
+    return {name: one for name, one in found.items() if name not in names}

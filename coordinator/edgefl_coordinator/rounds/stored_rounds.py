@@ -24,6 +24,7 @@ from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.store.tables import members as member_table
 
+_BOUNDED = "bounded_{}"  # the fact that holds whose reply of a round counted for less than it said
 _OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
 
 
@@ -156,6 +157,22 @@ def refused_since(connection: Connection, number: int) -> list[dict[str, str | i
         .order_by(refused_replies.c.number, member_table.c.name)
     )
     return [{"round": row.number, "name": row.name, "reason": row.reason} for row in connection.execute(found)]
+
+
+def note_bounded(connection: Connection, now_ms: int, number: int, bounded: Mapping[str, str]) -> None:
+    """Note whose reply counted for less than it said, name → how."""
+    for name, how in sorted(bounded.items()):
+        audit.append(connection, now_ms, "reply_bounded", name, {"round": number, "how": how})
+    if bounded:
+        set_fact(connection, _BOUNDED.format(number), dict(sorted(bounded.items())))
+
+
+def bounded_in(connection: Connection, number: int) -> list[dict[str, object]]:
+    """Return round, name and how of the replies that counted for less than they said in a round."""
+    found = fact(connection, _BOUNDED.format(number))
+    return [
+        {"round": number, "name": name, "how": how} for name, how in (found if isinstance(found, dict) else {}).items()
+    ]
 
 
 def reopen_round(

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, EncodedPayloads, Job, JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.worker_process import do_jobs
@@ -27,7 +28,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
 from edgefl_trainer.engine.federation import stamped
-from edgefl_trainer.engine.handout import final_phase, handed_out
+from edgefl_trainer.engine.handout import final_phase, handed_out, without_sites
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts
@@ -50,7 +51,7 @@ def run_job(job: Job) -> JobResult:
     if job.state is None:
         raise OperatorError(f"a job of kind {job.kind} needs a state")
     stored = _payload(job.state)
-    state = State(dict(stored.arrays), dict(stored.scalars))
+    state = without_sites(method, State(dict(stored.arrays), dict(stored.scalars)), job.gone)
     if job.kind == "broadcast":
         return JobResult(b"", kinds, _broadcasts(method, task, state, job.number, job))
     return _aggregate(method, task, state, job, kinds)
@@ -71,9 +72,10 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
         take,
         quorum=job.quorum,
         beside=beside_the_average(method.travels, phase.kind),
+        protection=Protection(job.protection, job.granted),
     )
     made = verdict.result or JobResult(b"", kinds, {})
-    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem)
+    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem, bounded=verdict.bounded)
 
 
 def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> Mapping[str, bytes]:

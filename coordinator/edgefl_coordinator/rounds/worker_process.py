@@ -24,6 +24,7 @@ from typing import IO
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds.jobs import ERRORS
+from edgefl_protocol.durable import PASSPHRASE_VARIABLE
 
 _REST_AFTER_S = 300.0  # between rounds a coordinator need not hold the memory of a trainer
 WORKER = (sys.executable, "-m", "edgefl_coordinator.rounds.worker", str(_REST_AFTER_S))
@@ -100,8 +101,15 @@ class WorkerProcess:
                 raise OperatorError("no job begins any more", STOPPED)
             if self._running is None:
                 pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
+                secrets = {PASSPHRASE_VARIABLE}  # it opens no key
                 self._running = subprocess.Popen(  # noqa: S603 - our own module
-                    self._program, stdin=pipe, stdout=pipe, stderr=self._said, bufsize=0, start_new_session=True
+                    self._program,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=self._said,
+                    bufsize=0,
+                    start_new_session=True,
+                    env={name: value for name, value in os.environ.items() if name not in secrets},
                 )
             return self._running
 

@@ -22,6 +22,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "enrolled": "{who} enrolled as {role}",
     "enrolment_superseded": "{who}: a new invite replaces the enrolment that was not approved",
     "fingerprint_mismatch": "{who} was not approved: the typed fingerprint is not the one of its keys",
+    "granted": "replies of {who} may weigh up to {images} images",
     "invite": "{who} was invited as {role}",
     "invite_withdrawn": "the invite for {who} was withdrawn",
     "job_failed": "round {who}: the coordinator could not do its job ({kind})",
@@ -32,6 +33,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "published": "the bundle {who} version {version} was published",
     "refused": "{who} was refused on {route}: {code}",
     "reply_accepted": "{who} replied in round {round}, {bytes} bytes",
+    "reply_bounded": "the reply of {who} in round {round} counted for less than it said",
     "reply_refused": "the reply of {who} in round {round} was refused",
     "revoked": "{who} was shut out",
     "root_published": "root set {version} was published",
@@ -47,8 +49,15 @@ _WORDS: Final[Mapping[str, str]] = {
     "state": "the server's state after round {who} was stored",
     "stop": "the server stopped",
 }
-_EXPLAINED: Final[Mapping[str, str]] = {"job_failed": "error", "reply_refused": "reason", "round_reopened": "problem"}
-_WARNINGS: Final = frozenset({"enrol_refused", "fingerprint_mismatch", "refused", "reply_refused", "round_reopened"})
+_EXPLAINED: Final[Mapping[str, str]] = {
+    "job_failed": "error",
+    "reply_bounded": "how",
+    "reply_refused": "reason",
+    "round_reopened": "problem",
+}
+_WARNINGS: Final = frozenset(
+    {"enrol_refused", "fingerprint_mismatch", "refused", "reply_bounded", "reply_refused", "round_reopened"}
+)
 _DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched", "stop"})
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
-from edgefl_coordinator.members import coordinator_keys, membership, uploads
+from edgefl_coordinator.members import coordinator_keys, grants, membership, uploads
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
@@ -71,15 +71,17 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Let a pending member in: {name, fingerprint} → the member, and `over` as in `invite`.
+    """Let a pending member in: {name, fingerprint, and perhaps images} → the member, and `over` as in `invite`.
 
-    Raises as `membership.approve`.
+    With `images` its replies weigh up to so many, also where it was approved before. Raises as `membership.approve`.
     """
     federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
     mismatch: NotAllowedError | None = None
     with coordinator.store.transaction() as connection:
         try:
             member = membership.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
+            if arguments.get("images") is not None:
+                grants.grant(connection, now_ms, member, int(arguments["images"]))
             over = task_status.round_state(connection) == "done"
         except NotAllowedError as error:  # its audit row is kept
             mismatch = error
@@ -143,6 +145,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         heard = membership.heard_ms(connection)
         invites, shut_out = membership.open_invites(connection, coordinator.clock()), membership.shut_out(connection)
         replied = {member.skid: stored_rounds.has_replied(connection, member.skid, number) for member in everybody}
+        granted = grants.granted(connection)
         facts: Facts = {
             "federation": settings.federation,
             "url": settings.public_url,
@@ -160,6 +163,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
             "problem": stored_rounds.problem_of(connection, number),
             "refused": stored_rounds.refused_since(connection, number - 1),
+            "bounded": stored_rounds.bounded_in(connection, number - 1),
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
@@ -169,7 +173,8 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
         "members": [
-            _member_facts(one, settings.federation) | {"replied": replied[one.skid], "heard_ms": heard.get(one.skid)}
+            _member_facts(one, settings.federation)
+            | {"images": granted.get(one.name), "replied": replied[one.skid], "heard_ms": heard.get(one.skid)}
             for one in everybody
         ],
         "invites": invites,

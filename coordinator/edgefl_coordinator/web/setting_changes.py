@@ -33,6 +33,7 @@ AT_ONCE: Final = (
     "public_url", "ca", "proxy_ends_tls", "task.max_samples",
     "rounds.quorum_min", "rounds.quorum_target", "rounds.deadline_s", "rounds.start", "rounds.min_cohort",
     "rounds.allow_small_cohort",
+    "protection.rule", "protection.claim_most", "protection.norm_most", "protection.hostile",
     "limits.reply_bytes", "limits.open_blobs", "limits.blob_age_s", "limits.skew_ms", "limits.lifetime_ms",
     "limits.worker_s",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Keys as bytes at rest: private ones with or without a passphrase, public ones as text.
 
-Signing keys: PKCS#8 PEM (RFC 5958, RFC 8410), readable by other tools. Sealing keys: a record of our own, because no
-standard file holds a hybrid key: base64 between PEM-like lines of
+Signing keys: PKCS#8 PEM (RFC 5958, RFC 8410), readable by other tools (`pkcs8`). Sealing keys: a record of our own,
+because no standard file holds a hybrid key: base64 between PEM-like lines of
 
     "EFLK" | version 1 | suite | 0 | secret                                   without a passphrase
     "EFLK" | version 1 | suite | 1 | salt (16) | nonce (12) | sealed secret   with one
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from edgefl_protocol.durable import FilePath, read_bounded
 from edgefl_protocol.envelopes.keys import SECRET_BYTES, PublicSigningKey, SealingKey, SigningKey
+from edgefl_protocol.envelopes.pkcs8 import encrypted_pem
 from edgefl_protocol.errors import KeyMaterialError
 
 MAX_KEY_FILE_BYTES: Final = 16 << 10
@@ -39,11 +40,10 @@ _NONCE_BYTES: Final = 12
 
 def signing_key_to_pem(key: SigningKey, passphrase: bytes | None = None) -> bytes:
     """Return the key as PKCS#8 PEM, encrypted where a passphrase is given."""
-    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if passphrase:
-        encryption = serialization.BestAvailableEncryption(passphrase)
     private = Ed25519PrivateKey.from_private_bytes(key.seed)
-    return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    encoding = serialization.Encoding.DER if passphrase else serialization.Encoding.PEM
+    plain = private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return encrypted_pem(plain, passphrase) if passphrase else plain
 
 
 def signing_key_from_pem(data: bytes, passphrase: bytes | None = None) -> SigningKey:

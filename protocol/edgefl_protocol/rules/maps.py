@@ -62,6 +62,12 @@ def maps_in_buffer(buffer: Arrays) -> dict[tuple[int, str], NDArray[Any]]:
     return {(int(found[1]), found[2]): buffer[name] for name, found in named.items() if found}
 
 
+def site_in_buffer(name: str) -> str | None:
+    """Return whose maps an array of the server's buffer holds; None where it holds no maps."""
+    found = _BUFFER.fullmatch(name)
+    return found[2] if found else None
+
+
 def maps_in_broadcast(broadcast: Arrays) -> dict[tuple[int, int], NDArray[Any]]:
     """Return the others' maps by peer and class; arrays of other kinds are passed over.
 

@@ -1,16 +1,22 @@
-"""What a live federation hands to its members once the last exchange is aggregated, and how a site reads it.
+"""What a live federation hands to its members once the last exchange is aggregated, and what it drops with a member.
 
 A method that makes predictors hands out its `final` broadcast, from which each site makes its model. A method that
 learns an encoder together hands out that encoder alone: its projection or decoder has done its work, and a site has no
 server state to take the encoder from. Where sites learned apart there is nothing to hand out.
-Source: docs/design.md 4; docs/decisions/0030.
+
+What was averaged cannot be taken back from a member that was shut out. What a method keeps site by site (maps, features,
+outputs, prompts) can; which entries of the state those are the method declares.
+Source: docs/design.md 4; docs/security.md 4; docs/decisions/0030.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Method, Phase, State, Task, declared
 from edgefl_trainer.errors import TrainingError
+
+Entry = TypeVar("Entry")
 
 ENCODER_PREFIX = "backbone."  # begins the names of the encoder's tensors
 
@@ -41,3 +47,15 @@ def received_encoder(broadcast: Payload) -> Arrays:
             "the federation ended without handing out its network: ask the operator to update edgefl-derm."
         )
     return encoder
+
+
+def without_sites(method: Method, state: State, gone: Collection[str]) -> State:
+    """Drop the entries of a server's state that came from sites of these names alone."""
+    site_of = declared(method).site_of
+    if site_of is None or not gone:
+        return state
+
+    def kept(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        return {name: value for name, value in entries.items() if site_of(name) not in gone}
+
+    return State(kept(state.arrays), kept(state.values))

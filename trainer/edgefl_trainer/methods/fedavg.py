@@ -15,11 +15,11 @@ where the paper is silent (docs/methods.md 4.1).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
-from edgefl_protocol.rules.maps import is_maps, others_maps, replaced
+from edgefl_protocol.rules.maps import is_maps, others_maps, replaced, site_in_buffer
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.averaging import site_weights, weighted_mean
@@ -40,7 +40,9 @@ class FedAvg:
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 1602.05629"
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = declares_both(lambda: FedAvg(recipe=AnswerRecipe()))
+    declares: ClassVar[Declaration] = replace(
+        declares_both(lambda: FedAvg(recipe=AnswerRecipe())), site_of=site_in_buffer
+    )
 
     recipe: Recipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)

@@ -18,7 +18,7 @@ round; `dp_noise` (see `learning.unlabelled.feature_bank`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from edgefl_protocol import Payload
@@ -45,7 +45,7 @@ class FedCLF:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
-    declares: ClassVar[Declaration] = self_supervised.DECLARES
+    declares: ClassVar[Declaration] = replace(self_supervised.DECLARES, site_of=feature_bank.site_of)
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)

@@ -14,7 +14,7 @@ mean out of what it receives, as FD first proposed (docs/methods.md).
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -54,6 +54,12 @@ class ToMeanOutput:
         return self.weight * torch.where(self.known[step.target], divergence, 0).mean()
 
 
+def _site_of(name: str) -> str | None:
+    """Whose outputs an array of the server's state holds: `outputs.<class>.<site>`."""
+    parts = name.split(".", 2)
+    return parts[2] if parts[0] == "outputs" else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedDistill:
     """Private models that agree on what a typical image of each class is answered with.
@@ -65,7 +71,7 @@ class FedDistill:
     paper: ClassVar[str] = "arXiv 2011.02367"
     travels: ClassVar[tuple[str, ...]] = ("logits",)
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = evidential.DECLARES
+    declares: ClassVar[Declaration] = replace(evidential.DECLARES, site_of=_site_of)
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     distill_weight: float = 1.0  # lambda, weight of the distance to the mean answers (default ours)
@@ -97,7 +103,7 @@ class FedDistill:
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Keep each site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
-        kept = {name: value for name, value in state.arrays.items() if name.split(".", 2)[2] not in replies}
+        kept = {name: value for name, value in state.arrays.items() if _site_of(name) not in replies}
         for site in sorted(replies):
             found = by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
             kept.update({f"outputs.{k}.{site}": mean for k, mean in found.items()})

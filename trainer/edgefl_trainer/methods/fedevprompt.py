@@ -12,11 +12,11 @@ turned and mirrored; AdamW and softplus evidence where the paper is silent. docs
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_protocol.rules.maps import others_maps, replaced
+from edgefl_protocol.rules.maps import others_maps, replaced, site_in_buffer
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, method_parts
@@ -36,7 +36,7 @@ class FedEvPrompt:
     paper: ClassVar[str] = "arXiv 2411.10071"
     travels: ClassVar[tuple[str, ...]] = ("maps",)
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = evidential.DECLARES
+    declares: ClassVar[Declaration] = replace(evidential.DECLARES, site_of=site_in_buffer)
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)

@@ -18,7 +18,7 @@ they are; each site chooses readout and feature scale for its own head; images a
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -41,6 +41,11 @@ CHANGE = "prompts.change"  # P~_n - P_n
 DESCRIPTOR = "descriptor."  # and the site's name
 
 
+def _site_of(name: str) -> str | None:
+    """Whose descriptor an array of the server's state is, or the optimizer's moments of it."""
+    return name.partition(DESCRIPTOR)[2] or None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PFedPG:
     """A generator at the server makes prompts for each site; heads stay at home.
@@ -52,7 +57,7 @@ class PFedPG:
     paper: ClassVar[str] = "arXiv 2308.15367"
     travels: ClassVar[tuple[str, ...]] = ("prompts",)
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = softmax.DECLARES
+    declares: ClassVar[Declaration] = replace(softmax.DECLARES, site_of=_site_of)
 
     recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.25, weight_decay=1e-3, batch=64))
     n: int = 10  # number of prompt tokens, K_p

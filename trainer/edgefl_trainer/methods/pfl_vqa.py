@@ -97,6 +97,12 @@ class PromptDistance:
         return self.alpha * (1 - cosine_similarity(own, other.detach(), dim=0))
 
 
+def _site_of(name: str) -> str | None:
+    """Whose an entry of the server's state is: `prompts.<kind>.<site>`, `accuracy.<site>`; None: all's."""
+    kind, _, rest = name.partition(".")
+    return rest if kind == ACCURACY else rest.partition(".")[2] or None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PflVQA:
     """Every site has its own answer model; a small prompt is shared, most with those that answer well and are alike.
@@ -113,6 +119,7 @@ class PflVQA:
         asked=Asked(make=lambda: PflVQA(), presets=PRESETS),
         questions_only=True,
         learns_network=lambda method: method.learner.learns_network,
+        site_of=_site_of,
     )
 
     recipe: AnswerRecipe = field(default_factory=AnswerRecipe)

@@ -89,6 +89,11 @@ def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays
     return {**state, **found}
 
 
+def site_of(name: str) -> str | None:
+    """Return whose bank an array of the server's state is; None where it is no bank."""
+    return name.removeprefix(STORED) if name.startswith(STORED) else None
+
+
 def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
     """Give each of `sites` all the others' banks, in the order of a hash of each row.
 

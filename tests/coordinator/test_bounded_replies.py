@@ -1,0 +1,80 @@
+"""What the operator granted reaches the rule, and what the rule did reaches the operator: docs/security.md check 46."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.jobs import Job, JobResult, read_job, write_result
+from edgefl_coordinator.store import audit_words
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import Payload
+
+TOLD = {"clinic-b": "it claims 5000 images and weighs as 200, 2 times the median"}
+
+
+@pytest.fixture
+def worker() -> Any:
+    """A worker that remembers its jobs, and finds clinic-b bounded."""
+    seen: list[Job] = []
+
+    def work(folder: Path, timeout_s: float) -> None:
+        seen.append(job := read_job(folder))
+        broadcasts = {site: Payload({}, {"round": 1}).to_bytes() for site in job.sites}
+        told = TOLD if job.kind == "aggregate" else {}
+        write_result(folder, JobResult(Payload().to_bytes(), ("warm", "train"), broadcasts, bounded=told))
+
+    work.seen = seen  # type: ignore[attr-defined]
+    return work
+
+
+def test_a_grant_reaches_the_job_and_what_was_bounded_the_operator(coordinator, tools, worker) -> None:
+    """`approve --images` again changes a grant; who is bounded stands in status and in the log, with how."""
+    members = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcd"]
+    for images in (4000, 5000):
+        fingerprint = OPERATIONS["status"](coordinator, {})["members"][0]["fingerprint"]
+        OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": fingerprint, "images": images})
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, worker)
+    for member in members:
+        assert isinstance(member.reply(1), Payload)
+    assert step(coordinator, worker)
+    assert worker.seen[-1].granted == {"clinic-a": 5000} and worker.seen[-1].protection.rule == "clip"
+    facts = OPERATIONS["status"](coordinator, {})
+    assert facts["bounded"] == [{"round": 1, "name": "clinic-b", "how": TOLD["clinic-b"]}]
+    assert [one["images"] for one in facts["members"]] == [5000, None, None, None]
+    rows = OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 100})["shown"]
+    (row,) = [one for one in rows if one["event"] == "reply_bounded"]
+    assert audit_words.explanation(row["event"], row["detail"]) == TOLD["clinic-b"]
+    assert [one["detail"]["images"] for one in rows if one["event"] == "granted"] == [4000, 5000]
+    assert TOLD["clinic-b"] not in json.dumps(audit_words.without_explanation(row["event"], row["detail"]))
+
+
+def test_a_revoked_members_grant_is_not_its_successors(coordinator, tools) -> None:
+    """A new member of the same name has to be granted its images anew."""
+    tools.approved_member(coordinator, "clinic-a")
+    fingerprint = OPERATIONS["status"](coordinator, {})["members"][0]["fingerprint"]
+    OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": fingerprint, "images": 7})
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
+    tools.approved_member(coordinator, "clinic-a")
+    assert OPERATIONS["status"](coordinator, {})["members"][0]["images"] is None
+
+
+def test_who_is_shut_out_is_gone_from_the_next_job_on(coordinator, tools, worker, clock) -> None:
+    """Its name stands in every later job, until a successor of that name has joined and a state was stored since."""
+    members = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcde"]
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, worker)
+    clock.now_ms += 1
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-e"})
+    successor = tools.approved_member(coordinator, "clinic-e")
+    assert step(coordinator, worker)
+    assert (worker.seen[-1].kind, worker.seen[-1].gone) == ("broadcast", ("clinic-e",))
+    for number in (1, 2):
+        for member in (*members[:4], successor)[:4]:
+            assert isinstance(member.reply(number), Payload)
+        clock.now_ms += 1
+        assert step(coordinator, worker)
+        assert (worker.seen[-1].kind, worker.seen[-1].gone) == ("aggregate", ("clinic-e",) if number == 1 else ())
