@@ -156,10 +156,13 @@ def test_a_claim_weighs_twice_the_median_or_what_was_granted() -> None:
     }  # fmt: skip
 
 
-def test_counts_of_a_class_are_bounded_too() -> None:
-    """FedProto weighs a prototype by its class's images: `n.<k>`."""
-    offered = {name: Payload({}, {"n.0": 10, "n.7": 2}) for name in SITES[:4]} | {"big": Payload({}, {"n.0": 10**6})}
-    assert bounded_claims(offered, Protection()).replies["big"].scalars["n.0"] == 20
+def test_counts_of_classes_are_bounded_by_their_sum() -> None:
+    """FedProto weighs a prototype by its class's images, `n.<k>`: an honest site may have one class alone."""
+    usual = {name: Payload({}, {"n.0": 50, "n.7": 50}) for name in SITES[:4]}
+    offered = {**usual, "one": Payload({}, {"n.0": 100}), "big": Payload({}, {"n.0": 900_000, "n.3": 100_000})}
+    found = bounded_claims(offered, Protection())
+    assert found.replies["one"].scalars == {"n.0": 100} and set(found.told) == {"big"}
+    assert found.replies["big"].scalars == {"n.0": 180, "n.3": 20}
 
 
 def stacked(count: int) -> st.SearchStrategy[list[list[float]]]:

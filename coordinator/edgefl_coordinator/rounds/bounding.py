@@ -46,22 +46,18 @@ class Bounded:
 
 
 def bounded_claims(replies: Replies, protection: Protection) -> Bounded:
-    """Bound the images that each reply claims."""
-    claimed = {site: _claims(reply) for site, reply in sorted(replies.items())}
-    names = sorted({name for claims in claimed.values() for name in claims})
-    times = protection.settings.claim_most
-    most = {name: times * usual(claims[name] for claims in claimed.values() if name in claims) for name in names}
-    found = Bounded(dict(replies))
-    for site, claims in claimed.items():
+    """Bound the images that each reply claims; counts of classes are bounded by their sum, whatever its shares."""
+    claimed = {site: images_of(reply) for site, reply in sorted(replies.items())}
+    times, found = protection.settings.claim_most, Bounded(dict(replies))
+    most = times * usual(claimed.values())
+    for site, images in claimed.items():
         grant = protection.granted.get(site)
-        weighs = {name: min(count, int(most[name]) if grant is None else grant) for name, count in claims.items()}
-        if weighs != claims:
-            found.replies[site] = Payload(replies[site].arrays, {**replies[site].scalars, **weighs})
-        if weighs.get("n_train") != claims.get("n_train"):
-            why = f"{times:g} times the median" if grant is None else "what it was approved for"
-            found.told[site] = (
-                f"it claims {counted(claims['n_train'], 'image')} and weighs as {weighs['n_train']}, {why}"
-            )
+        weighs = min(images, int(most) if grant is None else grant)
+        if weighs < images:
+            reply, why = replies[site], f"{times:g} times the median" if grant is None else "what it was approved for"
+            counts = {name: count * weighs // images for name, count in _claims(reply).items()}
+            found.replies[site] = Payload(reply.arrays, {**reply.scalars, **counts})
+            found.told[site] = f"it claims {counted(images, 'image')} and weighs as {weighs}, {why}"
     return found
 
 
@@ -88,9 +84,15 @@ def granted_ratios(replies: Replies, granted: Mapping[str, int]) -> dict[str, fl
 
     Its update may be as many times as long: more images mean more steps.
     """
-    claimed = {name: _claims(reply).get("n_train", 0) for name, reply in replies.items()}
+    claimed = {name: images_of(reply) for name, reply in replies.items()}
     typical = max(1.0, usual(claimed.values()))
     return {name: max(1.0, min(claimed[name], granted.get(name, 0)) / typical) for name in replies}
+
+
+def images_of(reply: Payload) -> int:
+    """Return how many images a reply says it comes from; 0 where it says nothing."""
+    claims = _claims(reply)
+    return claims["n_train"] if "n_train" in claims else sum(claims.values())
 
 
 def usual(values: Iterable[float]) -> float:
@@ -150,5 +152,6 @@ def _centred(replies: Replies, broadcasts: Replies, names: list[str], centre: up
 
 
 def _claims(reply: Payload) -> dict[str, int]:
-    """The numbers of images that a reply claims, by scalar."""
-    return {name: value for name, value in reply.scalars.items() if _CLAIM.fullmatch(name) and isinstance(value, int)}
+    """The numbers of images that a reply claims, by scalar; what is no number of images is left to the method."""
+    found = {name: value for name, value in reply.scalars.items() if _CLAIM.fullmatch(name)}
+    return {name: value for name, value in found.items() if isinstance(value, int) and value >= 0}

@@ -4,8 +4,8 @@ A method that makes predictors hands out its `final` broadcast, from which each 
 learns an encoder together hands out that encoder alone: its projection or decoder has done its work, and a site has no
 server state to take the encoder from. Where sites learned apart there is nothing to hand out.
 
-What was averaged cannot be taken back from a member that was shut out. What a method keeps site by site (maps, features,
-outputs, prompts) can; which entries of the state those are the method declares.
+What was averaged cannot be taken back from a member that was shut out. What a method keeps site by site (maps,
+features, outputs, prompts) can; which entries of the state those are the method declares.
 Source: docs/design.md 4; docs/security.md 4; docs/decisions/0030.
 """
 
