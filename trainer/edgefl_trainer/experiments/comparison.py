@@ -17,6 +17,7 @@ import numpy as np
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
@@ -75,12 +76,14 @@ class ComparedRow:
 
 
 def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[ComparedRow]:
-    """Compare every row of a part with the paper's, run or not."""
-    return [
+    """Compare every row of a part with the paper's, run or not; of answers also the usual one (methods.md 11.4)."""
+    lines = [
         _line(experiment, part, row, _runs_of(part, row, found), ddof)
         for where, row in experiment.pairs()
         if where is part
     ]
+    usual = list(usual_runs([one.measured.summary for one in found if one.part == part.name]))
+    return [*lines, _usual_line(experiment, part, usual, ddof)] if usual else lines
 
 
 def _runs_of(part: Part, row: MethodRow, found: Sequence[Found]) -> list[Found]:
@@ -94,12 +97,30 @@ def _line(experiment: Experiment, part: Part, row: MethodRow, found: Sequence[Fo
         label=row.label,
         seeds=tuple(sorted(run.seed for run in runs)),
         ours=tuple(cell_of(column, experiment.metric, experiment.spread, runs, ddof) for column in part.columns),
-        paper=row.paper.get(part.name, ("",) * len(part.columns)),
+        paper=row.paper.get(part.name, _not_printed(part)),
         bytes_up_per_round=_mean([run.summary["bytes_up_per_round"] for run in runs]),
         bytes_down_per_round=_mean([run.summary["bytes_down_per_round"] for run in runs]),
         seconds=_mean([run.summary["seconds"] for run in runs]),
         seconds_before=_mean(before),
     )
+
+
+def _usual_line(experiment: Experiment, part: Part, runs: Sequence[Mapping[str, Any]], ddof: int) -> ComparedRow:
+    """The row of the answer that needs no learning."""
+    measured = [Measurement(seed=int(run["seed"]), summary=run, lines=()) for run in runs]
+    return ComparedRow(
+        label=str(runs[0]["label"]),
+        seeds=tuple(sorted(run.seed for run in measured)),
+        ours=tuple(cell_of(column, experiment.metric, experiment.spread, measured, ddof) for column in part.columns),
+        paper=_not_printed(part),
+        bytes_up_per_round=0,
+        bytes_down_per_round=0,
+        seconds=None,
+    )
+
+
+def _not_printed(part: Part) -> tuple[str, ...]:
+    return ("",) * len(part.columns)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -165,9 +186,8 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
     if not found:
         return "; ".join([*parts, "nothing was run yet"]) + "." + _notes(experiment)
     seeds = sorted({one.measured.seed for one in found})
-    reported = sorted({str(one.measured.summary.get("reported_rows")) for one in found})
     parts += [
-        f"ours: {_measured(experiment, part, reported)}",
+        f"ours: {_measured(experiment, part, found)}",
         f"data {_all(_short(text) for one in found for text in one.settings.data)}",
         f"network {_all(_network(one) for one in found)}",
         f"preset {_all(_schedule(one.settings) for one in found)}",
@@ -209,11 +229,12 @@ def _all(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def _measured(experiment: Experiment, part: Part, reported: Sequence[str]) -> str:
+def _measured(experiment: Experiment, part: Part, found: Sequence[Found]) -> str:
     """Say what our figures are: of reported rows, and rounds and bytes needed to reach a figure on tune rows."""
+    reported = sorted({str(one.measured.summary.get("reported_rows")) for one in found})
     metrics = _all(_metrics(experiment, part))
     words = [f"{metrics} in per cent on `{'`, `'.join(reported)}` rows"] if metrics else []
-    followed = metric_words(tracked(experiment.metric).removeprefix("tune_"))
+    followed = metric_words(tracked(experiment.metric, found[0].measured.summary).removeprefix("tune_"))
     targets = dict.fromkeys(column.target for column in part.columns if column.target > 0)
     words += [f"what it took until {followed} on tune rows, mean over sites, was {target:.1%}" for target in targets]
     return ", and ".join(words)

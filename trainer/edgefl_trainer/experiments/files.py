@@ -36,6 +36,8 @@ MetricName = Literal[
     "accuracy",
     "open_accuracy",
     "open_balanced_accuracy",
+    "accuracy_open_questions",
+    "accuracy_closed_questions",
 ]
 
 

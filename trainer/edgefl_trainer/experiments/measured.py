@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_trainer.engine.federation import JUDGED, OPEN
+from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
+from edgefl_trainer.evaluate.answer_figures import USUAL
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.table import of_fewer
 from edgefl_trainer.experiments.files import Column
@@ -92,7 +93,7 @@ def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
     if column.figure == "none":
         return None
     if column.figure in ("rounds", "seconds", "bytes"):
-        reached = _reached(run.lines, tracked(metric), column.target)
+        reached = _reached(run.lines, tracked(metric, run.summary), column.target)
         return None if reached is None else reached[column.figure]
     if column.figure == "pooled":
         pooled = run.summary["pooled"].get(column.metric or metric)
@@ -118,8 +119,10 @@ def site_figures(column: Column, metric: str, summary: Mapping[str, Any]) -> dic
     }
 
 
-def tracked(metric: str) -> str:
-    """Return the key of the lines of ``metrics.jsonl`` that an experiment of this metric follows over rounds."""
+def tracked(metric: str, summary: Mapping[str, Any]) -> str:
+    """Return the key of the lines of ``metrics.jsonl`` that a run is followed by where a table has this metric."""
+    if USUAL in summary:
+        return RIGHT
     return OPEN if metric.startswith("open_") else JUDGED
 
 

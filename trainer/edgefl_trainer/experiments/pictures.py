@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.engine.federation import JUDGED, read_metrics
+from edgefl_trainer.engine.federation import read_metrics
 from edgefl_trainer.evaluate.bars import plot_bars
 from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import row_names, unlike
+from edgefl_trainer.evaluate.table import row_names, unlike, usual_metric
 from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
@@ -26,12 +26,13 @@ def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> 
     for place, name in enumerate(row_names(summaries)):
         rows.setdefault(name, []).append(place)
     runs = {name: [summaries[i] for i in row] for name, row in rows.items()}
+    metric = tracked(usual_metric(summaries), summaries[0])
     return plot_progress(
         {name: [read_metrics(folders[i]) for i in row] for name, row in rows.items()},
-        metric=JUDGED,
+        metric=metric,
         title="; ".join(unlike(summaries)),
         one_class={name: set().union(*(one_class_of(run, tuned=True) for run in some)) for name, some in runs.items()},
-        chance={name: chance_of(some, JUDGED) for name, some in runs.items()},
+        chance={name: chance_of(some, metric) for name, some in runs.items()},
     )
 
 
@@ -63,7 +64,7 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
                 tracks.setdefault(name, []).append(one.measured.lines)
                 runs.setdefault(name, []).append(one.measured.summary)
                 one_class.setdefault(name, set()).update(one_class_of(one.measured.summary, tuned=True))
-    metric = tracked(experiment.metric)
+    metric = tracked(experiment.metric, found[0].measured.summary)
     chance = {name: chance_of(some, metric) for name, some in runs.items()}
     return plot_progress(tracks, metric=metric, title=plain, one_class=one_class, chance=chance)
 

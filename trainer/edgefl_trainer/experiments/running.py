@@ -17,6 +17,7 @@ from edgefl_trainer.engine.folder import check_claim, finished_summary, make_fol
 from edgefl_trainer.engine.run import check_backbone, run
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import RunError
+from edgefl_trainer.evaluate.table import usual_metric
 from edgefl_trainer.experiments.planning import (
     PlannedPartition,
     PlannedPretraining,
@@ -62,8 +63,9 @@ def run_planned(runs: Sequence[PlannedRun], say: Say) -> list[str]:
         if summary is None:
             failed.append(planned.name)
             continue
-        mean = summary["mean_balanced_accuracy"]
-        shown = "no figure" if mean is None else f"mean balanced accuracy {mean:.1%}"
+        metric = usual_metric([summary])
+        mean = summary[f"mean_{metric}"]
+        shown = "no figure" if mean is None else f"mean {metric.replace('_', ' ')} {mean:.1%}"
         say(f"{head}: {shown}, {summary['seconds']:.0f} s")
     return failed
 

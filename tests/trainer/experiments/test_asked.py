@@ -1,0 +1,90 @@
+"""An experiment over questions: the usual answer is a row of its own, and runs are followed by their accuracy.
+
+Source: docs/methods.md 11.4, docs/reference/experiment-files.md.
+"""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import edgefl_train, make_asked
+
+from edgefl_trainer.experiments import pictures
+from edgefl_trainer.experiments.files import Column, read_experiment
+from edgefl_trainer.experiments.measured import Measurement, figure_of
+
+FILE = Path(__file__).parents[3] / "experiments/medvqa-vqa-rad.toml"
+ROWS = {"Local": "local", "question alone": "question-alone"}  # label → folder
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, cached):
+    """Two rows of the tiny table, on drawn questions."""
+    folder = tmp_path_factory.mktemp("answers")
+    make_asked(folder / "vqa_rad.zip", {"HEAD": 12, "CHEST": 12, "ABD": 12})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEFL_DATA", str(folder))
+        rows = ",".join(ROWS.values())
+        found = edgefl_train(
+            "experiment", FILE, "--tiny", "--rows", rows, "--out", folder / "runs", "--device", "cpu", "--rounds", 1
+        )
+    assert found.code == 0, found.err
+    assert "mean accuracy " in found.err and "balanced" not in found.err
+    return folder / "runs", found
+
+
+def cells(folder: Path) -> dict[tuple[str, str], str]:
+    found = edgefl_train("table", folder, "--experiment", FILE, "--format", "csv")
+    return {(row["row"], row["column"]): row["ours"] for row in csv.DictReader(io.StringIO(found.out))}
+
+
+def test_every_figure_is_that_of_the_runs_summary(ran):
+    folder, found = ran
+    shown = cells(folder)
+    names = {"mean": "accuracy", "open, mean": "accuracy_open_questions", "closed, mean": "accuracy_closed_questions"}
+    for label, place in ROWS.items():
+        summary = json.loads((folder / f"organs/{place}/seed-0/summary.json").read_text())
+        for column, name in names.items():
+            assert float(shown[label, column]) == pytest.approx(summary[f"mean_{name}"])
+            assert float(shown["usual answer", column]) == pytest.approx(summary["usual_answer"][f"mean_{name}"])
+        assert float(shown[label, "chest"]) == summary["sites"]["rad-chest"]["accuracy"]
+    assert found.out.count("| usual answer |") == 1 and "nothing here can be compared with the paper" in found.out
+
+
+def test_a_file_without_runs_has_no_usual_answer(tmp_path):
+    (tmp_path / "o").mkdir()
+    found = edgefl_train("experiment", FILE, "--out", tmp_path / "o", "--dry-run", "--data", "vqa-rad:a.zip")
+    assert found.code == 0 and found.out.count("edgefl-train run ") == len(read_experiment(FILE).rows)
+
+
+def test_runs_with_other_folder_names_find_their_rows(ran, tmp_path):
+    """A run without the picture is a `local` run, too: the row that names more of its settings has it."""
+    folder, _ = ran
+    (tmp_path / "first").symlink_to(folder / "organs/question-alone/seed-0")
+    (tmp_path / "second").symlink_to(folder / "organs/local/seed-0")
+    found = edgefl_train("table", tmp_path / "first", tmp_path / "second", "--experiment", FILE, "--format", "csv")
+    assert found.out == edgefl_train("table", folder, "--experiment", FILE, "--format", "csv").out
+
+
+def test_runs_over_questions_are_drawn_by_their_accuracy(ran, tmp_path, monkeypatch):
+    """Most answers are given to one question, so balanced accuracy is not recorded round by round."""
+    folder, _ = ran
+    drawn = []
+    plain = pictures.plot_progress
+    monkeypatch.setattr(pictures, "plot_progress", lambda *a, **k: drawn.append(k["metric"]) or plain(*a, **k))
+    run = folder / "organs/local/seed-0"
+    for words in ((folder, "--experiment", FILE), (run,)):
+        found = edgefl_train("table", *words, "--plot", tmp_path / "a.png")
+        assert found.code == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG"), found.err
+    assert drawn == ["tune_accuracy"]  # the experiment draws dots
+
+
+def test_what_it_took_is_counted_by_the_accuracy_of_answers():
+    lines = [
+        {"phase_index": i, "round": i + 1, "site": "a", "seconds": 2.0, "bytes_up": 10, "tune_accuracy": 0.2 * i}
+        for i in range(4)
+    ]
+    run = Measurement(seed=0, summary={"sites": {}, "usual_answer": {}}, lines=lines)
+    assert figure_of(Column(name="x", figure="rounds", target=0.3), "accuracy", run) == 3
