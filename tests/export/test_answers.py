@@ -12,6 +12,7 @@ from tests.export.conftest import CLASSES, write_run
 from edgefl_export.bundles.assemble import build_members, site_model
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.score import export_answer_graph
+from edgefl_export.int8.calibration import AskedSets, Calibration
 from edgefl_export.parity.score_parity import (
     check_parity,
     gate_images,
@@ -133,6 +134,29 @@ def test_the_bundle_loads_and_says_what_it_knows(answer_run, shared):
     assert bundle.labels.classes == CLASSES and bundle.labels.info is None and bundle.card.suspicion is None
     assert "no finding" in bundle.card.intended_use and bundle.card.refer_above == 0.8
     assert {one.quantity for one in members.parity} == {"probabilities", "map"}
+
+
+def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, answering, answer_graph, shared):
+    """docs/design.md 7, export gates (int8). Only the vision transformer has 8 bits: all else is an argument."""
+    pictures, words = gate_images(36, 128), gate_questions(len(WORDS.words), WORDS.length, 128)
+    cut = slice(0, 32), slice(32, 64), slice(64, 128)
+    asked = AskedSets(*(words[one] for one in cut), words[:40])
+    targets = np.arange(40) % len(CLASSES)
+    sets = Calibration(*(pictures[one] for one in cut), pictures[:40], targets, asked)
+    with shared.traces():
+        members = build_members(site_model(open_run(answer_run), "north"), int8=sets, tried=TRIED)
+    bundle = load_bundle(build_bundle(members.files, FIELDS, [KEY]), [KEY.public], FIELDS.created_ms)
+    assert members.agreement is not None and members.agreement.same_class >= 0.99
+    graph = onnx.load_from_string(members.files["score.onnx"])
+    assert {value.name for value in graph.graph.input} == {"image", "question", *answering.module.options.tensors}
+    assert len(members.files["score.onnx"]) < 0.6 * len(answer_graph)
+    session = open_session(members.files["score.onnx"])
+    found = graph_scores(session, answering.tensors, pictures[:40], 8, words[:40])["probabilities"]
+    wanted = trainer_scores(answering.module, answering.tensors, pictures[:40], questions=words[:40])["probabilities"]
+    assert 0 < np.abs(found - wanted).max() < 0.05
+    tried = bundle.questions.tried
+    assert (tried.questions, tried.right) == (40, int((found.argmax(axis=1) == targets).sum()))
+    assert tried.other_picture == TRIED.other_picture
 
 
 def test_what_cannot_be_exported_is_one_sentence(answer_run):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +18,11 @@ from edgefl_export.bundles.bundle_text import bundle_text
 from edgefl_export.errors import ExportError
 from edgefl_export.int8 import precision
 from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
+from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.data import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
 from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.questions import QuestionRows
 from edgefl_trainer.engine.settings import RunSettings
 
 
@@ -70,6 +73,25 @@ def test_pictures_are_dealt_once_and_the_sites_own_come_first(own, other, val, s
     assert rows_of(found.tune) == sorted(mine) and len(found.targets) == len(mine)
     again = split_pictures(data, "b", seed)
     assert rows_of(again.ranges) == ranges and rows_of(again.gate) == gate
+
+
+def test_a_picture_brings_its_questions_to_one_set():
+    """Tune rows that show one picture are not both ranges and choice, whatever order they were drawn in."""
+    data = federation({"a": 200}, {"a": 80})
+    shown = np.concatenate([np.arange(200) // 9, 100 + np.arange(80) // 5])  # nine questions to a tune picture
+    tokens = np.stack([np.arange(280), shown], axis=1)
+    asked = QuestionRows(tokens, ("",) * 280, np.zeros(280, bool), ("",) * 280, Questions(("a",), 2))
+    found = split_pictures(replace(data, pictures=shown, questions=asked), "a", 0)
+    sets = {name: getattr(found.questions, name) for name in ("ranges", "choice", "gate", "tune")}
+    for name, words in sets.items():
+        assert rows_of(getattr(found, name)) == words[:, 1].tolist()  # each picture beside its own question
+    assert len(set(sets["tune"][:, 0])) == len(found.targets) == 200
+    pictures = [set(sets[name][:, 1]) for name in ("ranges", "choice", "gate")]
+    assert not pictures[0] & pictures[1] and not (pictures[0] | pictures[1]) & pictures[2]
+    assert 100 <= len(sets["ranges"]) < 109 and len(sets["ranges"]) + len(sets["choice"]) == 200
+    few = replace(data, pictures=shown // 20, questions=asked)
+    with pytest.raises(ExportError, match="at least 16 tune images for its ranges, but the run's data has 2"):
+        split_pictures(few, "a", 0)
 
 
 def test_rows_are_those_that_the_run_had(tmp_path):

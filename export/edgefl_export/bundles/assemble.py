@@ -42,6 +42,7 @@ from edgefl_trainer.data.tasks import task_word
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.suspicion import site_suspicion
 from edgefl_trainer.evaluate.calibration import choose_suspicion
+from edgefl_trainer.evaluate.looking import tried_questions
 from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
@@ -194,6 +195,7 @@ def build_members(
         data, min_runtime, choice, found = _quantised(graph.onnx, tensors, int8, report)
         facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
         card = replace(card, metrics=facts, suspicion=_chosen_anew(model, data, tensors, int8))
+        tried = _tried_anew(model, data, tensors, int8, tried)
     files = {
         "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
@@ -239,10 +241,26 @@ def _quantised(
     """Return the 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
     from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
-    quantiser = quantise.Quantiser(graph, tensors, pictures.ranges)
-    choice = choose_layers(quantiser, graph, tensors, pictures.choice, report, pictures.float_layers)
+    asked = pictures.questions
+    quantiser = quantise.Quantiser(graph, tensors, pictures.ranges, asked.ranges)
+    choice = choose_layers(quantiser, graph, tensors, pictures.choice, report, pictures.float_layers, asked.choice)
     data = quantiser.build(choice.kept)
-    return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate)
+    return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate, asked.gate)
+
+
+def _tried_anew(
+    model: SiteModel,
+    graph: bytes,
+    tensors: Mapping[str, NDArray[np.float32]],
+    pictures: Calibration,
+    tried: TriedQuestions | None,
+) -> TriedQuestions | None:
+    """Count the answers of the 8-bit graph; what another picture changes was measured with the float one."""
+    unsure_above = model.card.refer_above
+    if tried is None or pictures.questions.tune is None or unsure_above is None:
+        return tried
+    found = graph_scores(open_session(graph), tensors, pictures.tune, BATCH, pictures.questions.tune)["probabilities"]
+    return tried_questions(found, pictures.targets, model.predictor.seen, unsure_above, tried.other_picture)
 
 
 def _chosen_anew(

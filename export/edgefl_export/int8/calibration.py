@@ -4,7 +4,7 @@ Guarantees: ranges and choice of layers see `tune` rows alone, those that calibr
 (docs/design.md, section 5, rows); the gate sees the rows that results are reported on, topped up with `tune` rows that
 were left over; no picture is in two of these three sets, none was trained on; the same run gives the same pictures. A
 site's own pictures come first, those of the run's other sites fill up. Beside them lie all `tune` rows of the site, on
-which the threshold of its suspicious classes is chosen.
+which the threshold of its suspicious classes is chosen, and answers are counted. A picture brings all its questions.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_export.errors import ExportError
-from edgefl_export.parity.score_parity import Pictures
+from edgefl_export.parity.score_parity import AskedWords, Pictures
 from edgefl_trainer.data import DataError, Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.models import FinishedRun
@@ -27,6 +27,16 @@ LEAST = 16  # of `tune` pictures
 
 
 @dataclass(frozen=True)
+class AskedSets:
+    """Questions to the pictures of `Calibration`, (n, L) numbers of words each; None where nothing is asked."""
+
+    ranges: AskedWords | None = None
+    choice: AskedWords | None = None
+    gate: AskedWords | None = None
+    tune: AskedWords | None = None
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Three sets of pictures, (n, S, S, 3) each: for ranges, for the choice of layers, for the gate; and `tune`."""
 
@@ -35,6 +45,7 @@ class Calibration:
     gate: Pictures
     tune: Pictures  # all of the site that have a label, (n, S, S, 3)
     targets: NDArray[np.int64]  # their classes, (n,)
+    questions: AskedSets = AskedSets()  # what is asked about each picture of the four sets
     float_layers: int | None = None  # how many stay in float; None: as few as it takes
 
 
@@ -44,8 +55,6 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
     Raises:
         ExportError: the data is gone or has changed, or has too few `tune` rows.
     """
-    if run.questions is not None:
-        raise ExportError("no 8-bit graph is made of a model that answers questions; use --precision fp32")
     try:
         federation = federation_of(run)
     except ExportError as error:
@@ -83,13 +92,13 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     order = [site, *(name for name in federation.sites if name != site)]
     draw = np.random.default_rng(seed)
     known = [federation.sites[name] for name in order if name in federation.sites]
-    tune = _drawn((one.tune for one in known), draw)
-    if len(tune) < LEAST:
+    tune, begins = _by_picture(federation, _drawn((one.tune for one in known), draw))
+    if len(begins) < LEAST:
         raise ExportError(
-            f"int8 needs at least {LEAST} tune images for its ranges, but the run's data has {len(tune)}; use "
+            f"int8 needs at least {LEAST} tune images for its ranges, but the run's data has {len(begins)}; use "
             "--precision fp32"
         )
-    ranges = min(RANGES, len(tune) // 2)
+    ranges = next((at for at in begins if at >= min(RANGES, len(tune) // 2)), begins[-1])
     choice = min(CHOICE, len(tune) - ranges)
     reported = _drawn((one.rows(federation.report_split) for one in known), draw)
     gate = np.concatenate([reported, tune[ranges + choice :]])[:GATE]
@@ -99,13 +108,26 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
 
     own = federation.sites[site].tune.astype(np.int64) if site in federation.sites else np.zeros(0, np.int64)
     own = own[federation.labels[own] >= 0]
+    sets = (tune[:ranges], tune[ranges : ranges + choice], gate)
+    of_ranges, of_choice, of_gate = map(shown, sets)
+    tokens = None if federation.questions is None else federation.questions.tokens
+    questions = AskedSets() if tokens is None else AskedSets(*(tokens[rows] for rows in (*sets, own)))
     return Calibration(
-        ranges=shown(tune[:ranges]),
-        choice=shown(tune[ranges : ranges + choice]),
-        gate=shown(gate),
+        ranges=of_ranges,
+        choice=of_choice,
+        gate=of_gate,
+        questions=questions,
         tune=shown(own),
         targets=federation.labels[own],
     )
+
+
+def _by_picture(federation: Federation, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
+    """Put rows that show one picture next to one another, where the first of them stands; and where each begins."""
+    _, first, index = np.unique(federation.places(rows), return_index=True, return_inverse=True)
+    ordered = rows[np.argsort(first[index], kind="stable")]
+    shown = federation.places(ordered)
+    return ordered, [at for at in range(len(shown)) if at == 0 or shown[at] != shown[at - 1]]
 
 
 def _drawn(groups: Iterable[NDArray[np.integer]], draw: np.random.Generator) -> NDArray[np.int64]:

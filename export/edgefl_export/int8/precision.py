@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.int8.quantise import Quantiser
-from edgefl_export.parity.score_parity import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
+from edgefl_export.parity.score_parity import MIN_IMAGES, Arrays, AskedWords, Pictures, graph_scores, open_session
 from edgefl_protocol.sentences import counted
 
 MIN_SAME_CLASS = 0.99
@@ -79,12 +79,14 @@ def choose_layers(
     pictures: Pictures,
     report: Report,
     count: int | None = None,
+    questions: AskedWords | None = None,
 ) -> FloatLayers:
     """Measure every layer, and find how many have to stay in float: (1) and (2).
 
     Args:
         pictures: (n, S, S, 3), at least one; none of those that gave the ranges.
         count: how many stay in float, in place of (2).
+        questions: what is asked about each picture, of a model that answers questions.
 
     Returns:
         The choice; where even a third of the layers is not enough, that third.
@@ -92,7 +94,8 @@ def choose_layers(
     Raises:
         ExportError: the graph has fewer layers than `count`.
     """
-    expected = graph_scores(open_session(graph), tensors, pictures, BATCH)
+    expected = graph_scores(open_session(graph), tensors, pictures, BATCH, questions)
+    few = None if questions is None else questions[:PROBES]
     names = [layer.name for layer in quantiser.layers]
     if count is not None and count > len(names):
         raise ExportError(f"--float-layers is {count}, but the graph has {len(names)} layers")
@@ -100,13 +103,14 @@ def choose_layers(
     sensitivity = {}
     for index, name in enumerate(names):  # (1)
         alone = quantiser.build([other for other in names if other != name])
-        found = graph_scores(open_session(alone), tensors, pictures[:PROBES], BATCH)
+        found = graph_scores(open_session(alone), tensors, pictures[:PROBES], BATCH, few)
         sensitivity[name] = agreement(probes, found).change
         report(f"layer {index + 1} of {len(names)}, {name}: {sensitivity[name]:.1e}")
     ranked = sorted(names, key=lambda name: -sensitivity[name])
     for most in _counts(len(names)) if count is None else [count]:  # (2)
         kept = tuple(ranked[:most])
-        judged = agreement(expected, graph_scores(open_session(quantiser.build(kept)), tensors, pictures, BATCH))
+        made = open_session(quantiser.build(kept))
+        judged = agreement(expected, graph_scores(made, tensors, pictures, BATCH, questions))
         report(
             f"{counted(len(kept), 'layer')} in float: {judged.same_class:.2%} of the pictures get the same class, and "
             f"their uncertainty changes by {judged.change:.1e}"
@@ -122,7 +126,9 @@ def _counts(layers: int) -> list[int]:
     return [0, *(2**power for power in range(layers.bit_length()) if 2**power <= most)]
 
 
-def check_agreement(made: bytes, graph: bytes, tensors: Arrays, pictures: Pictures) -> Agreement:
+def check_agreement(
+    made: bytes, graph: bytes, tensors: Arrays, pictures: Pictures, questions: AskedWords | None = None
+) -> Agreement:
     """Run the gate: (3).
 
     Args:
@@ -136,8 +142,8 @@ def check_agreement(made: bytes, graph: bytes, tensors: Arrays, pictures: Pictur
             f"the int8 gate needs {MIN_IMAGES} images, but {len(pictures)} were found; use --precision fp32"
         )
     found = agreement(
-        graph_scores(open_session(graph), tensors, pictures, BATCH),
-        graph_scores(open_session(made), tensors, pictures, BATCH),
+        graph_scores(open_session(graph), tensors, pictures, BATCH, questions),
+        graph_scores(open_session(made), tensors, pictures, BATCH, questions),
     )
     if not found.within():
         raise GateError(

@@ -30,7 +30,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, TensorsDat
 
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import clean
-from edgefl_export.parity.score_parity import Arrays, Pictures
+from edgefl_export.parity.score_parity import Arrays, AskedWords, Pictures, network_inputs
 
 MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
 OPERATORS = ["Gemm", "MatMul"]
@@ -89,9 +89,10 @@ def _without_advice() -> Iterator[None]:
 class _Reader(CalibrationDataReader):  # type: ignore[misc]  # the runtime carries no types
     """Calibration pictures in batches, with the bundle's tensors."""
 
-    def __init__(self, fixed: Arrays, pictures: Pictures) -> None:
+    def __init__(self, fixed: Arrays, pictures: Pictures, questions: AskedWords | None) -> None:
+        given = network_inputs(pictures, questions)
         self._feeds: Iterator[dict[str, NDArray[Any]]] = (
-            {"image": pictures[start : start + CALIBRATION_BATCH], **fixed}
+            {**{name: one[start : start + CALIBRATION_BATCH] for name, one in given.items()}, **fixed}
             for start in range(0, len(pictures), CALIBRATION_BATCH)
         )
 
@@ -104,17 +105,18 @@ class Quantiser:
 
     Args:
         pictures: calibration images (n, S, S, 3), at least one.
+        questions: what is asked about each, of a model that answers questions.
 
     Raises:
         ExportError: the graph has no layer that could be quantised.
     """
 
-    def __init__(self, graph: bytes, tensors: Arrays, pictures: Pictures) -> None:
+    def __init__(self, graph: bytes, tensors: Arrays, pictures: Pictures, questions: AskedWords | None = None) -> None:
         self.layers = linear_layers(graph)
         if not self.layers:
             raise ExportError("the network has no linear layers, and 8 bits speed up no others; use --precision fp32")
         self._float = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph))
-        self._ranges = _ranges(graph, tensors, pictures)
+        self._ranges = _ranges(graph, tensors, pictures, questions)
 
     def build(self, kept: Collection[str] = ()) -> bytes:
         """Return the graph with 8-bit layers.
@@ -153,14 +155,15 @@ class Quantiser:
         return data
 
 
-def _ranges(graph: bytes, tensors: Arrays, pictures: Pictures) -> TensorsData:
+def _ranges(graph: bytes, tensors: Arrays, pictures: Pictures, questions: AskedWords | None) -> TensorsData:
     """Return the smallest and largest value of each linear layer's input and output over the calibration images."""
     model = onnx.load_from_string(graph)
-    fixed = {value.name: tensors[value.name] for value in model.graph.input if value.name != "image"}
+    given = network_inputs(pictures, questions)
+    fixed = {value.name: tensors[value.name] for value in model.graph.input if value.name not in given}
     with tempfile.TemporaryDirectory(prefix="edgefl-int8-") as folder:
         path = Path(folder) / "score.onnx"
         path.write_bytes(graph)
         calibrator = create_calibrator(path, OPERATORS, augmented_model_path=str(Path(folder) / "ranges.onnx"))
         with _without_advice():
-            calibrator.collect_data(_Reader(fixed, pictures))
+            calibrator.collect_data(_Reader(fixed, pictures, questions))
             return calibrator.compute_data()

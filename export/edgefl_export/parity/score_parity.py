@@ -112,6 +112,11 @@ def open_session(graph: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
+def network_inputs(images: Pictures, questions: AskedWords | None) -> dict[str, NDArray[np.generic]]:
+    """Return what a graph is given beside a model's tensors, n rows each, by input."""
+    return {"image": images} if questions is None else {"image": images, INPUT: questions}
+
+
 def graph_scores(
     session: onnxruntime.InferenceSession,
     tensors: Arrays,
@@ -128,7 +133,7 @@ def graph_scores(
         Outputs by name, n rows each.
     """
     names = [value.name for value in session.get_outputs()]
-    given = {"image": images} if questions is None else {"image": images, INPUT: questions}
+    given = network_inputs(images, questions)
     fixed = {value.name: tensors[value.name] for value in session.get_inputs() if value.name not in given}
     parts = [
         session.run(names, {**{name: one[start : start + batch] for name, one in given.items()}, **fixed})
