@@ -6,16 +6,19 @@ Source: docs/methods.md 11.4, docs/reference/experiment-files.md.
 import csv
 import io
 import json
+import runpy
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_trainer.experiments import pictures
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, figure_of
 
-FILE = Path(__file__).parents[3] / "experiments/medvqa-vqa-rad.toml"
+ROOT = Path(__file__).parents[3]
+FILE = ROOT / "experiments/medvqa-vqa-rad.toml"
 ROWS = {"Local": "local", "question alone": "question-alone"}  # label → folder
 
 
@@ -51,6 +54,23 @@ def test_every_figure_is_that_of_the_runs_summary(ran):
             assert float(shown["usual answer", column]) == pytest.approx(summary["usual_answer"][f"mean_{name}"])
         assert float(shown[label, "chest"]) == summary["sites"]["rad-chest"]["accuracy"]
     assert found.out.count("| usual answer |") == 1 and "nothing here can be compared with the paper" in found.out
+
+
+def test_the_page_of_results_is_filled_by_one_command(ran, tmp_path):
+    """Between its two marks; what a person wrote stays."""
+    folder, _ = ran
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs/results/vqa_rad.md").read_text(encoding="utf-8"), encoding="utf-8")
+    main = runpy.run_path(str(ROOT / "benchmarks/answers_page.py"))["main"]
+    before = page.read_text(encoding="utf-8").splitlines()
+    done = CliRunner().invoke(main, [str(folder), "--experiment", str(FILE), str(page)])
+    assert done.exit_code == 0, done.output
+    shown = cells(folder)
+    seen, alone = (float(shown[label, "mean"]) for label in ROWS)
+    lines = page.read_text(encoding="utf-8").splitlines()
+    (local, _) = [line for line in lines if line.startswith("| Local |")]
+    assert f"| {100 * seen:.1f} |" in local and f"| {100 * (seen - alone):+.1f} |" in local
+    assert [line for line in before if not line.startswith("|")] == [line for line in lines if not line.startswith("|")]
 
 
 def test_a_file_without_runs_has_no_usual_answer(tmp_path):
