@@ -21,7 +21,9 @@ from edgefl_trainer.data.lesions import draw_lesion
 FOLDER = Path(__file__).resolve().parents[2] / "examples/models"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 FILES = ("nevus", "eight-diagnoses")  # in the order of the page's columns
+ASKED = "chest-questions"
 MOST_BYTES = 8_000_000
+MOST_BYTES_ASKED = 10_000_000
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -73,6 +75,48 @@ def test_the_second_command_scores_a_photograph(tmp_path: Path, monkeypatch: pyt
         found = json.loads(done.stdout)
         assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-4) and found["refer"] is not None
     assert list((tmp_path / "heatmaps").glob("photo-*.png"))
+
+
+def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
+    """Figures of the card and of the table of questions; licence, size and signature as the others'."""
+    data = (FOLDER / f"{ASKED}.edgefl").read_bytes()
+    bundle = load_bundle(data, [read_public_key(FOLDER / "signing.pub").public], 1_800_000_000_000)
+    site, knows = bundle.card.metrics["site"], bundle.questions
+    assert len(data) <= MOST_BYTES_ASKED and bundle.card.site == "rad-chest" and isinstance(site, dict) and knows is not None
+    told = dict(re.findall(r"^\| ([^|]*) \| ([^|]*) \|$", PAGE.partition("## A model that answers")[2], re.M))
+    low, high = site["accuracy_interval"]
+    assert told["accuracy on held-out questions of its site"].startswith(
+        f"{site['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}); {site['n_test']} "
+    )
+    for words, figure in (
+        ("of open questions", site["accuracy_open_questions"]),
+        ("of closed questions", site["accuracy_closed_questions"]),
+        ("the usual answer to each kind of question", site["usual_answer"]["accuracy"]),
+    ):
+        assert told[words] == f"{figure:.3f}"
+    tried, other = knows.tried, knows.tried.other_picture
+    assert told["`tune` questions that it answers, rightly"] == (
+        f"{tried.answered} of {tried.questions}, {tried.answered_right}"
+    )
+    own = told["`tune` questions right with their own picture, with another one's"]
+    assert own == f"{tried.right}, {other.right} of {tried.questions}"
+    assert other.low <= 0 and "not found to\nlook at the picture" in PAGE
+    assert f"one of {len(bundle.labels.classes)} answers" in told["answers"]
+    assert f"it knows {len(knows.vocabulary.words)} words" in told["answers"]
+    assert "VQA-RAD is CC0 1.0" in bundle.card.licence_note and "CC BY-NC 4.0" in bundle.card.licence_note
+    assert f"{ASKED}.edgefl" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_command_that_asks(tmp_path, monkeypatch):
+    """As a stranger types it, on a drawn picture: an answer or a reason for none, and that it does not look."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(FOLDER.parent)
+    Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0]).save("chest.png")
+    (command,) = re.findall(r"^\$ edgefl (ask .*)$", PAGE, re.M)
+    done = CliRunner().invoke(device_cli, [*shlex.split(command), "--home", "home"])
+    assert done.exit_code == 0 and "not found to look at the picture" in done.output, done.output
+    found = json.loads(CliRunner().invoke(device_cli, [*shlex.split(command), "--home", "home", "--json"]).stdout)
+    assert (found["answer"] is None) is found["refused"] and found["model"]["better_than_chance"] is False
 
 
 def test_they_stay_out_of_what_is_installed() -> None:
