@@ -43,6 +43,13 @@ static void keep_names(const char *folder, const char *target) {
     fclose(list);
 }
 
+/* An inode that came back as the other kind is no longer what it was. */
+static void forget(const char *image, const char *kind, unsigned long long inode) {
+    char target[PATH_MAX];
+    snprintf(target, sizeof target, "%s/%s-%llu", image, kind, inode);
+    unlink(target);
+}
+
 static void keep(int fd) {
     const char *root = getenv("POWER_CUT_ROOT"), *image = getenv("POWER_CUT_IMAGE");
     char link[64], path[PATH_MAX], target[PATH_MAX];
@@ -54,6 +61,7 @@ static void keep(int fd) {
     if (strncmp(path, root, strlen(root))) return;
     int is_folder = S_ISDIR(found.st_mode);
     snprintf(target, sizeof target, "%s/%s-%llu", image, is_folder ? "names" : "data", (unsigned long long)found.st_ino);
+    forget(image, is_folder ? "data" : "names", (unsigned long long)found.st_ino);
     is_folder ? keep_names(path, target) : keep_data(fd, target);
 }
 

@@ -60,21 +60,3 @@ def test_a_revoked_members_grant_is_not_its_successors(coordinator, tools) -> No
     OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
     tools.approved_member(coordinator, "clinic-a")
     assert OPERATIONS["status"](coordinator, {})["members"][0]["images"] is None
-
-
-def test_who_is_shut_out_is_gone_from_the_next_job_on(coordinator, tools, worker, clock) -> None:
-    """Its name stands in every later job, until a successor of that name has joined and a state was stored since."""
-    members = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcde"]
-    OPERATIONS["start"](coordinator, {})
-    assert step(coordinator, worker)
-    clock.now_ms += 1
-    OPERATIONS["revoke"](coordinator, {"name": "clinic-e"})
-    successor = tools.approved_member(coordinator, "clinic-e")
-    assert step(coordinator, worker)
-    assert (worker.seen[-1].kind, worker.seen[-1].gone) == ("broadcast", ("clinic-e",))
-    for number in (1, 2):
-        for member in (*members[:4], successor)[:4]:
-            assert isinstance(member.reply(number), Payload)
-        clock.now_ms += 1
-        assert step(coordinator, worker)
-        assert (worker.seen[-1].kind, worker.seen[-1].gone) == ("aggregate", ("clinic-e",) if number == 1 else ())

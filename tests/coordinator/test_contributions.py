@@ -61,6 +61,26 @@ def test_not_a_number_never_arrives(member) -> None:
     assert isinstance(refused, Refusal) and refused.code == "bad_message"
 
 
+@pytest.mark.parametrize(
+    ("arrays", "scalars"),
+    [
+        ({}, {"n.0": 1e9}),
+        ({}, {"n.7": 10**12}),
+        ({}, {"n_train": 5.0}),
+        ({}, {"n_train": -1}),
+        ({"selections": np.array([100, -390])}, {}),
+    ],
+    ids=["a float", "above the bound", "a whole float", "below 0", "a count below 0"],
+)
+def test_claims_are_whole_numbers_within_the_bound(make_coordinator, tools, arrays, scalars) -> None:
+    """Check 46: what weighs a reply, in scalars or in an array of counts."""
+    coordinator = make_coordinator(task={"method": "sgpt", "shares_maps": False})
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    refused = member.reply(1, payload=Payload(arrays, {**SHA, **scalars}))
+    assert isinstance(refused, Refusal) and refused.code == "bad_contribution"
+
+
 def test_a_reply_above_the_cap(make_coordinator, tools) -> None:
     """The task states the cap; a longer reply is refused typed."""
     coordinator = make_coordinator(limits={"reply_bytes": 100})

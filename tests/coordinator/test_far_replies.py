@@ -79,15 +79,17 @@ def test_honest_replies_all_count() -> None:
     assert not verdict.refused and not verdict.problem
 
 
-def test_a_larger_site_may_go_farther_where_its_images_were_granted() -> None:
-    """Steps grow with images: a hospital among devices is no offender; who only claims them is."""
+def test_a_larger_site_may_go_farther() -> None:
+    """Steps grow with images: a hospital among devices is no offender, for its update is cut. Where nothing is cut only
+    granted images count, or a claim would be an allowance."""
     far = (SENT + 15 * (HONEST["clinic-9"] - SENT)).astype(np.float32)
     offered = {one: reply(HONEST[one], 20) for one in SITES[:4]} | {"hospital": reply(far, 500)}
-    granted = Protection(ProtectionSettings(rule="mean"), {"hospital": 500})
-    assert not judged(offered, granted).refused
-    assert set(judged(offered).refused) == {"hospital"}
-    small = Protection(granted={"hospital": 30})
-    assert set(judged(offered, small).refused) == {"hospital"}
+    assert not judged(offered).refused and set(judged(offered).bounded) == {"hospital"}
+    assert set(judged({**offered, "hospital": reply(far, 30)}).refused) == {"hospital"}
+    mean = ProtectionSettings(rule="mean")
+    assert not judged(offered, Protection(mean, {"hospital": 500})).refused
+    assert set(judged(offered, Protection(mean)).refused) == {"hospital"}
+    assert set(judged(offered, Protection(mean, {"hospital": 30})).refused) == {"hospital"}
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -112,7 +112,7 @@ def test_journal_gate(version, affected) -> None:
 
 
 @pytest.mark.parametrize(("version", "mode"), [((3, 40, 1), "delete"), ((3, 51, 3), "wal")])
-def test_the_file_has_the_mode_and_full_flushes(make_coordinator, monkeypatch, version, mode) -> None:
+def test_the_file_has_the_mode_and_flushes_its_folder(make_coordinator, monkeypatch, version, mode) -> None:
     """Check 65: the mode that is reported is the file's; synchronous is EXTRA (3)."""
     monkeypatch.setattr(store.sqlite3, "sqlite_version_info", version)
     coordinator = make_coordinator()

@@ -214,6 +214,20 @@ def test_a_process_of_its_own(files, tmp_path, tools) -> None:
         assert tools.content(read_result(folder)) == run_job(work)
 
 
+def test_what_a_member_sent_that_was_shut_out_is_dealt_to_nobody(files) -> None:
+    """docs/security.md 4 with the real method: before the next round is aggregated its maps are gone from the state."""
+    state, replies = files
+    after = Path(state).with_name("after")
+    after.write_bytes(run_job(job("aggregate", 1, state, replies)).state)
+    for kind, more in (("broadcast", {}), ("aggregate", {name: replies[name] for name in SITES[:2]})):
+        made = run_job(job(kind, 2, str(after), more, sites=SITES[:3], gone=("d",)))
+        assert all(len({name.split(".")[1] for name in Payload.from_bytes(one).arrays}) == 2
+                   for one in made.broadcasts.values())  # fmt: skip
+        kept = run_job(job(kind, 2, str(after), more, sites=SITES[:3]))
+        assert all(len({name.split(".")[1] for name in Payload.from_bytes(one).arrays}) == 3
+                   for one in kept.broadcasts.values())  # fmt: skip
+
+
 def fedavg_replies(folder: Path, width: int = 8, **odd: Payload) -> dict[str, str]:
     """The warm replies of FedAvg: moments and probes of both readouts; `odd` replaces a site's."""
     rng = np.random.default_rng(0)

@@ -82,7 +82,12 @@ def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
     data = (FOLDER / f"{ASKED}.edgefl").read_bytes()
     bundle = load_bundle(data, [read_public_key(FOLDER / "signing.pub").public], 1_800_000_000_000)
     site, knows = bundle.card.metrics["site"], bundle.questions
-    assert len(data) <= MOST_BYTES_ASKED and bundle.card.site == "rad-chest" and isinstance(site, dict) and knows is not None
+    assert (
+        len(data) <= MOST_BYTES_ASKED
+        and bundle.card.site == "rad-chest"
+        and isinstance(site, dict)
+        and knows is not None
+    )
     told = dict(re.findall(r"^\| ([^|]*) \| ([^|]*) \|$", PAGE.partition("## A model that answers")[2], re.M))
     low, high = site["accuracy_interval"]
     assert told["accuracy on held-out questions of its site"].startswith(

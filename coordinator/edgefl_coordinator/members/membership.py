@@ -176,13 +176,6 @@ def shut_out(connection: Connection) -> list[dict[str, str | int]]:
     return [{"name": row.name, "role": row.role, "revoked_ms": row.revoked_ms} for row in newest.values()]
 
 
-def gone(connection: Connection, since_ms: int) -> tuple[str, ...]:
-    """Return the names of members that were shut out; of a name that joined again only where that was since a time."""
-    living = select(members.c.name).where(members.c.state == "approved")
-    left = (members.c.state == "revoked") & ((members.c.revoked_ms >= since_ms) | members.c.name.not_in(living))
-    return tuple(sorted(set(connection.scalars(select(members.c.name).where(left)))))
-
-
 def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     """Return the member that has or had this signing key, or None."""
     later = select(member_keys.c.member).where(member_keys.c.skid == skid)

@@ -11,7 +11,7 @@ check 46.
 import errno
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import grants, membership, uploads
-from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds import shut_out, stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
@@ -41,6 +41,7 @@ class Due:
 
     job: Job
     receivers: dict[str, str]
+    left: frozenset[str] = frozenset()  # first key ids of all members that were shut out when the job was made
 
 
 def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
@@ -106,13 +107,14 @@ def next_job(coordinator: Coordinator) -> Due | None:
                 return _due(coordinator, "start", 0, everybody)
             return None
         number, state = latest
-        gone = membership.gone(connection, since_ms=audit.newest_ms(connection, "state"))
+        left = shut_out.ever_shut_out(connection)
+        more: dict[str, Any] = {"gone": shut_out.still_in_state(connection, left), "left": left}
         if current is not None and current.state == "aggregating":
-            more = {"gone": gone, "granted": grants.granted(connection)}
+            more["granted"] = grants.granted(connection)
             replies = stored_rounds.replies_of(connection, current.number)
             return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
         waiting = stored_rounds.without_broadcast(connection, number + 1)
-        return _due(coordinator, "broadcast", number + 1, waiting, state, gone=gone) if waiting else None
+        return _due(coordinator, "broadcast", number + 1, waiting, state, **more) if waiting else None
 
 
 def sweep_uploads(coordinator: Coordinator) -> None:
@@ -146,13 +148,15 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
         if result.state is not None and job.kind != "broadcast":
             adopted.append(store.adopt(result.state))
         with store.transaction() as connection:
+            if due.left != frozenset(shut_out.ever_shut_out(connection)):
+                return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
             if job.kind == "broadcast":
                 stored_rounds.add_broadcasts(connection, job.number, made)
                 detail = {"members": len(made)}
                 audit.append(connection, coordinator.clock(), "broadcasts_made", str(job.number), detail)
                 found = []
             elif stored_rounds.commit_state(connection, coordinator.clock(), job.number, adopted[-1]):
-                found = _open_following(connection, coordinator, job, result, made)
+                found = _open_following(connection, coordinator, due, result, made)
             else:  # it was committed before
                 found = [blob.name for blob in adopted]
         spare = found
@@ -163,14 +167,15 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
 def _open_following(
     connection: Connection,
     coordinator: Coordinator,
-    job: Job,
+    due: Due,
     result: JobFiles,
     made: dict[str, stored_rounds.Broadcast],
 ) -> list[str]:
     """Open what follows a state that was just committed; return the blobs to delete after the commit."""
-    now_ms, following = coordinator.clock(), job.number + 1
+    job, now_ms, following = due.job, coordinator.clock(), due.job.number + 1
     past = stored_rounds.refuse_replies(connection, now_ms, job.number, result.refused)
     stored_rounds.note_bounded(connection, now_ms, job.number, result.bounded)
+    shut_out.note_left(connection, due.left)
     stored_rounds.set_fact(connection, "phases", list(result.phases))
     if following <= len(result.phases):
         deadline_s = coordinator.settings.rounds.deadline_s
@@ -198,6 +203,7 @@ def _due(
     receivers: list[membership.MemberRow],
     state: str | None = None,
     replies: dict[str, str] | None = None,
+    left: Collection[str] = (),
     **more: Any,
 ) -> Due:
     blobs = coordinator.store.home.blobs
@@ -211,4 +217,4 @@ def _due(
         order_key=coordinator.derive("peer-order").hex(),
         **more,
     )
-    return Due(job, {member.name: member.skid for member in receivers})
+    return Due(job, {member.name: member.skid for member in receivers}, frozenset(left))

@@ -1,32 +1,34 @@
 """How much one member's reply weighs in a round, and how far it can move the result.
 
-Guarantees: a count of images weighs at most `claim_most` times the usual count of the round, or what the operator
-granted to its member. With the rule "clip" an update is at most `norm_most` times as long as the usual one, and longer
-only for granted images. So with the defaults one of five members, or two of ten, move a mean by at most half a usual
-update, whatever they send. Replies within the bounds stay as they are, bit for bit. The usual value is the lower
-median, which fewer than half of the members cannot move beyond the honest values. Pure.
+Guarantees:
+    Claims of images, and whole-number arrays that count, weigh at most `claim_most` times the round's usual claim, or
+    what the operator granted to their member.
+    With every rule but "mean" the update of each group of arrays (`updates.group_of`) is at most `norm_most` times as
+    long as the usual one, and longer only for granted images; "median", "trimmed-mean" and "multi-krum" come on top.
+    So with the defaults one of five members moves a mean by at most three quarters of a usual update, and by half of
+    one where the claims are alike.
+    Replies within the bounds stay as they are, bit for bit.
+Of fewer than three replies none tells what is usual, and of updates only one that changed something: they stay. Maps
+and features are not averaged, and not bounded here. The usual value is a lower median. Pure.
 
 Source: Sun et al., "Can you really backdoor federated learning?", arXiv 1911.07963 (clipping); `updates` for the other
 rules; docs/security.md 4, checks 46 and 47.
 """
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from edgefl_coordinator.rounds import updates
+from edgefl_coordinator.rounds.reply_forms import is_claim
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
 
 Replies = Mapping[str, Payload]
 
-LEAST_TO_COMPARE = 3  # replies of which a median tells the usual update
-_CLAIM = re.compile(r"n_train|n\.(?:0|[1-9][0-9]*)")  # of all images, or of those of a class
+LEAST_TO_COMPARE = 3  # replies of which a median tells what is usual
 
 
 @dataclass(frozen=True)
@@ -54,29 +56,38 @@ def bounded_claims(replies: Replies, protection: Protection) -> Bounded:
         grant = protection.granted.get(site)
         weighs = min(images, int(most) if grant is None else grant)
         if weighs < images:
-            reply, why = replies[site], f"{times:g} times the median" if grant is None else "what it was approved for"
-            counts = {name: count * weighs // images for name, count in _claims(reply).items()}
+            reply = replies[site]
+            counts = {name: max(min(count, 1), count * weighs // images) for name, count in _claims(reply).items()}
             found.replies[site] = Payload(reply.arrays, {**reply.scalars, **counts})
-            found.told[site] = f"it claims {counted(images, 'image')} and weighs as {weighs}, {why}"
-    return found
+            found.told[site] = f"it claims {counted(images, 'image')} and weighs as {weighs}, " + (
+                f"{times:g} times the median; approve it again with --images to let it weigh more"
+                if grant is None
+                else "what it was approved for"
+            )
+    return _bounded_counts(found, protection)
 
 
 def bounded_updates(replies: Replies, broadcasts: Replies, protection: Protection) -> Bounded:
-    """Bound how far each reply moves the result, by the federation's rule; `broadcasts` are what members were sent.
-
-    With fewer than three updates there is nothing to compare, and they stay as they are.
-    """
-    lengths = {name: updates.length(reply, broadcasts[name]) for name, reply in sorted(replies.items())}
-    moved = {name: length for name, length in lengths.items() if length is not None}
+    """Bound how far each reply moves the result, by the federation's rule; `broadcasts` are what members were sent."""
     settings = protection.settings
+    moved = {
+        name: found for name, reply in sorted(replies.items()) if (found := updates.lengths(reply, broadcasts[name]))
+    }
     if settings.rule == "mean" or len(moved) < LEAST_TO_COMPARE:
         return Bounded(dict(replies))
+    clipped = _clipped(replies, broadcasts, moved, protection)
     if settings.rule == "clip":
-        return _clipped(replies, broadcasts, moved, protection)
+        return clipped
+    names = list(moved)
+    own, sent = [clipped.replies[name] for name in names], [broadcasts[name] for name in names]
     if settings.rule == "multi-krum":
-        return _without_farthest(replies, broadcasts, sorted(moved), settings.hostile)
+        left_out = {names[place] for place in updates.farthest(own, sent, settings.hostile)}
+        why = "its update lies farthest from those of the others, and was left out"
+        kept = {name: reply for name, reply in clipped.replies.items() if name not in left_out}
+        return Bounded(kept, clipped.told | dict.fromkeys(sorted(left_out), why))
     centre = updates.median if settings.rule == "median" else partial(updates.trimmed_mean, share=settings.hostile)
-    return _centred(replies, broadcasts, sorted(moved), centre)
+    common = dict(zip(names, updates.centred(own, sent, centre, LEAST_TO_COMPARE), strict=True))
+    return Bounded(clipped.replies | common, clipped.told)
 
 
 def granted_ratios(replies: Replies, granted: Mapping[str, int]) -> dict[str, float]:
@@ -101,57 +112,60 @@ def usual(values: Iterable[float]) -> float:
     return statistics.median_low(known) if known else 0.0
 
 
-def _clipped(replies: Replies, broadcasts: Replies, moved: Mapping[str, float], protection: Protection) -> Bounded:
-    """Shorten updates that are longer than the rule allows."""
-    found, typical = Bounded(dict(replies)), usual(moved.values())
-    ratios = granted_ratios(replies, protection.granted)
-    for name, length in moved.items():
-        allowed = protection.settings.norm_most * ratios[name] * typical
-        if typical and length > allowed:
-            found.replies[name] = updates.with_update(
-                replies[name], broadcasts[name], partial(_times, allowed / length)
+def _bounded_counts(found: Bounded, protection: Protection) -> Bounded:
+    """Bound arrays of whole numbers, such as how often a site chose each group of prompts, by their sums."""
+    names = sorted({name for reply in found.replies.values() for name in _counts(reply)})
+    ratios = granted_ratios(found.replies, protection.granted)
+    for name in names:
+        sums = {site: int(reply.arrays[name].sum()) for site, reply in found.replies.items() if name in _counts(reply)}
+        for site, total in sums.items():
+            most = int(protection.settings.claim_most * ratios[site] * usual(sums.values()))
+            if total > most:
+                reply = found.replies[site]
+                fewer = (reply.arrays[name] * (most / total)).astype(reply.arrays[name].dtype)
+                found.replies[site] = Payload({**reply.arrays, name: fewer}, reply.scalars)
+                found.told.setdefault(site, f"its {name[:60]} count {total}, and count as {most}")
+    return found
+
+
+def _clipped(
+    replies: Replies, broadcasts: Replies, moved: Mapping[str, Mapping[str, float]], protection: Protection
+) -> Bounded:
+    """Shorten updates that are longer than the rule allows, group by group."""
+    found, ratios = Bounded(dict(replies)), granted_ratios(replies, protection.granted)
+    groups = sorted({group for lengths in moved.values() for group in lengths})
+    typical = {
+        group: _usual_length([lengths[group] for lengths in moved.values() if group in lengths]) for group in groups
+    }
+    for name, lengths in moved.items():
+        times = protection.settings.norm_most * ratios[name]
+        over = {
+            group: length / typical[group]
+            for group, length in lengths.items()
+            if typical[group] and length > times * typical[group]
+        }
+        if over:
+            found.replies[name] = updates.scaled(
+                replies[name], broadcasts[name], {group: times / far for group, far in over.items()}
             )
+            worst = max(over, key=lambda group: over[group])
             found.told[name] = (
-                f"its update is {length / typical:.3g} times as long as the median and was cut to "
-                f"{allowed / typical:.3g} times"
+                f"its {worst[:60]} changed {over[worst]:.3g} times as much as the median, and count as "
+                f"{times:.3g} times"
             )
     return found
 
 
-def _times(factor: float, _: str, update: updates.Values) -> updates.Values:
-    return update * factor
-
-
-def _without_farthest(replies: Replies, broadcasts: Replies, names: list[str], hostile: float) -> Bounded:
-    """Leave out the updates that multi-Krum finds farthest from the others."""
-    places = updates.farthest([replies[name] for name in names], [broadcasts[name] for name in names], hostile)
-    left_out = {names[place] for place in places}
-    why = "its update lies farthest from those of the others, and was left out"
-    kept = {name: reply for name, reply in replies.items() if name not in left_out}
-    return Bounded(kept, dict.fromkeys(sorted(left_out), why))
-
-
-def _centred(replies: Replies, broadcasts: Replies, names: list[str], centre: updates.Centre) -> Bounded:
-    """Give all replies one robust update, so that it is the mean whatever weights the method takes."""
-    holders: dict[str, list[str]] = {}
-    for name in names:
-        for key in updates.updated(replies[name], broadcasts[name]):
-            holders.setdefault(key, []).append(name)
-    centres = {
-        key: centre(np.stack([updates.update_of(replies[name], broadcasts[name], key) for name in having]))
-        for key, having in holders.items()
-        if len(having) >= LEAST_TO_COMPARE
-    }
-    return Bounded(
-        dict(replies)
-        | {
-            name: updates.with_update(replies[name], broadcasts[name], lambda key, own: centres.get(key, own))
-            for name in names
-        }
-    )
+def _usual_length(lengths: list[float]) -> float:
+    """The lower median; where most did not move, the smallest that did, unless it is alone."""
+    positive = sorted(length for length in lengths if length > 0)
+    return statistics.median_low(lengths) or (positive[0] if len(positive) > 1 else 0.0)
 
 
 def _claims(reply: Payload) -> dict[str, int]:
-    """The numbers of images that a reply claims, by scalar; what is no number of images is left to the method."""
-    found = {name: value for name, value in reply.scalars.items() if _CLAIM.fullmatch(name)}
-    return {name: value for name, value in found.items() if isinstance(value, int) and value >= 0}
+    """The numbers of images that a reply claims, by scalar; `check_reply` has let no others in."""
+    return {name: value for name, value in reply.scalars.items() if is_claim(name) and isinstance(value, int)}
+
+
+def _counts(reply: Payload) -> list[str]:
+    return [name for name, array in reply.arrays.items() if array.dtype.kind in "iu"]

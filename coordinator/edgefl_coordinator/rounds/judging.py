@@ -8,7 +8,7 @@ that the method takes. The rules, in order:
         missing. They and `features` may have any number of rows. A reply without arrays is left to the method.
     (3) Of three replies or more that change what was broadcast (weights, prompts, heads), one that lies more than eight
         times as far from it as the median reply is refused. A site with more images than the median may lie farther, in
-        proportion, where the operator granted them. So a reply times a million, or times −10, does not enter the mean.
+        proportion; where (4) cuts nothing, only for granted images. So a reply times a million does not enter the mean.
     (4) What is left weighs and moves no more than `bounding` allows; who was bounded is told.
     (5) Where the method cannot take these replies together, each that it cannot take alone is refused.
 A contribution of features (`beside_the_average`) is compared only with others like it, and counts for no quorum. Where
@@ -29,9 +29,11 @@ from edgefl_coordinator.rounds.bounding import (
     bounded_claims,
     bounded_updates,
     granted_ratios,
+    images_of,
     usual,
 )
 from edgefl_protocol import EdgeflError, Payload
+from edgefl_protocol.sentences import counted
 
 Result = TypeVar("Result")
 Found = TypeVar("Found")
@@ -100,7 +102,7 @@ def judge(
     refused, sound = {**refused, **far}, _without(sound, far)
     if weighing_in(sound) < quorum:
         return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
-    sound, told = _bounded(sound, broadcasts, protection)
+    sound, told = _bounded(sound, broadcasts, protection, beside)
     result, why = _try(take, sound)
     if result is not None:
         return RoundVerdict(result, refused, bounded=told)
@@ -116,15 +118,17 @@ def judge(
 
 
 def _bounded(
-    replies: Replies, broadcasts: Replies, protection: Protection
+    replies: Replies, broadcasts: Replies, protection: Protection, beside: Collection[str]
 ) -> tuple[dict[str, Payload], dict[str, str]]:
     """Rule (4): return what is aggregated, and of whom it differs from what was sent."""
-    weighed = bounded_claims(replies, protection)
+    alone = {name: reply for name, reply in replies.items() if is_beside(reply.arrays, beside)}
+    weighed = bounded_claims(_without(replies, dict.fromkeys(alone, "")), protection)
     moved = bounded_updates(weighed.replies, broadcasts, protection)
-    names = sorted({*weighed.told, *moved.told})
-    return moved.replies, {
-        name: "; ".join(found.told[name] for found in (weighed, moved) if name in found.told) for name in names
+    told = {
+        name: "; ".join(found.told[name] for found in (weighed, moved) if name in found.told)
+        for name in sorted({*weighed.told, *moved.told})
     }
+    return {**moved.replies, **alone}, told
 
 
 def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
@@ -184,16 +188,17 @@ def _difference(form: ReplyForm, usual: ReplyForm, votes: int, total: int) -> st
 
 
 def _too_far(replies: Replies, broadcasts: Replies, protection: Protection) -> dict[str, str]:
-    """Rule (3): return the replies that lie farther from the broadcast than their granted images explain."""
-    moved = {name: updates.length(reply, broadcasts[name]) for name, reply in sorted(replies.items())}
+    """Rule (3): return the replies that lie farther from the broadcast than their images explain."""
+    moved = {name: updates.distance(reply, broadcasts[name]) for name, reply in sorted(replies.items())}
     distances = {name: distance for name, distance in moved.items() if distance is not None}
     typical = usual(distances.values()) if len(distances) >= LEAST_TO_COMPARE else 0.0
     if typical == 0:  # nothing to compare with
         return {}
-    ratios = granted_ratios(replies, protection.granted)
+    claimed = {name: images_of(reply) for name, reply in replies.items()}
+    ratios = granted_ratios(replies, protection.granted if protection.settings.rule == "mean" else claimed)
     return {
         name: f"it lies {distance / typical:.3g} times as far from the broadcast as the median reply; "
-        f"{FARTHEST * ratios[name]:.3g} times is allowed, more where a member is approved with --images"
+        f"{FARTHEST * ratios[name]:.3g} times is allowed for its {counted(claimed[name], 'image')}"
         for name, distance in distances.items()
         if distance > FARTHEST * ratios[name] * typical
     }

@@ -14,7 +14,13 @@ from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import class_in_reply
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_CLAIM = re.compile(r"n_train|n\.(?:0|[1-9][0-9]*)")
 _HALF_STEP = 2**-11  # half the spacing of float16 just below 1
+
+
+def is_claim(name: str) -> bool:
+    """Tell whether a scalar says how many images, or images of a class, a reply comes from."""
+    return _CLAIM.fullmatch(name) is not None
 
 
 def check_reply(payload: Payload, task: TaskSettings) -> str:
@@ -22,9 +28,12 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
     site_sha256 = payload.scalars.get("site_sha256")
     if not isinstance(site_sha256, str) or _SHA256.fullmatch(site_sha256) is None:
         raise _bad("the reply lacks the scalar site_sha256 (64 lower-case hexadecimal digits)")
-    claimed = payload.scalars.get("n_train", 0)
-    if not isinstance(claimed, int) or not 0 <= claimed <= task.max_samples:
-        raise _bad(f"n_train is {str(claimed)[:40]}; it must be a whole number from 0 to {task.max_samples}")
+    for name, claimed in payload.scalars.items():
+        if is_claim(name) and not (isinstance(claimed, int) and 0 <= claimed <= task.max_samples):
+            raise _bad(f"{name} is {str(claimed)[:40]}; it must be a whole number from 0 to {task.max_samples}")
+    for name, array in payload.arrays.items():
+        if array.dtype.kind == "i" and array.size and array.min() < 0:
+            raise _bad(f"{name[:40]} holds {array.min()}; a count is 0 or more")
     if task.shares_maps:
         if len(payload.scalars) > 1:
             raise _bad(f"the reply has {len(payload.scalars)} scalars, but only site_sha256 is allowed")

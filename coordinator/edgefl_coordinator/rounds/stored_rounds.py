@@ -215,11 +215,11 @@ def _drop(connection: Connection, which: ColumnElement[bool]) -> list[str]:
 
 
 def replies_of(connection: Connection, number: int) -> dict[str, str]:
-    """Return member name → blob of every reply of a round."""
+    """Return member name → blob of every reply of a round, but of members that were shut out since."""
     found = (
         select(member_table.c.name, replies.c.blob)
-        .join(member_table, member_table.c.skid == replies.c.skid)  # with the revoked: a name stays one holder
-        .where(replies.c.number == number, replies.c.blob.is_not(None))
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .where(replies.c.number == number, replies.c.blob.is_not(None), member_table.c.state == "approved")
     )
     return {row.name: row.blob for row in connection.execute(found)}
 
@@ -231,11 +231,11 @@ def site_digests(connection: Connection) -> dict[str, str]:
 
 
 def held_arrays(connection: Connection) -> int:
-    """Count the arrays of everybody's newest reply, members shut out among them: where maps travel, the state holds
-    them all."""
+    """Count the arrays of every member's newest reply: where maps travel, the state holds them all."""
     found = (
         select(member_table.c.name, replies.c.arrays)
         .join(member_table, member_table.c.skid == replies.c.skid)
+        .where(member_table.c.state == "approved")
         .order_by(replies.c.number)
     )
     return sum({row.name: row.arrays for row in connection.execute(found)}.values())

@@ -66,11 +66,6 @@ def since_ms(connection: Connection, event: str, ended_by: Collection[str]) -> i
     return found
 
 
-def newest_ms(connection: Connection, event: str) -> int:
-    """Return when an event happened last; 0 where it never did."""
-    return connection.scalar(select(func.max(audit.c.at_ms)).where(audit.c.event == event)) or 0
-
-
 def count(connection: Connection) -> int:
     """Return the number of the newest row; 0 where there is none."""
     return connection.scalar(select(func.max(audit.c.number))) or 0
