@@ -133,8 +133,8 @@ HONEST_CLAIMS = st.one_of(st.just([IMAGES] * 4), st.lists(st.integers(1, 10**4),
 
 @given(HONEST_CLAIMS, st.integers(1, 10**6), st.floats(1e-3, 1e6), DIRECTION)
 def test_how_far_one_of_five_moves_the_mean(claims, claimed, scale, direction) -> None:
-    """Three quarters of an update at most: 2 of 2 + 2 votes where two honest members claim next to nothing, 1.5 times
-    as long; half of one with 2 of 2 + 4 votes, where the claims are alike."""
+    """6/7 of an update at most: 1.5 of 1.5 + 2 votes where two honest members claim next to nothing, twice as long;
+    6/11 with 1.5 of 1.5 + 4 votes, where the claims are alike."""
     sent, rng = payload(np.zeros(DIMENSIONS + 1)), np.random.default_rng(5)
     honest = {name: payload(rng.normal(size=DIMENSIONS + 1), one) for name, one in zip(SITES, claims, strict=False)}
     replies = {**honest, "hostile": payload(scale * np.array(direction), claimed)}
@@ -143,14 +143,14 @@ def test_how_far_one_of_five_moves_the_mean(claims, claimed, scale, direction) -
     weights = sample_weights(found)
     part = weights["hostile"] / sum(weights.values()) * (updates.distance(found["hostile"], sent) or 0)
     longest = max(updates.distance(one, sent) or 0 for one in honest.values())
-    assert part <= longest * (1 / 2 if len(set(claims)) == 1 else 3 / 4) * 1.0001
+    assert part <= longest * (6 / 11 if len(set(claims)) == 1 else 6 / 7) * 1.0001
 
 
-def test_a_claim_weighs_twice_the_median_or_what_was_granted() -> None:
+def test_a_claim_weighs_one_and_a_half_times_the_median_or_what_was_granted() -> None:
     """Weights are bounded by the round's median claim and by the operator's grant; the member is told of."""
     offered = {name: payload(np.zeros(3), 100) for name in SITES[:4]} | {"big": payload(np.zeros(3), 5000)}
     found = bounded_claims(offered, Protection())
-    assert found.replies["big"].scalars["n_train"] == 200 and set(found.told) == {"big"}
+    assert found.replies["big"].scalars["n_train"] == 150 and set(found.told) == {"big"}
     granted = bounded_claims(offered, Protection(granted={"big": 4000, "clinic-0": 50}))
     assert {name: reply.scalars["n_train"] for name, reply in granted.replies.items()} == {
         "big": 4000, "clinic-0": 50, "clinic-1": 100, "clinic-2": 100, "clinic-3": 100,
@@ -163,7 +163,7 @@ def test_counts_of_classes_are_bounded_by_their_sum() -> None:
     offered = {**usual, "one": Payload({}, {"n.0": 100}), "big": Payload({}, {"n.0": 900_000, "n.3": 100_000})}
     found = bounded_claims(offered, Protection())
     assert found.replies["one"].scalars == {"n.0": 100} and set(found.told) == {"big"}
-    assert found.replies["big"].scalars == {"n.0": 180, "n.3": 20}
+    assert found.replies["big"].scalars == {"n.0": 135, "n.3": 15}
 
 
 def test_a_class_with_few_images_is_not_bounded_away() -> None:
@@ -177,7 +177,7 @@ def test_counts_in_an_array_are_bounded_as_claims_are() -> None:
     offered = {name: Payload({"selections": np.array([60, 40])}, {"n_train": 100}) for name in SITES[:4]}
     offered["big"] = Payload({"selections": np.array([10**12, 0])}, {"n_train": 100})
     found = bounded_claims(offered, Protection())
-    assert found.replies["big"].arrays["selections"].tolist() == [200, 0] and set(found.told) == {"big"}
+    assert found.replies["big"].arrays["selections"].tolist() == [150, 0] and set(found.told) == {"big"}
     assert all(found.replies[name] is offered[name] for name in SITES[:4])
 
 
@@ -192,7 +192,7 @@ def test_what_was_never_broadcast_is_bounded_too() -> None:
         replies = {site: Payload({name: np.ones((2, 4), np.float32)}, {}) for site in SITES[:4]}
         replies["far"] = Payload({name: np.full((2, 4), 1e30, np.float32)}, {})
         found = bounded_alone(replies, Payload())
-        np.testing.assert_allclose(found["far"].arrays[name], 1.5, rtol=1e-6)
+        np.testing.assert_allclose(found["far"].arrays[name], 2, rtol=1e-6)
         assert all(found[site] is replies[site] for site in SITES[:4])
 
 
@@ -202,7 +202,7 @@ def test_one_kind_of_array_is_no_allowance_for_another() -> None:
     honest = Payload({"head.weight": np.full((2, 8), 0.01), "backbone.bn.running_var": np.full(1000, 5.0)}, {})
     hostile = Payload({"head.weight": np.full((2, 8), 0.5), "backbone.bn.running_var": np.full(1000, 5.0)}, {})
     found = bounded_alone({**dict.fromkeys(SITES[:4], honest), "hostile": hostile}, sent)["hostile"]
-    np.testing.assert_allclose(found.arrays["head.weight"], 0.015)
+    np.testing.assert_allclose(found.arrays["head.weight"], 0.02)
     np.testing.assert_array_equal(found.arrays["backbone.bn.running_var"], 5.0)
 
 
@@ -230,7 +230,7 @@ def test_a_class_of_two_is_bounded_whatever_the_rule(rule: str) -> None:
     replies |= {"rare": Payload(arrays, {}), "hostile": Payload({**arrays, "prototypes.1": np.full(4, 1e6)}, {})}
     found = bounded_alone(replies, Payload(), rule)
     if "hostile" in found:
-        np.testing.assert_allclose(found["hostile"].arrays["prototypes.1"], 1.5)
+        np.testing.assert_allclose(found["hostile"].arrays["prototypes.1"], 2)
 
 
 def test_who_did_not_move_tells_what_is_usual() -> None:
@@ -238,7 +238,7 @@ def test_who_did_not_move_tells_what_is_usual() -> None:
     replies = {name: payload(np.zeros(4)) for name in SITES[:3]}
     replies |= {"small": payload(np.full(4, 0.1)), "large": payload(np.full(4, 1e6))}
     found = bounded_alone(replies, payload(np.zeros(4)))
-    np.testing.assert_allclose(found["large"].arrays["head.weight"], 0.15, rtol=1e-6)
+    np.testing.assert_allclose(found["large"].arrays["head.weight"], 0.2, rtol=1e-6)
 
 
 def test_krum_counts_what_a_reply_leaves_out() -> None:

@@ -106,7 +106,7 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
     "--images",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Let NAME's replies weigh up to N training images. Without it they weigh at most twice the median. "
+    help="Let NAME's replies weigh up to N training images. Without it they weigh at most 1.5 times the median. "
     "Approve again to change it.",
 )
 @for_operator

@@ -5,8 +5,8 @@ Guarantees:
     what the operator granted to their member.
     With every rule but "mean" the update of each group of arrays (`updates.group_of`) is at most `norm_most` times as
     long as the usual one, and longer only for granted images; "median", "trimmed-mean" and "multi-krum" come on top.
-    So with the defaults one of five members moves a mean by at most three quarters of a usual update, and by half of
-    one where the claims are alike.
+    So with the defaults one of five members moves a mean by at most 0.86 of a usual update, and by 0.55 of one where
+    the claims are alike.
     Replies within the bounds stay as they are, bit for bit.
 Of fewer than three replies none tells what is usual, and of updates only one that changed something: they stay. Maps
 and features are not averaged, and not bounded here. The usual value is a lower median. Pure.
