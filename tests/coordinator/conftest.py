@@ -57,7 +57,7 @@ class Clock:
 
 
 def settings_table(**changes: Any) -> dict[str, Any]:
-    """Settings of a small FedEvPrompt-like federation; `rounds`, `limits`, `task` merge into their tables."""
+    """Settings of a small FedEvPrompt-like federation; what is a table is merged into its own."""
     table: dict[str, Any] = {
         "federation": "skin",
         "public_url": "https://127.0.0.1:8443",
@@ -71,6 +71,7 @@ def settings_table(**changes: Any) -> dict[str, Any]:
         },
         "rounds": {"count": 2, "quorum_min": 2, "quorum_target": 4, "deadline_s": 60, "start": "manual"},
         "limits": {},
+        "protection": {},
     }
     for name, value in changes.items():
         table[name] = {**table[name], **value} if isinstance(value, dict) else value

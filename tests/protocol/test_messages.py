@@ -126,7 +126,16 @@ def test_a_task_of_an_older_coordinator_and_for_an_older_member() -> None:
     assert "stuck" not in TASK.to_payload().scalars
     assert TaskReply.from_payload(TASK.to_payload()).stuck == ""
     told = replace(TASK, stuck="round 2 is stuck since then: so; the operator runs: this").to_payload()
-    assert TaskReply.from_payload(told).stuck.endswith("runs: this")
+    assert TaskReply.from_payload(told).stuck.endswith("runs: this") and not TaskReply.from_payload(told).refusal
+
+
+def test_a_refused_reply_is_told_where_older_members_read_it() -> None:
+    """A field more would be refused by them: the sentence stands before why the round is stuck, and is told apart."""
+    refusal = f"the reply of round {TASK.round} was refused: it lies far off; it is judged again"
+    for stuck in ("", f"; round {TASK.round} is stuck since then: so"):
+        told = replace(TASK, stuck=refusal + stuck)
+        assert set(told.to_payload().scalars) == {*TASK.to_payload().scalars, "stuck"}
+        assert TaskReply.from_payload(told.to_payload()).refusal == refusal
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.int8), np.zeros((1, 3), np.uint8), np.zeros(2**16 + 1, np.uint8)])

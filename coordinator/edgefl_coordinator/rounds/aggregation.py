@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import grants, membership, uploads
-from edgefl_coordinator.rounds import shut_out, stored_rounds
+from edgefl_coordinator.rounds import refused, shut_out, stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
@@ -173,7 +173,8 @@ def _open_following(
 ) -> list[str]:
     """Open what follows a state that was just committed; return the blobs to delete after the commit."""
     job, now_ms, following = due.job, coordinator.clock(), due.job.number + 1
-    past = stored_rounds.refuse_replies(connection, now_ms, job.number, result.refused)
+    refused.refuse_replies(connection, now_ms, job.number, result.refused)
+    past = stored_rounds.drop_refused(connection, job.number)
     stored_rounds.note_bounded(connection, now_ms, job.number, result.bounded)
     shut_out.note_left(connection, due.left)
     stored_rounds.set_fact(connection, "phases", list(result.phases))

@@ -2,9 +2,9 @@
 
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
-to a member for whom it holds the contributions of enough others; a reply that aggregation refused is gone, and its
-sender does not reply again in that round. Source: docs/security.md, reliability and exchange policy (checks 46, 51,
-64).
+to a member for whom it holds the contributions of enough others; a reply that aggregation refused counts for nothing,
+and its sender does not reply again in that round (`refused`). Source: docs/security.md, reliability and exchange policy
+(checks 46, 51, 64).
 """
 
 import json
@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
+from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
 from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
@@ -56,8 +57,8 @@ def current_round(connection: Connection) -> Round | None:
 
 
 def counted(connection: Connection, number: int, *, beside: bool = False) -> int:
-    """Count the replies of a round that are averaged, or the contributions beside the average."""
-    which = (replies.c.number == number) & (replies.c.beside == int(beside))
+    """Count the replies of a round that are averaged, or the contributions beside the average; refused ones do not."""
+    which = (replies.c.number == number) & (replies.c.beside == int(beside)) & refusals.is_sound()
     return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
 
 
@@ -110,15 +111,14 @@ def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, m
         raise RefusedError("round_closed", f"round {number} accepts no more replies; ask for the task again")
     if has_replied(connection, member.skid, number):
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
-    mine = (refused_replies.c.number == number) & (refused_replies.c.skid == member.skid)
-    why = connection.scalar(select(refused_replies.c.reason).where(mine))
+    why = refusals.reason_of(connection, member.skid, number)
     if why is not None:
         raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
 
 
 def has_replied(connection: Connection, skid: str, number: int) -> bool:
-    """Tell whether this member's reply of this round is stored."""
-    found = select(replies.c.skid).where(replies.c.number == number, replies.c.skid == skid)
+    """Tell whether this member's reply of this round is stored, and was not refused."""
+    found = select(replies.c.skid).where(replies.c.number == number, replies.c.skid == skid, refusals.is_sound())
     return connection.scalar(found) is not None
 
 
@@ -129,34 +129,6 @@ def drop_open_reply(connection: Connection, skid: str) -> list[str]:
     if dropped:
         try_again(connection)
     return dropped
-
-
-def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> list[str]:
-    """Drop the replies that aggregation refused, name → reason; return the blobs to delete after the commit."""
-    dropped: list[str] = []
-    found = (
-        select(member_table.c.name, replies.c.skid)
-        .join(member_table, member_table.c.skid == replies.c.skid)
-        .where(replies.c.number == number, member_table.c.name.in_(refused))
-    )
-    for row in connection.execute(found).all():
-        reason = refused[row.name]
-        dropped += _drop(connection, (replies.c.number == number) & (replies.c.skid == row.skid))
-        kept = {"number": number, "skid": row.skid, "reason": reason, "refused_ms": now_ms}
-        connection.execute(insert(refused_replies).values(kept))
-        audit.append(connection, now_ms, "reply_refused", row.name, {"round": number, "reason": reason})
-    return dropped
-
-
-def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:
-    """Return round, name and reason of the replies that aggregation refused from round `number` on."""
-    found = (
-        select(refused_replies.c.number, member_table.c.name, refused_replies.c.reason)
-        .join(member_table, member_table.c.skid == refused_replies.c.skid)
-        .where(refused_replies.c.number >= number)
-        .order_by(refused_replies.c.number, member_table.c.name)
-    )
-    return [{"round": row.number, "name": row.name, "reason": row.reason} for row in connection.execute(found)]
 
 
 def note_bounded(connection: Connection, now_ms: int, number: int, bounded: Mapping[str, str]) -> None:
@@ -180,7 +152,7 @@ def reopen_round(
 ) -> list[str]:
     """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
 
-    It keeps the replies that were not refused, of members who still belong. Returns the blobs to delete after the
+    It keeps the replies of members who still belong; refused ones count no more. Returns the blobs to delete after the
     commit.
     """
     gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
@@ -188,8 +160,8 @@ def reopen_round(
     deadline_ms = now_ms + deadline_s * 1000
     if connection.execute(here.values(state="open", deadline_ms=deadline_ms, problem=problem)).rowcount != 1:
         return []
-    dropped = refuse_replies(connection, now_ms, number, refused)
-    dropped += _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
+    refusals.refuse_replies(connection, now_ms, number, refused)
+    dropped = _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
     left = counted(connection, number)
     connection.execute(update(rounds).where(rounds.c.number == number).values(tried=left))
     detail = {"problem": problem, "replies": left, "deadline_ms": deadline_ms}
@@ -199,7 +171,20 @@ def reopen_round(
 
 def try_again(connection: Connection) -> None:
     """Let the open round close with the replies it has, although they could not be aggregated before."""
-    connection.execute(update(rounds).where(rounds.c.state == "open").values(tried=0))
+    connection.execute(update(rounds).where(rounds.c.state == "open").values(tried=0, problem=None))
+
+
+def judge_again(connection: Connection, now_ms: int) -> None:
+    """Let the refused replies of the open round count until they are judged again: what is allowed has changed."""
+    found = current_round(connection)
+    if found is not None and found.state == "open":
+        refusals.take_back(connection, now_ms, found.number)
+        try_again(connection)
+
+
+def drop_refused(connection: Connection, number: int) -> list[str]:
+    """Drop the refused replies of a round that is over; return the blobs to delete after the commit."""
+    return _drop(connection, (replies.c.number == number) & ~refusals.is_sound())
 
 
 def problem_of(connection: Connection, number: int) -> str | None:
@@ -215,18 +200,19 @@ def _drop(connection: Connection, which: ColumnElement[bool]) -> list[str]:
 
 
 def replies_of(connection: Connection, number: int) -> dict[str, str]:
-    """Return member name → blob of every reply of a round, but of members that were shut out since."""
+    """Return member name → blob of every reply of a round that counts, but of members that were shut out since."""
     found = (
         select(member_table.c.name, replies.c.blob)
         .join(member_table, member_table.c.skid == replies.c.skid)
         .where(replies.c.number == number, replies.c.blob.is_not(None), member_table.c.state == "approved")
+        .where(refusals.is_sound())
     )
     return {row.name: row.blob for row in connection.execute(found)}
 
 
 def site_digests(connection: Connection) -> dict[str, str]:
     """Return key id → digest of the site's state, of each member's newest reply."""
-    found = select(replies.c.skid, replies.c.site_sha256).order_by(replies.c.number)
+    found = select(replies.c.skid, replies.c.site_sha256).where(refusals.is_sound()).order_by(replies.c.number)
     return {row.skid: row.site_sha256 for row in connection.execute(found)}
 
 
@@ -235,7 +221,7 @@ def held_arrays(connection: Connection) -> int:
     found = (
         select(member_table.c.name, replies.c.arrays)
         .join(member_table, member_table.c.skid == replies.c.skid)
-        .where(member_table.c.state == "approved")
+        .where(member_table.c.state == "approved", refusals.is_sound())
         .order_by(replies.c.number)
     )
     return sum({row.name: row.arrays for row in connection.execute(found)}.values())
@@ -322,7 +308,7 @@ def others_in_broadcasts(connection: Connection, number: int) -> dict[str, int]:
 
 def answered(connection: Connection, number: int) -> tuple[set[str], set[str]]:
     """Return the key ids whose reply of a round is stored, and those whose reply was refused."""
-    stored = connection.scalars(select(replies.c.skid).where(replies.c.number == number))
+    stored = connection.scalars(select(replies.c.skid).where(replies.c.number == number, refusals.is_sound()))
     refused = connection.scalars(select(refused_replies.c.skid).where(refused_replies.c.number == number))
     return set(stored), set(refused)
 

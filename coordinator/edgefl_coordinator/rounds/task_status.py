@@ -7,14 +7,14 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds import refused, stored_rounds
 from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
-from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.messages.task_reply import MAX_SENTENCE, TaskReply
 
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
 # events of the audit log that only a server writes, besides what members ask of it
@@ -30,6 +30,9 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     current = stored_rounds.advance(connection, rounds, now_ms)
     number = current.number if current else 0
     exchanges = phases(connection)
+    state, replied = round_state(connection), stored_rounds.has_replied(connection, member.skid, number)
+    refusal = refused.told_to(connection, member.skid, number, state, replied=replied)
+    stuck = stuck_sentence(how_it_stands(connection, rounds, served=True), number)
     return TaskReply(
         method=task.method.rsplit(":", 1)[-1],
         task=task.name,
@@ -38,14 +41,14 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
         rounds=len(exchanges) or rounds.count,
         round=number,
         phase=stored_rounds.phase_of(connection, number),
-        state=round_state(connection),
+        state=state,
         deadline_ms=current.deadline_ms if current and current.state == "open" else 0,
         tokens=task.tokens if task.shares_maps else 0,
         maps_per_class=task.maps_per_class if task.shares_maps else 0,
         quorum_min=rounds.quorum_min,
         quorum_target=rounds.quorum_target,
         max_reply_bytes=settings.limits.reply_bytes,
-        replied=stored_rounds.has_replied(connection, member.skid, number),
+        replied=replied or refused.reason_of(connection, member.skid, number) is not None,
         settings=task.settings,
         train_rounds=rounds.count,
         epochs=task.epochs,
@@ -53,7 +56,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
         travels=task.travels,
         backbone={**task.backbone, "name": _without_folders(str(task.backbone.get("name", "")))},
         state_sha256=state_sha256(connection) or "",
-        stuck=stuck_sentence(how_it_stands(connection, rounds, served=True), number),
+        stuck="; ".join(filter(None, (refusal, stuck)))[:MAX_SENTENCE],
     ).to_payload()
 
 
@@ -81,8 +84,8 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
     skids = [one.skid for one in approved]
     over = state == "done"
     others = stored_rounds.others_in_broadcasts(connection, current.number + over)
-    replied, refused = stored_rounds.answered(connection, current.number)
-    left = [skid for skid in skids if over or skid not in replied | refused]
+    replied, gone = stored_rounds.answered(connection, current.number)
+    left = [skid for skid in skids if over or skid not in replied | gone]
     withheld = [others[skid] for skid in left if skid in others
                 and not cohort_allows(others[skid], current.number + over, rules.min_cohort)]  # fmt: skip
     return RoundFacts(
@@ -93,7 +96,7 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
         newcomer=len(stored_rounds.contributors(connection, before=current.number + over)),
-        refused=len(refused & set(skids)),
+        refused=len(gone & set(skids)),
         beside=stored_rounds.counted(connection, current.number, beside=True),
         opened_ms=stored_rounds.opened_ms(connection, current.number),
         overdue_ms=stored_rounds.overdue_ms(connection, current.number),

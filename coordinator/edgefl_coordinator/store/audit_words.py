@@ -26,6 +26,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "invite": "{who} was invited as {role}",
     "invite_withdrawn": "the invite for {who} was withdrawn",
     "job_failed": "round {who}: the coordinator could not do its job ({kind})",
+    "judged_again": "round {who}: refused replies are judged again: {replies}",
     "key_revoked": "the key {key_id} of {who} was revoked",
     "keys_rotated": "{who} changed its keys",
     "over": "the federation {who} is over: its last round, {rounds}, is done",

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, grants, membership, uploads
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import stored_rounds, task_status
+from edgefl_coordinator.rounds import refused, stored_rounds, task_status
 from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
@@ -73,7 +73,8 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Let a pending member in: {name, fingerprint, and perhaps images} → the member, and `over` as in `invite`.
 
-    With `images` its replies weigh up to so many, also where it was approved before. Raises as `membership.approve`.
+    With `images` its replies weigh up to so many, also where it was approved before, and the refused replies of the
+    open round are judged again. Raises as `membership.approve`.
     """
     federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
     mismatch: NotAllowedError | None = None
@@ -82,6 +83,7 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
             member = membership.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
             if arguments.get("images") is not None:
                 grants.grant(connection, now_ms, member, int(arguments["images"]))
+                stored_rounds.judge_again(connection, now_ms)
             over = task_status.round_state(connection) == "done"
         except NotAllowedError as error:  # its audit row is kept
             mismatch = error
@@ -162,7 +164,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "quorum_target": settings.rounds.quorum_target,
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
             "problem": stored_rounds.problem_of(connection, number),
-            "refused": stored_rounds.refused_since(connection, number - 1),
+            "refused": refused.refused_since(connection, number - 1),
             "bounded": stored_rounds.bounded_in(connection, number - 1),
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),

@@ -69,8 +69,8 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
     with coordinator.store.transaction() as connection:
         for key, value in changed.items():
             audit.append(connection, coordinator.clock(), "setting", key, {"value": value})
-        if after.rounds != before.rounds:
-            stored_rounds.try_again(connection)
+        if (after.rounds, after.protection) != (before.rounds, before.protection):
+            stored_rounds.judge_again(connection, coordinator.clock())
         write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
     coordinator.settings = after
     restart = [key for key in changed if key in AT_RESTART]

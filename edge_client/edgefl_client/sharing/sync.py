@@ -114,6 +114,7 @@ def run_sync(
     last = first if learned.reply is None else _exchange(device, learned.reply, first.task.round, hold=hold)
     both = [first] if last is first else [first, last]
     task = last.task
+    stuck = task.stuck or first.task.refusal  # of the round before; told until this one has a reply
     report = {
         "round": {
             "number": task.round,
@@ -121,7 +122,7 @@ def run_sync(
             "phase": task.phase,
             "deadline_ms": task.deadline_ms,
             "replied": last.replied,
-            "stuck": task.stuck or None,
+            "stuck": stuck or None,
         },
         "bundle": _bundle_facts(first.bundle),
         "broadcast": last.broadcast,
@@ -192,9 +193,10 @@ def _after(member: Member, before: TaskReply, sent: Sequence[Delivery]) -> TaskR
     if not any(one.outcome == "accepted" for one in sent):
         return before
     try:
-        return member.task()
+        after = member.task()
     except ExchangeError:  # what was sent is told all the same
-        return dataclasses.replace(before, stuck="")
+        after = dataclasses.replace(before, stuck="")
+    return dataclasses.replace(after, stuck=after.stuck or before.refusal)
 
 
 def _fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] | EdgeflError | None:

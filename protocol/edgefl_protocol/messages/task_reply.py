@@ -32,7 +32,8 @@ from edgefl_protocol.strict_json import MAX_INT
 ROUND_STATES = ("waiting", "open", "closed", "done")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _MAX_TRAVELS = 16
-_MAX_SENTENCE = 1000  # characters
+MAX_SENTENCE = 1000  # characters
+REPLY_REFUSED = "the reply of round"  # how `stuck` begins where aggregation refused this member's reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class TaskReply:
     quorum_min: int  # replies below which a round is not aggregated
     quorum_target: int  # replies at which a round closes before its deadline
     max_reply_bytes: int  # total size of a reply's payload that is accepted
-    replied: bool  # whether this member's reply of the current round is stored
+    replied: bool  # whether this member's reply of the current round has come, also where aggregation refused it
     settings: Mapping[str, Plain]  # hyper-parameters of the method; what is not named has its default
     train_rounds: int = 0  # training rounds R of the method; 0 from a coordinator that does not tell
     epochs: int = 0  # local epochs E of a round; 0 likewise
@@ -62,12 +63,19 @@ class TaskReply:
     # description of the network, its `sha256` among it; empty where it is not told
     backbone: Mapping[str, Plain] = field(default_factory=dict)
     state_sha256: str = ""  # digest of server and sites after the last round; "" before
-    stuck: str = ""  # why the round does not go on, since when, and what mends it; "" where it does
+    # why the round does not go on, since when, and what mends it; before that, why aggregation refused this member's
+    # reply. A field of its own would be refused by older members. "" where there is neither
+    stuck: str = ""
 
     @property
     def takes_maps(self) -> bool:
         """Whether replies are rollout maps."""
         return self.tokens > 0 and self.maps_per_class > 0
+
+    @property
+    def refusal(self) -> str:
+        """Why this member's reply, of this round or the one before, was refused: the first part of `stuck`, or ""."""
+        return self.stuck.split(f"; round {self.round} is stuck")[0] if self.stuck.startswith(REPLY_REFUSED) else ""
 
     @property
     def takes_features(self) -> bool:
@@ -108,5 +116,5 @@ class TaskReply:
             travels=words(scalars["travels"], "travels", _MAX_TRAVELS),
             backbone=plain_table(scalars["backbone"], "backbone"),
             state_sha256=text(scalars["state_sha256"], "state_sha256", _DIGEST),
-            stuck=sentence(scalars["stuck"], "stuck", _MAX_SENTENCE),
+            stuck=sentence(scalars["stuck"], "stuck", MAX_SENTENCE),
         )

@@ -8,6 +8,7 @@ import logging
 import sqlite3
 
 import numpy as np
+import pytest
 
 from edgefl_client.home import Home
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
@@ -86,6 +87,22 @@ def test_a_sync_whose_reply_was_taken_succeeds_where_the_round_is_not_told_after
     monkeypatch.setattr(live, "_reply", then_refuses)
     code, out, _ = run("sync")
     assert code == 0 and "reply accepted" in out and "stuck" not in out
+
+
+@pytest.mark.parametrize("stuck", ["", "; round 1 is stuck since then: it has 1 reply and needs 2"])
+def test_a_sync_tells_that_the_reply_of_the_round_before_was_refused(run, device, live, monkeypatch, stuck):
+    """The coordinator says so until the next reply is there, which this very sync may send."""
+    assert run("pull")[0] == run("contribute", "--labels", device / "labels.csv")[0] == 0
+    refusal = "the reply of round 0 was refused: it lies far off; the round went on without it"
+    live.stuck, taken = refusal + stuck, live._reply
+
+    def then_hears(*arguments):
+        answer, live.stuck = taken(*arguments), ""
+        return answer
+
+    monkeypatch.setattr(live, "_reply", then_hears)
+    code, out, _ = run("sync")
+    assert code == 0 and "reply accepted" in out and out.rstrip().endswith(refusal)
 
 
 def test_what_is_contributed_after_the_rounds_reply_waits_for_the_next(run, device, live):

@@ -133,6 +133,8 @@ def _take_part(
         _tell_sent(call.say, now_sent)
         if now_sent:  # the sentence came before the reply was sent, and counts without it
             told = replace(told, stuck="")
+        if told.stuck:  # also before the round is learned: of the one before the reply may have been refused
+            wait.tell(told.stuck)
         sent += now_sent
         if told.state == "done":
             try:
@@ -155,8 +157,6 @@ def _take_part(
                     skipped[told.round] = told.stuck
         seat.rotate()
         if call.once:
-            if told.stuck:
-                call.say(told.stuck)
             return _facts(membership, told, None, sent)
         where = f"round {told.round} of {told.rounds} is {told.state}" if told.round else "no round is open yet"
         wait.because(told.stuck or f"{where}: waiting for the others")
@@ -267,11 +267,15 @@ class _Wait:
         """Begin with short waits again: something happened."""
         self._next_s, self._said = FIRST_WAIT_S, ""
 
-    def because(self, why: str, at_least_s: float = 0.0) -> None:
-        """Wait, longer than the last time."""
+    def tell(self, why: str) -> None:
+        """Say it, where it was not said last."""
         if why != self._said:
             self._next_s, self._said = FIRST_WAIT_S, why
             self._call.say(why)
+
+    def because(self, why: str, at_least_s: float = 0.0) -> None:
+        """Wait, longer than the last time."""
+        self.tell(why)
         self._call.sleep(max(at_least_s, self._next_s * self._call.rng.uniform(0.75, 1.0)))
         self._next_s = min(self._longest_s, 2 * self._next_s)
 

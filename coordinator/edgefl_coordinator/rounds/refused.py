@@ -1,0 +1,79 @@
+"""Replies that aggregation refused: why, until when they are kept, and what their senders hear.
+
+Guarantees: a refused reply counts for nothing; it is kept while its round is open, so that it can be judged again after
+the operator changed what is allowed, and nobody has to learn or send it again; its sender is told round and reason.
+Source: docs/security.md 4 and check 46.
+"""
+
+from collections.abc import Mapping
+
+from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select
+
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.tables import members as member_table
+from edgefl_coordinator.store.tables import refused_replies, replies
+from edgefl_protocol.messages.task_reply import REPLY_REFUSED
+
+_MAX_REASON = 500  # characters of a reason that a member is told
+
+
+def is_sound() -> ColumnElement[bool]:
+    """The condition that a row of `replies` was not refused."""
+    return ~exists().where(refused_replies.c.number == replies.c.number, refused_replies.c.skid == replies.c.skid)
+
+
+def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> None:
+    """Note which replies of a round aggregation refused, name → reason; they count no more, and stay for now."""
+    found = (
+        select(member_table.c.name, replies.c.skid)
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .where(replies.c.number == number, member_table.c.name.in_(refused), is_sound())
+    )
+    for row in connection.execute(found).all():
+        reason = refused[row.name]
+        kept = {"number": number, "skid": row.skid, "reason": reason, "refused_ms": now_ms}
+        connection.execute(insert(refused_replies).values(kept))
+        audit.append(connection, now_ms, "reply_refused", row.name, {"round": number, "reason": reason})
+
+
+def take_back(connection: Connection, now_ms: int, number: int) -> None:
+    """Let the refused replies of a round that are still there count until they are judged again."""
+    kept = exists().where(replies.c.number == refused_replies.c.number, replies.c.skid == refused_replies.c.skid)
+    count = connection.execute(delete(refused_replies).where(refused_replies.c.number == number, kept)).rowcount
+    if count:
+        audit.append(connection, now_ms, "judged_again", str(number), {"replies": count})
+
+
+def reason_of(connection: Connection, skid: str, number: int) -> str | None:
+    """Return why a member's reply of a round was refused, or None."""
+    mine = (refused_replies.c.number == number) & (refused_replies.c.skid == skid)
+    return connection.scalar(select(refused_replies.c.reason).where(mine))
+
+
+def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:
+    """Return round, name and reason of the replies that aggregation refused from round `number` on."""
+    found = (
+        select(refused_replies.c.number, member_table.c.name, refused_replies.c.reason)
+        .join(member_table, member_table.c.skid == refused_replies.c.skid)
+        .where(refused_replies.c.number >= number)
+        .order_by(refused_replies.c.number, member_table.c.name)
+    )
+    return [{"round": row.number, "name": row.name, "reason": row.reason} for row in connection.execute(found)]
+
+
+def told_to(connection: Connection, skid: str, number: int, state: str, *, replied: bool) -> str:
+    """Say that this member's reply of the current round was refused, and why; "" where it was not.
+
+    Until it has replied in the current round, the same of the round before.
+    """
+    if (why := reason_of(connection, skid, number)) is not None:
+        kept = "; it is judged again if the operator grants more images or changes what is allowed"
+        return _sentence(number, why) + (kept if state == "open" else "")
+    if not replied and (why := reason_of(connection, skid, number - 1)) is not None:
+        return f"{_sentence(number - 1, why)}; the round went on without it"
+    return ""
+
+
+def _sentence(number: int, reason: str) -> str:
+    printable = "".join(one if one.isprintable() else " " for one in reason[:_MAX_REASON])
+    return f"{REPLY_REFUSED} {number} was refused: {printable}"

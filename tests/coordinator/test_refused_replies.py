@@ -1,0 +1,150 @@
+"""A reply that aggregation refused: its sender hears why, and it is judged again after the operator changed what is
+allowed. Source: docs/security.md check 46; docs/reference/coordinator.md, a reply that was refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.bounding import Protection
+from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
+from edgefl_coordinator.rounds.judging import judge
+from edgefl_coordinator.rounds.refused import _sentence
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.messages.requests import ReplyReply, TaskReply
+
+SENT = np.zeros(4, np.float32)
+FAR = "it lies 20 times as far from the broadcast as the median reply; 8 times is allowed for its 764 images"
+PHASES = ("train", "train")
+
+
+def reply(far: float = 1.0, images: int = 52) -> Payload:
+    return Payload({"head.bias": SENT + np.float32(far)}, {"site_sha256": "0" * 64, "n_train": images})
+
+
+def mean(chosen: Any) -> dict[str, np.ndarray]:
+    return {"head.bias": sum(one.arrays["head.bias"] for one in chosen.values()) / len(chosen)}
+
+
+def worker(folder: Path, timeout_s: float) -> None:
+    """FedAvg's server that always sends the same, with the federation's protection."""
+    job = read_job(folder)
+    sent = Payload({"head.bias": SENT})
+    made = dict.fromkeys(job.sites, sent.to_bytes())
+    if job.kind != "aggregate":
+        write_result(folder, JobResult(sent.to_bytes() if job.kind == "start" else b"", PHASES, made))
+        return
+    offered = {name: Payload.from_bytes(read_bounded(path, 2**20)) for name, path in job.replies.items()}
+    protection = Protection(job.protection, job.granted)
+    verdict = judge(offered, dict.fromkeys(offered, sent), mean, quorum=job.quorum, protection=protection)
+    data = Payload(verdict.result).to_bytes() if verdict.result else b""
+    write_result(folder, JobResult(data, PHASES, made if data else {}, verdict.refused, verdict.problem))
+
+
+@pytest.fixture
+def federation(make_coordinator, tools) -> Any:
+    """Three servers of 52 images and one of 764 without a grant, whose reply is refused; all four are needed."""
+    coordinator = make_coordinator(
+        task={"shares_maps": False},
+        rounds={"quorum_min": 4, "quorum_target": 4, "min_cohort": 2, "count": 2},
+        protection={"rule": "mean"},
+    )
+    members = [tools.approved_member(coordinator, name) for name in ("a", "b", "c", "big")]
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, worker)
+    coordinator.serving = True
+    for member in members:
+        assert isinstance(member.reply(1, payload=reply(20.0, 764) if member is members[3] else reply()), Payload)
+    assert step(coordinator, worker)
+    return coordinator, members
+
+
+def task_of(member: Any) -> TaskReply:
+    return TaskReply.from_payload(member.call("task", Payload()))
+
+
+def approve(coordinator: Any, tools: Any, member: Any, images: int) -> None:
+    (found,) = [one for one in OPERATIONS["status"](coordinator, {})["members"] if one["name"] == member.name]
+    OPERATIONS["approve"](coordinator, {"name": member.name, "fingerprint": found["fingerprint"], "images": images})
+
+
+def test_its_sender_hears_round_and_reason(federation) -> None:
+    """It was told nothing, and asked for the same reply again and again."""
+    _, members = federation
+    told = task_of(members[3])
+    assert told.stuck.startswith(f"the reply of round 1 was refused: {FAR}; it is judged again if the operator grants")
+    assert told.stuck == f"{told.refusal}; {task_of(members[0]).stuck}"
+    assert (told.replied, told.state) == (True, "open")
+    others = task_of(members[0])
+    assert not others.refusal and others.replied and others.stuck.startswith("round 1 is stuck since")
+
+
+def test_a_grant_lets_it_be_judged_again(federation, tools) -> None:
+    """Nobody learns or sends anything again."""
+    coordinator, members = federation
+    approve(coordinator, tools, members[3], 764)
+    assert not task_of(members[3]).stuck and task_of(members[3]).replied
+    assert step(coordinator, worker)
+    assert task_of(members[3]).round == 2
+    facts = OPERATIONS["status"](coordinator, {})
+    assert not facts["refused"] and facts["round"] == 2
+
+
+def test_a_grant_that_is_too_small_leaves_it_refused(federation, tools) -> None:
+    coordinator, members = federation
+    approve(coordinator, tools, members[3], 60)
+    assert step(coordinator, worker)
+    assert task_of(members[3]).refusal and not step(coordinator, worker)
+    again = members[3].reply(1, payload=reply(), idem="another-work-item")
+    assert again.code == "bad_contribution"
+
+
+@pytest.mark.parametrize("changes", [{"protection.rule": "clip"}, {"rounds.quorum_min": "3"}])
+def test_a_changed_rule_or_quorum_lets_it_be_judged_again(federation, clock, changes) -> None:
+    """Under the rule `clip` a claim explains the distance; with a quorum of three the round goes on without it."""
+    coordinator, members = federation
+    OPERATIONS["set"](coordinator, {"changes": changes})
+    status = OPERATIONS["status"](coordinator, {})
+    assert status["problem"] is None and status["replies"] == 4
+    assert step(coordinator, worker)
+    assert task_of(members[3]).round == 2
+    assert task_of(members[3]).refusal == (
+        "" if "protection.rule" in changes else f"the reply of round 1 was refused: {FAR}; the round went on without it"
+    )
+
+
+def test_another_setting_changes_nothing(federation) -> None:
+    coordinator, members = federation
+    OPERATIONS["set"](coordinator, {"changes": {"limits.open_blobs": "3"}})
+    assert task_of(members[3]).refusal and not step(coordinator, worker)
+
+
+def test_the_round_went_on_without_it(federation) -> None:
+    """It hears so until it has replied in the next one, and its file is gone."""
+    coordinator, members = federation
+    OPERATIONS["set"](coordinator, {"changes": {"rounds.quorum_min": "3"}})
+    assert step(coordinator, worker)
+    told = task_of(members[3])
+    assert told.stuck == f"the reply of round 1 was refused: {FAR}; the round went on without it" and not told.replied
+    assert len(list(coordinator.store.home.blobs.iterdir())) == 1 + 4  # the state and four broadcasts
+    ReplyReply.from_payload(members[3].reply(2, payload=reply()))
+    assert task_of(members[3]).stuck == "" and task_of(members[0]).stuck == ""
+
+
+def test_who_was_shut_out_is_not_judged_again(federation, tools) -> None:
+    coordinator, members = federation
+    OPERATIONS["revoke"](coordinator, {"name": "big"})
+    approve(coordinator, tools, members[0], 60)
+    assert OPERATIONS["status"](coordinator, {})["replies"] == 3
+    assert len(list(coordinator.store.home.blobs.iterdir())) == 1 + 4 + 3
+
+
+def test_a_reason_is_one_printable_line() -> None:
+    """A reason quotes names of arrays, which a member chose; a line break would make the task unreadable."""
+    told = _sentence(2, "the array a\nb\x1b is " + "x" * 2000)
+    assert told.isprintable() and told.startswith("the reply of round 2 was refused: the array a b") and len(told) < 600

@@ -1,0 +1,65 @@
+"""A reply that aggregation refuses, at a site that `edgefl-train join` runs: over TLS on the loopback interface.
+
+Source: docs/reference/coordinator.md, a reply that was refused.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.live_coordinator import Live
+from tests.integration.test_live_sites import SITES, call, enrol, fedevprompt, to_the_end
+
+from edgefl_coordinator.rounds import worker
+from edgefl_coordinator.rounds.judging import RoundVerdict
+from edgefl_trainer.engine.federation import InProcessSite
+from edgefl_trainer.live import join
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of the server in a thread, when it is stopped
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+WHY = "it lies 20 times as far from the broadcast as the median reply"
+
+
+def test_a_refused_site_hears_why_and_does_not_learn_the_round_again(tmp_path: Path, monkeypatch) -> None:
+    """It learned the same round again and again, and was told that its reply is there. After a grant the reply that the
+    coordinator has is judged again, and the federation goes on."""
+    torch.set_num_threads(1)
+    judge, learned = worker.judge, list[str]()
+    wholly = InProcessSite.local_round
+
+    def without_a_grant(replies: Any, *arguments: Any, **rules: Any) -> Any:
+        if "site-2" in replies and "site-2" not in rules["protection"].granted:
+            return RoundVerdict(None, {"site-2": WHY}, "too few sound replies: 1, at least 2 are needed")
+        return judge(replies, *arguments, **rules)
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        learned.append(self.site.name)
+        return wholly(self, *arguments)
+
+    monkeypatch.setattr(worker, "judge", without_a_grant)
+    monkeypatch.setattr(InProcessSite, "local_round", counted)
+    made = Live(tmp_path / "coordinator", fedevprompt(), 2)
+    with made.serving() as there:
+        for name in SITES:
+            enrol(there, tmp_path, name)
+        there.move_on()
+        for name in SITES:
+            join(call(tmp_path / name, name))
+        there.move_on()
+        said: list[str] = []
+        for _ in range(2):
+            found = join(replace(call(tmp_path / "site-2", "site-2"), say=said.append))
+        told = f"the reply of round 1 was refused: {WHY}; it is judged again if the operator grants more images"
+        assert [line.startswith(told) for line in said].count(True) == 2  # once a call
+        assert found["round"]["stuck"].startswith(told) and found["sent"] == [] and learned == list(SITES)
+        granted = {one["name"]: one["fingerprint"] for one in there.operate("status")["members"]}
+        there.operate("approve", name="site-2", fingerprint=granted["site-2"], images=100)
+        ended = to_the_end(there, tmp_path)
+    made.coordinator.store.close()
+    assert learned == [*SITES, *SITES]
+    for name in SITES:
+        assert ended[name]["summary"]["sites"][name]["took_part"] == {"rounds": 2, "of": 2}
