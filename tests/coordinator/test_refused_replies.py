@@ -19,7 +19,8 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.messages.requests import ReplyReply, TaskReply
 
 SENT = np.zeros(4, np.float32)
-FAR = "it lies 20 times as far from the broadcast as the median reply; 8 times is allowed for its 764 images"
+FAR = "it lies 20 times as far from the broadcast as the median reply; 8 times is allowed for its 764 images, and "
+FAR += "more with a grant of 764"
 PHASES = ("train", "train")
 
 
@@ -47,7 +48,7 @@ def worker(folder: Path, timeout_s: float) -> None:
 
 
 @pytest.fixture
-def federation(make_coordinator, tools) -> Any:
+def federation(make_coordinator, tools, clock) -> Any:
     """Three servers of 52 images and one of 764 without a grant, whose reply is refused; all four are needed."""
     coordinator = make_coordinator(
         task={"shares_maps": False},
@@ -58,6 +59,7 @@ def federation(make_coordinator, tools) -> Any:
     OPERATIONS["start"](coordinator, {})
     assert step(coordinator, worker)
     coordinator.serving = True
+    clock.now_ms += 5000
     for member in members:
         assert isinstance(member.reply(1, payload=reply(20.0, 764) if member is members[3] else reply()), Payload)
     assert step(coordinator, worker)
@@ -82,6 +84,19 @@ def test_its_sender_hears_round_and_reason(federation) -> None:
     assert (told.replied, told.state) == (True, "open")
     others = task_of(members[0])
     assert not others.refusal and others.replied and others.stuck.startswith("round 1 is stuck since")
+
+
+def test_the_operator_is_told_to_grant_before_a_smaller_quorum(federation, clock) -> None:
+    """With the member's name, which the sentence for the members lacks; and since when the round stands still."""
+    coordinator, members = federation
+    told = OPERATIONS["status"](coordinator, {})["standing"]
+    assert told["commands"] == [
+        "edgefl-coordinator approve big --fingerprint FINGERPRINT --images 764",
+        "edgefl-coordinator set rounds.quorum_min 3",
+    ]
+    assert "--images 764 (if the member has so many); or: edgefl-coordinator set" in told["sentence"]
+    assert (told["cause"], told["since_ms"]) == ("replies_refused", clock.now_ms)
+    assert task_of(members[0]).stuck == told["sentence"].replace("approve big ", "approve NAME ")
 
 
 def test_a_grant_lets_it_be_judged_again(federation, tools) -> None:

@@ -24,6 +24,8 @@ _SET = "edgefl-coordinator set "
 INVITE = "edgefl-coordinator invite NAME --role device"
 RISKY = _SET + "rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
 APPROVE = "edgefl-coordinator approve {} --fingerprint FINGERPRINT"
+RISKY_ONE = _SET + "rounds.quorum_min 1 rounds.min_cohort 0 rounds.allow_small_cohort true"
+EARLY = RoundSettings(count=2, quorum_min=3, quorum_target=4, min_cohort=2)
 ANYBODY = APPROVE.format("NAME")
 
 
@@ -69,6 +71,13 @@ TABLE = [
     (facts(3, able=1, overdue_ms=9, members=4), FOUR, "stuck", "no_reply", [_SET + "rounds.quorum_min 3"]),
     (facts(2, tried=2, refused=1), RULES,             "stuck", "replies_refused", [INVITE, RISKY]),
     (facts(3, tried=3, members=4, refused=1), FOUR,   "stuck", "replies_refused", [_SET + "rounds.quorum_min 3"]),
+    # a refused member with a grant for what it claims gives up nothing, so it comes first
+    (facts(3, tried=3, members=4, refused=1, grants=(("big", 764),)), FOUR, "stuck", "replies_refused",
+     [APPROVE.format("big") + " --images 764", _SET + "rounds.quorum_min 3"]),
+    (facts(1, tried=1, refused=1, grants=(("big", 764),), pending=("a",)), RULES, "stuck", "replies_refused",
+     [APPROVE.format("big") + " --images 764", ANYBODY, RISKY_ONE]),
+    (facts(3, members=4), EARLY,                      "moves", "", [_SET + "rounds.quorum_target 3"]),
+    (facts(3, members=4, able=1), EARLY,              "moves", "", []),
     (facts(3, tried=3), RULES,                        "stuck", "cannot_aggregate", [INVITE]),
     (facts(3, tried=3, able=1), RULES,                "waits", "no_reply", []),
     (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE, RISKY]),
@@ -166,6 +175,16 @@ def test_what_a_sentence_adds() -> None:
     assert standing(facts(2, beside=1), RULES).why == (
         "it needs 3 replies, and there are 3 members, of which 1 sent contributions, which are not averaged"
     )
+
+
+def test_a_round_with_enough_replies_says_when_it_goes_on() -> None:
+    """An operator read `at least 3, closes early at 4` and waited an hour without a word."""
+    told = standing(facts(3, members=4), EARLY)
+    assert told.why == (
+        "the round has enough replies and goes on at 1970-01-01 00:01:40 UTC, for no more than 3 replies can come"
+    )
+    assert standing(facts(3, able=1), EARLY).why.endswith("goes on at 1970-01-01 00:01:40 UTC")
+    assert isinstance(decide(facts(3).current, carried_out(told.commands[0], EARLY), 0), Close)  # what is named does it
 
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])

@@ -42,6 +42,8 @@ ReplyForm = tuple[tuple[str, str], ...]
 
 _ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
 _BESIDE = frozenset({"features"})  # what says something without anything that is averaged
+_GRANT = ", and more with a grant of {}"  # how a reason ends where the claimed images would explain the distance
+_GRANTED = re.compile(re.escape(_GRANT).replace(r"\{\}", r"([1-9][0-9]*)") + r"\Z")
 _CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 
 # What a missing name, or arithmetic on arrays that do not fit, raises; never a failure of the machine.
@@ -196,12 +198,20 @@ def _too_far(replies: Replies, broadcasts: Replies, protection: Protection) -> d
         return {}
     claimed = {name: images_of(reply) for name, reply in replies.items()}
     ratios = granted_ratios(replies, protection.granted if protection.settings.rule == "mean" else claimed)
+    explained = {name: FARTHEST * ratio * typical for name, ratio in granted_ratios(replies, claimed).items()}
     return {
         name: f"it lies {distance / typical:.3g} times as far from the broadcast as the median reply; "
         f"{FARTHEST * ratios[name]:.3g} times is allowed for its {counted(claimed[name], 'image')}"
+        + (_GRANT.format(claimed[name]) if distance <= explained[name] else "")
         for name, distance in distances.items()
         if distance > FARTHEST * ratios[name] * typical
     }
+
+
+def grant_that_allows(reason: str) -> int | None:
+    """Return how many images have to be granted so that a reply refused for this reason counts; None where none do."""
+    found = _GRANTED.search(reason)
+    return int(found.group(1)) if found else None
 
 
 def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | None, str]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select
 
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.rounds.judging import grant_that_allows
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import members as member_table
 from edgefl_coordinator.store.tables import refused_replies, replies
@@ -59,6 +61,13 @@ def refused_since(connection: Connection, number: int) -> list[dict[str, str | i
         .order_by(refused_replies.c.number, member_table.c.name)
     )
     return [{"round": row.number, "name": row.name, "reason": row.reason} for row in connection.execute(found)]
+
+
+def grants_missing(connection: Connection, number: int) -> dict[str, int]:
+    """Return name → images whose grant would let the refused reply of a round count, of members that still belong."""
+    approved = {one.name for one in membership.approved(connection)}
+    images = {str(one["name"]): grant_that_allows(str(one["reason"])) for one in refused_since(connection, number)}
+    return {name: most for name, most in images.items() if most is not None and name in approved}
 
 
 def told_to(connection: Connection, skid: str, number: int, state: str, *, replied: bool) -> str:

@@ -25,6 +25,7 @@ from edgefl_protocol.sentences import counted
 Kind = Literal["moves", "waits", "stuck", "over"]
 _INVITE = "edgefl-coordinator invite NAME --role device"
 _APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # where members read it: without the name
+_GRANT = "edgefl-coordinator approve {} --fingerprint FINGERPRINT --images {}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,9 @@ class RoundFacts:
     withheld: tuple[int, ...] = ()  # others in the broadcast of each member that has not replied and may not have it
     newcomer: int = 0  # others in the broadcast of a member that joins now, at least
     refused: int = 0  # whose reply of this round was refused: they may not send another
+    grants: tuple[tuple[str, int], ...] = ()  # of those the name, and the images whose grant would let the reply count
     beside: int = 0  # who sent a contribution beside the average, which counts for no quorum
-    opened_ms: int = 0  # Unix milliseconds
+    opened_ms: int = 0  # Unix milliseconds; when it opened again, where its replies could not be aggregated
     overdue_ms: int | None = None  # the first deadline of the round that passed without enough replies
     failing_ms: int | None = None  # since when the round's job fails
     served: bool = True  # a process runs the rounds
@@ -87,9 +89,13 @@ def stuck_sentence(found: FederationStanding, number: int) -> str:
         return ""
     since = ""
     if found.since_ms is not None:
-        since = datetime.fromtimestamp(found.since_ms / 1000, UTC).strftime(" since %Y-%m-%d %H:%M:%S UTC")
+        since = f" since {_utc(found.since_ms)}"
     what = f"round {number}" if number else "the federation"
     return f"{what} is stuck{since}: {found.why}; {found.mend}"
+
+
+def _utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
@@ -135,9 +141,9 @@ def _admit(pending: Sequence[str], more: int) -> tuple[str, tuple[str, ...]]:
 
 def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> FederationStanding:
     needed = max(rules.quorum_min, current.tried + 1)
-    if current.replies >= needed:
-        return FederationStanding(kind="moves", until_ms=current.deadline_ms)
     possible = current.replies + facts.able
+    if current.replies >= needed:
+        return _enough(current, possible, rules)
     if possible < needed:
         return _beyond_reach(facts, current, rules, needed)
     have = f"has {counted(current.replies, 'reply', 'replies')} and needs {needed}"
@@ -151,6 +157,19 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
     return FederationStanding(
         kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
     )  # fmt: skip
+
+
+def _enough(current: Round, possible: int, rules: RoundSettings) -> FederationStanding:
+    """Say when a round with enough replies goes on, and how at once where it cannot close early."""
+    found = FederationStanding(kind="moves", until_ms=current.deadline_ms)
+    if current.replies >= rules.quorum_target:
+        return found
+    found = replace(found, why=f"the round has enough replies and goes on at {_utc(current.deadline_ms)}")
+    if possible >= rules.quorum_target:
+        return found
+    command = set_command({"rounds.quorum_target": current.replies})
+    why = f"{found.why}, for no more than {counted(possible, 'reply', 'replies')} can come"
+    return replace(found, why=why, mend=f"to go on at once, run: {command}", commands=(command,))
 
 
 def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, needed: int) -> FederationStanding:
@@ -198,14 +217,20 @@ def _admitting(facts: RoundFacts, missing: int) -> list[str]:
 
 
 def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: RoundSettings) -> FederationStanding:
-    """Name another member before a smaller quorum, where one waits or the quorum would be a risk. Members read it."""
+    """Name another member before a smaller quorum, where one waits or the quorum would be a risk. Members read it.
+
+    Before both: granting a refused member the images that it claims.
+    """
     possible = facts.current.replies + facts.able if facts.current else 0
     fewer, missing = for_so_many(rules, possible), needed - possible
     risky = is_risky(fewer)
-    if fewer and not risky and not facts.pending:
+    if fewer and not risky and not (facts.pending or facts.grants):
         return _stuck(cause, why, set_command(fewer), facts.opened_ms)
-    commands = _admitting(facts, missing)
+    granting = [_GRANT.format(name, images) for name, images in facts.grants]
+    commands = granting + (_admitting(facts, missing - len(granting)) if missing > len(granting) else [])
     found = _stuck(cause, why, ", and ".join(commands), facts.opened_ms)
+    if granting:
+        found = replace(found, mend=f"{found.mend} (if the member has so many)")
     if fewer:
         commands.append(set_command(fewer))
         given_up = ", if a single contribution may be told apart" if risky else ""

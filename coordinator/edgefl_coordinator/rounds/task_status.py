@@ -32,7 +32,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     exchanges = phases(connection)
     state, replied = round_state(connection), stored_rounds.has_replied(connection, member.skid, number)
     refusal = refused.told_to(connection, member.skid, number, state, replied=replied)
-    stuck = stuck_sentence(how_it_stands(connection, rounds, served=True), number)
+    stuck = stuck_sentence(how_it_stands(connection, rounds, served=True, named=False), number)
     return TaskReply(
         method=task.method.rsplit(":", 1)[-1],
         task=task.name,
@@ -61,13 +61,15 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
 
 
 def how_it_stands(
-    connection: Connection, rules: RoundSettings, *, served: bool, disowned_ms: int | None = None
+    connection: Connection, rules: RoundSettings, *, served: bool, disowned_ms: int | None = None, named: bool = True
 ) -> FederationStanding:
     """Say whether the federation goes on.
 
-    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key.
+    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key;
+    `named`, whether the command that grants images names the member, as it may not where members read it.
     """
-    return standing(replace(_facts(connection, rules, served), disowned_ms=disowned_ms), rules)
+    found = replace(_facts(connection, rules, served), disowned_ms=disowned_ms)
+    return standing(found if named else replace(found, grants=tuple(("NAME", most) for _, most in found.grants)), rules)
 
 
 def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundFacts:
@@ -97,13 +99,20 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         withheld=tuple(withheld),
         newcomer=len(stored_rounds.contributors(connection, before=current.number + over)),
         refused=len(gone & set(skids)),
+        grants=tuple(refused.grants_missing(connection, current.number).items()),
         beside=stored_rounds.counted(connection, current.number, beside=True),
-        opened_ms=stored_rounds.opened_ms(connection, current.number),
+        opened_ms=_opened_ms(connection, current.number),
         overdue_ms=stored_rounds.overdue_ms(connection, current.number),
         failing_ms=failing_ms,
         served=served,
         served_until_ms=None if served else _served_until_ms(connection),
     )
+
+
+def _opened_ms(connection: Connection, number: int) -> int:
+    """Return when a round opened last: again where its replies could not be aggregated."""
+    again = audit.newest_of(connection, ("round_reopened",))
+    return again[2] if again and again[1] == str(number) else stored_rounds.opened_ms(connection, number)
 
 
 def _served_until_ms(connection: Connection) -> int | None:
