@@ -43,6 +43,12 @@ TABLE = [
      [APPROVE.format("hospital"), INVITE]),
     (RoundFacts(members=1, started=False, pending=("a", "b", "c")), RULES, "waits", "too_few_members",
      [APPROVE.format("a"), APPROVE.format("b")]),
+    # open invites are counted: nobody is advised to invite more than are missing
+    (RoundFacts(members=1, started=False, invited=2), RULES, "waits", "too_few_members", [ANYBODY]),
+    (RoundFacts(members=0, started=False, invited=1, pending=("a",)), RULES, "waits", "too_few_members",
+     [APPROVE.format("a"), ANYBODY, INVITE]),
+    (facts(0, members=0, invited=1), RULES,           "stuck", "too_few_members", [ANYBODY, INVITE]),
+    (facts(1, able=1, members=2, invited=1), RULES,   "stuck", "too_few_members", [ANYBODY, RISKY]),
     (RoundFacts(members=2, started=False), MANUAL,    "waits", "not_started", ["edgefl-coordinator start"]),
     (RoundFacts(members=3), RULES,                    "moves", "aggregating", []),
     (RoundFacts(members=3, failing_ms=7), RULES,      "stuck", "job_failed", []),
@@ -172,6 +178,13 @@ def test_what_a_sentence_adds() -> None:
         f"approve hospital: {APPROVE.format('hospital')}, then invite and approve 1 more: {INVITE} (or --role site, "
         "for a server)"
     )
+    invited = standing(RoundFacts(members=0, started=False, invited=1), RULES)
+    assert invited.mend == (
+        f"approve who uses the 1 open invite: {ANYBODY}, then invite and approve 2 more: {INVITE} (or --role site, for "
+        "a server)"
+    )
+    enough = standing(RoundFacts(members=1, started=False, invited=4), RULES)
+    assert enough.mend == f"approve who uses 2 of the 4 open invites: {ANYBODY}"
     assert standing(facts(2, beside=1), RULES).why == (
         "it needs 3 replies, and there are 3 members, of which 1 sent contributions, which are not averaged"
     )

@@ -109,6 +109,16 @@ def test_watch_prints_each_change_until_ctrl_c(served, tools, monkeypatch, as_js
         assert "\x1b" not in done.stdout  # it is no terminal
 
 
+def test_rounds_are_counted_alike(served, tools) -> None:
+    """`init --rounds 2` was followed by `round 0 of 2`, and by `round 1 of 3` once the method's warm one counted."""
+    tools.approved_member(served, "clinic-a")
+    assert "\nbefore the first of 2 rounds of training: waiting, 0 replies" in run("status").stdout
+    tools.start_rounds(served)
+    assert "\nround 1 of 3 (2 rounds of training; this one is warm): open, 0 replies" in run("status").stdout
+    facts = json.loads(run("status", "--json").stdout)
+    assert (facts["rounds"], facts["train_rounds"], facts["phase"]) == (3, 2, "warm")
+
+
 def test_members_and_their_fingerprints(served, tools, clock) -> None:
     """docs/security.md check 22: who approves compares what the member told, so a pending one's is not shown. Who was
     heard, and when; after `revoke` a quorum beyond the members that are left, with what mends it."""
@@ -147,6 +157,9 @@ def test_invites_and_who_was_shut_out(served, tools, clock) -> None:
     tools.Member(served, "clinic-b").enrol(tools.token_of(served, "clinic-b"))
     tools.token_of(served, "clinic-b")
     assert run("revoke", "clinic-a").stdout == "clinic-a is revoked\n"
+    again = run("revoke", "clinic-a")
+    assert again.exit_code == 1 and "clinic-a is shut out already" in again.stderr
+    assert "no member is named nobody" in run("revoke", "nobody").stderr
     shown = run("status").stdout
     assert "  site   clinic-b  invited, until 2026-09-21 15:13:20 UTC\n" in shown
     assert "  site   clinic-a  shut out 2026-09-21 14:13:20 UTC\n" in shown and shown.count("shut out") == 1

@@ -127,7 +127,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     beside = f"and {counted(facts['contributions'], 'contribution')}" if facts["contributions"] else ""
     lines = [
         f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})",
-        f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
+        f"{_round_text(facts)}: {facts['state']}, "
         f"{counted(facts['replies'], 'reply', 'replies')}{beside} "
         f"(at least {facts['quorum_min']} to aggregate, closes early at {facts['quorum_target']}){deadline}",
     ]
@@ -139,6 +139,15 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     lines[2:2] = [f"  {line}" for line in _standing_lines(facts)]
     lines += [f"  {line}" for line in (*_key_lines(facts["keys"]), *_troubles(facts))]
     return lines + [f"  {_bundle_line(one)}" for one in facts["bundles"]]
+
+
+def _round_text(facts: dict[str, Any]) -> str:
+    """Say which round it is; `init` counts those of training alone, and a method may begin with a warm one."""
+    trained = counted(facts["train_rounds"], "round") + " of training"
+    if not facts["round"]:
+        return f"before the first of {trained}"
+    more = "" if facts["rounds"] == facts["train_rounds"] else f" ({trained}; this one is {facts['phase']})"
+    return f"round {facts['round']} of {facts['rounds']}{more}"
 
 
 def _bundle_line(bundle: dict[str, Any]) -> str:

@@ -254,6 +254,8 @@ def approved(connection: Connection) -> list[MemberRow]:
 
 def _by_name(connection: Connection, name: str) -> MemberRow:
     row = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
+    if row is None and any(one["name"] == name for one in shut_out(connection)):
+        raise OperatorError(f"{name} is shut out already; a new invite for that name makes a new member")
     if row is None:
         raise OperatorError(f"no member is named {name}; `edgefl-coordinator status` lists them")
     return _member(row)

@@ -37,6 +37,7 @@ class RoundFacts:
     started: bool = True  # the first round opens as soon as it can
     members: int  # approved
     pending: tuple[str, ...] = ()  # names of those that enrolled and are not approved
+    invited: int = 0  # invites that may still be used
     able: int = 0  # have not replied, and may
     withheld: tuple[int, ...] = ()  # others in the broadcast of each member that has not replied and may not have it
     newcomer: int = 0  # others in the broadcast of a member that joins now, at least
@@ -120,7 +121,7 @@ def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> FederationStan
     missing = max(1, rules.quorum_target - facts.members if rules.start == "automatic" else 1)
     if rules.start == "automatic" or not facts.members:
         there = f"and there {'is' if facts.members == 1 else 'are'} {facts.members}"
-        mend, commands = _admit(facts.pending[:missing], max(0, missing - len(facts.pending)))
+        mend, commands = _admit(facts.pending[:missing], max(0, missing - len(facts.pending)), facts.invited)
         return FederationStanding(
             kind="waits", cause="too_few_members", mend=mend, commands=commands,
             why=f"the first round opens with {counted(facts.members + missing, 'approved member')}, {there}",
@@ -130,13 +131,19 @@ def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> FederationStan
     return FederationStanding(kind="waits", cause="not_started", why=why, mend=f"run: {command}", commands=(command,))
 
 
-def _admit(pending: Sequence[str], more: int) -> tuple[str, tuple[str, ...]]:
-    """Say whom to approve and how many to invite, with the commands in it."""
+def _admit(pending: Sequence[str], more: int, invited: int) -> tuple[str, tuple[str, ...]]:
+    """Say whom to approve, and how many to invite beyond the open invites, with the commands in it."""
     approve = tuple(f"edgefl-coordinator approve {name} --fingerprint FINGERPRINT" for name in pending)
     parts = [f"approve {name}: {command}" for name, command in zip(pending, approve, strict=True)]
-    if more:
-        parts.append(f"invite and approve {more} more: {_INVITE} (or --role site, for a server)")
-    return ", then ".join(parts), (*approve, *([_INVITE] if more else []))
+    commands = [*approve]
+    if used := min(more, invited):
+        some = "" if used == invited else f"{used} of "
+        parts.append(f"approve who uses {some}the {counted(invited, 'open invite')}: {_APPROVE}")
+        commands.append(_APPROVE)
+    if more > used:
+        parts.append(f"invite and approve {more - used} more: {_INVITE} (or --role site, for a server)")
+        commands.append(_INVITE)
+    return ", then ".join(parts), tuple(commands)
 
 
 def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> FederationStanding:
@@ -212,8 +219,9 @@ def _more_or_freed(
 
 
 def _admitting(facts: RoundFacts, missing: int) -> list[str]:
-    """The commands that bring so many more members: approve who waits, then invite."""
-    return [_APPROVE] * bool(facts.pending) + [_INVITE] * (missing > len(facts.pending))
+    """The commands that bring so many more members: approve who waits or was invited, then invite."""
+    coming = len(facts.pending) + facts.invited
+    return [_APPROVE] * bool(coming) + [_INVITE] * (missing > coming)
 
 
 def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: RoundSettings) -> FederationStanding:
@@ -224,7 +232,7 @@ def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: 
     possible = facts.current.replies + facts.able if facts.current else 0
     fewer, missing = for_so_many(rules, possible), needed - possible
     risky = is_risky(fewer)
-    if fewer and not risky and not (facts.pending or facts.grants):
+    if fewer and not risky and not (facts.pending or facts.invited or facts.grants):
         return _stuck(cause, why, set_command(fewer), facts.opened_ms)
     granting = [_GRANT.format(name, images) for name, images in facts.grants]
     commands = granting + (_admitting(facts, missing - len(granting)) if missing > len(granting) else [])

@@ -32,7 +32,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     exchanges = phases(connection)
     state, replied = round_state(connection), stored_rounds.has_replied(connection, member.skid, number)
     refusal = refused.told_to(connection, member.skid, number, state, replied=replied)
-    stuck = stuck_sentence(how_it_stands(connection, rounds, served=True, named=False), number)
+    stuck = stuck_sentence(how_it_stands(connection, rounds, now_ms, served=True, named=False), number)
     return TaskReply(
         method=task.method.rsplit(":", 1)[-1],
         task=task.name,
@@ -61,14 +61,21 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
 
 
 def how_it_stands(
-    connection: Connection, rules: RoundSettings, *, served: bool, disowned_ms: int | None = None, named: bool = True
+    connection: Connection,
+    rules: RoundSettings,
+    now_ms: int,
+    *,
+    served: bool,
+    disowned_ms: int | None = None,
+    named: bool = True,
 ) -> FederationStanding:
     """Say whether the federation goes on.
 
     `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key;
     `named`, whether the command that grants images names the member, as it may not where members read it.
     """
-    found = replace(_facts(connection, rules, served), disowned_ms=disowned_ms)
+    invited = len(membership.open_invites(connection, now_ms))
+    found = replace(_facts(connection, rules, served), disowned_ms=disowned_ms, invited=invited)
     return standing(found if named else replace(found, grants=tuple(("NAME", most) for _, most in found.grants)), rules)
 
 

@@ -157,6 +157,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "state": task_status.round_state(connection),
             "round": number,
             "rounds": len(phases) or settings.rounds.count,
+            "train_rounds": settings.rounds.count,
             "phase": stored_rounds.phase_of(connection, number),
             "replies": current.replies if current else 0,
             "contributions": stored_rounds.counted(connection, number, beside=True),
@@ -198,7 +199,9 @@ def _standing(coordinator: Coordinator, connection: Connection, number: int) -> 
     """Tell whether the federation goes on, and what mends it where it does not."""
     rules = coordinator.settings.rounds
     disowned_ms = revocations.disowned_ms(connection, coordinator.keys.signing.key_id)
-    found = task_status.how_it_stands(connection, rules, served=coordinator.serving, disowned_ms=disowned_ms)
+    found = task_status.how_it_stands(
+        connection, rules, coordinator.clock(), served=coordinator.serving, disowned_ms=disowned_ms
+    )
     failing = task_status.failing_job(connection)
     if failing and found.cause == "job_failed":  # members are not told the error
         found = dataclasses.replace(found, mend=f"resolve this: {failing['error']}")

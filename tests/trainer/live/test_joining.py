@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from edgefl_exchange.errors import Unavailable
+from edgefl_trainer.contract import Phase
 from edgefl_trainer.errors import FederationRefused
-from edgefl_trainer.live.joining import Join, _patiently, _tell_judged
+from edgefl_trainer.live.joining import Join, _patiently, _rounds_text, _tell_judged
 
 
 def asking(statuses: list[int | None], waits: list[float], **more: Any) -> Any:
@@ -40,6 +41,19 @@ def test_other_troubles_are_waited_out() -> None:
 def test_once_asks_once() -> None:
     with pytest.raises(Unavailable):
         asking([401], [], once=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        (["train"] * 4, "4"),
+        (["warm", *["train"] * 4], "4 of training, 5 with warm"),
+        (["train", "final", "final"], "1 of training, 3 with final"),
+    ],
+)
+def test_rounds_are_counted_as_the_coordinator_counts_them(kinds: list[str], text: str) -> None:
+    """`init --rounds 4` was followed by `round 2 of 5` of the coordinator and `round 1/4` of the site."""
+    assert _rounds_text([Phase(kind, place) for place, kind in enumerate(kinds)]) == text  # type: ignore[arg-type]
 
 
 def test_a_tune_figure_says_of_how_many_rows_it_is() -> None:

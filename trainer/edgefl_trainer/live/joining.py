@@ -22,7 +22,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.contract import Scalar
+from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
@@ -82,8 +82,9 @@ def join(call: Join) -> dict[str, Any]:
         return _facts(membership, None, None)
     membership = load_membership(seat.home)
     work = prepare(told, call.options)
+    rounds = _rounds_text(work.method.phases(work.task.rounds))
     call.say(
-        f"{told.method}, rounds: {told.train_rounds}, epochs of each: {told.epochs}, images of {work.site.name}: "
+        f"{told.method}, rounds: {rounds}, epochs of each: {told.epochs}, images of {work.site.name}: "
         f"{len(work.site.train)} labelled, {len(work.site.unlabelled)} in all; what leaves: "
         f"{', '.join(work.method.travels) or 'nothing'}"
     )
@@ -96,6 +97,13 @@ def join(call: Join) -> dict[str, Any]:
             call.folder / "environment.json", json.dumps(environment(work.settings), indent=2).encode() + b"\n"
         )
         return _take_part(call, seat, membership, work, told)
+
+
+def _rounds_text(phases: Sequence[Phase]) -> str:
+    """Say how many rounds train, and how many the coordinator counts where it counts more."""
+    kinds = [phase.kind for phase in phases]
+    trained, others = kinds.count("train"), [kind for kind in ("warm", "final") if kind in kinds]
+    return f"{trained} of training, {len(kinds)} with {' and '.join(others)}" if others else str(trained)
 
 
 def _approved(call: Join, seat: SiteMembership, membership: Membership) -> TaskReply | None:
