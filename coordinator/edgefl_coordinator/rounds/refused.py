@@ -20,7 +20,7 @@ _MAX_REASON = 500  # characters of a reason that a member is told
 
 
 def is_sound() -> ColumnElement[bool]:
-    """The condition that a row of `replies` was not refused."""
+    """Return the condition that a row of `replies` was not refused."""
     return ~exists().where(refused_replies.c.number == replies.c.number, refused_replies.c.skid == replies.c.skid)
 
 
