@@ -104,4 +104,4 @@ def test_a_figures_axis_fits_it(metric, better, monkeypatch):
     metric_plot.plot_metric(table_rows([run], metric), metric)
     low, high = drawn[0].get_xlim()
     assert 0 < low < 0.031 and 0.054 < high < 0.08
-    assert f"{better} is better" in drawn[0].get_xlabel() and metric in drawn[0].get_xlabel()
+    assert f"{better} is better" in drawn[0].get_xlabel() and metric.upper() in drawn[0].get_xlabel()

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.evaluate.conftest import ONE
 
 from edgefl_trainer.evaluate.chance import Chance
-from edgefl_trainer.evaluate.table import render_table
+from edgefl_trainer.evaluate.table_text import render_table
 
 
 def test_a_picture_of_a_figure_marks_sites_of_one_class(drawn_metric):
@@ -58,7 +58,7 @@ def test_a_held_out_site_is_drawn_apart(drawn_metric):
     axes, ends = drawn_metric(HELD, "balanced_accuracy")
     styles = {line.get_label(): line.get_fillstyle() for line in axes.lines if line.get_label()[0] != "_"}
     assert styles == {"a": "full", "b": "full", "c (held out)": "left"}
-    assert "half filled: held out, never trained; in no mean" in axes.get_xlabel()
+    assert "half filled: never trained; held out: in no mean; no round: in the mean" in axes.get_xlabel()
     assert np.mean(ends) == pytest.approx(0.65)
     axes, _ = drawn_metric({name: HELD[name] for name in "ab"}, "balanced_accuracy")
     assert "held out" not in axes.get_xlabel()

@@ -43,9 +43,10 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows."""
-    from edgefl_trainer.commands.results_text import map_lines, part_lines, site_lines
+    from edgefl_trainer.commands.results_text import map_lines, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.evaluate.no_round import part_lines
 
     report = (lambda line: click.echo(line, err=True)) if maps else None
     summary = judge_run(open_run(run_dir), data, device, ood, report)
@@ -65,12 +66,12 @@ def _draw(summary: Mapping[str, Any], plot: Path) -> None:
     found = summary["confusion"]
     if not found:
         raise SettingError(
-            f"nothing to draw: a confusion matrix needs a trained site and at most {MAX_CLASSES} classes."
+            f"nothing to draw: a confusion matrix needs a site not held out, and at most {MAX_CLASSES} classes."
         )
     pictures = sum(summary["sites"][name]["n_test"] for name in found)
     title = (
         f"{summary['method']}, {counted(pictures, 'picture')} ({summary['reported_rows']} rows) "
-        f"of {counted(len(found), 'trained site')}"
+        f"of {counted(len(found), 'site')}"
     )
     if learned := summary["rows_learned_from"]:
         title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"

@@ -5,8 +5,9 @@ from typing import Any
 
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
-from edgefl_protocol.sentences import counted, of_file
+from edgefl_protocol.sentences import of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
+from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.evaluate.one_class import (
     FEWER,
     FEWER_SAYS,
@@ -19,8 +20,6 @@ from edgefl_trainer.evaluate.one_class import (
     others,
 )
 from edgefl_trainer.evaluate.undefined import why_undefined
-
-NOT_ITS = "its figures are not those of what the federation learned"
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -44,16 +43,6 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
     lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
     return "\n".join(lines)
-
-
-def part_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Name the sites of a live federation that missed rounds of it, a line each."""
-    return [
-        f"{name} took part in {part['rounds']} of {counted(part['of'], 'round')}"
-        + ("" if part["rounds"] else f": its model has learned nothing from its pictures, so {NOT_ITS}")
-        for name, site in summary.get("sites", {}).items()  # none where an encoder alone was learned
-        if (part := site.get("took_part")) and part["rounds"] < part["of"]
-    ]
 
 
 def site_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -172,7 +161,7 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _recall(summary: Mapping[str, Any]) -> list[str]:
-    """The recall of each class over the rows of all trained sites; nothing for a run from before it was kept."""
+    """The recall of each class over the rows of all sites but held-out ones; nothing where it was not kept."""
     from edgefl_trainer.evaluate.confusion import pooled_matrix, recall_lines
 
     found = summary.get("confusion")
