@@ -113,7 +113,7 @@ def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached
     assert outcome.json()["sites_without_model"] == ["north"]
     assert "warning: the run has no model of north: not judged" in outcome.err
     outcome = edgefl_train("evaluate", finished["local"], "--data", f"{data}@site=north")
-    assert outcome.code == 2 and "it has east, west" in outcome.sentence()
+    assert outcome.code == 2 and "which has east and west" in outcome.sentence()
 
 
 @pytest.mark.parametrize("spec", ["lesions:foo=3", "lesion:", "lesions:sites=0", "folder:x@site=../up"])
@@ -178,7 +178,7 @@ def test_predict_scores_what_it_can_and_counts_the_rest(finished, tmp_path):
 def test_predict_knows_its_sites(finished, tmp_path):
     write_picture(tmp_path / "a.png", 80, 1)
     outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", "--site", "north")
-    assert outcome.code == 2 and "it has east, west" in outcome.sentence()
+    assert outcome.code == 2 and "which has east and west" in outcome.sentence()
 
 
 def test_a_run_without_models_lists_none(mae, tmp_path):

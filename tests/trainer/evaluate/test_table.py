@@ -237,7 +237,7 @@ def test_the_recall_table_names_a_run_as_the_first_table_does():
 
 
 def test_rows_with_the_same_figures_are_told():
-    """The prompts of two methods may differ while every figure is the same: that is read as a mistake, or overlooked."""
+    """Prompts of two methods may differ while all figures are the same: that is taken for a mistake, or overlooked."""
     same = summary("fedevprompt", 0, {"a": 0.8, "b": 0.6})
     assert "local and fedevprompt have the same figures" in render_table([ONE, same])
     assert "same figures" not in render_table([ONE, summary("fedevprompt", 0, {"a": 0.8, "b": 0.5})])

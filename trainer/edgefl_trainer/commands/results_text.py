@@ -88,6 +88,18 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
     return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{between}, worst {worst}"
 
 
+def not_judged(summary: Mapping[str, Any]) -> list[str]:
+    """Say how many rows of the judged sites were left out, and what has them judged; nothing where none was."""
+    rows, judged = summary["labelled"], sum(site["n_test"] for site in summary["sites"].values())
+    what = "questions" if USUAL in summary else "pictures"
+    if judged == rows:
+        return []
+    return [
+        f"{rows - judged:,} of {rows:,} {what} are not judged: they are no `{summary['reported_rows']}` rows. In a "
+        "manifest, a column split that says test has all of them judged"
+    ]
+
+
 def answer_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write the share of right answers of each site: of all questions, of open and of closed ones; then mean and worst.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
-from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread
+from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread, tested
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.learned_from import (
     LEARNED,
@@ -101,6 +101,7 @@ def load_federation(
     cache_dir: Path | None = None,
     partition: Partition | None = None,
     vocabulary: Vocabulary | None = None,
+    all_test: bool = False,
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
@@ -118,6 +119,8 @@ def load_federation(
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
+        all_test: Make all pictures of a source without splits `test`, of data that nobody learns from; a partition and
+            `@rows` deal them all the same.
 
     Raises:
         DataError: One sentence about what in the data cannot be used.
@@ -125,6 +128,8 @@ def load_federation(
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
     tables = read_specs(parsed, seed)
+    if all_test and partition is None:
+        tables = [table if spec.shares else tested(table) for spec, table in zip(parsed, tables, strict=True)]
     asking = asks(tables, task, classes, partition)
     rows = _read_rows(parsed, tables, partition, seed)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
