@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score
 
+from edgefl_trainer.evaluate import confusion
 from edgefl_trainer.evaluate.confusion import (
     MAX_CLASSES,
     confusions,
@@ -78,6 +79,14 @@ def test_many_classes_are_not_kept():
 def test_the_picture_has_a_field_for_each_pair():
     with Image.open(io.BytesIO(plot_confusion(np.array([[3, 1, 0], [0, 2, 0]]), ("MEL", "NV"), "x"))) as picture:
         assert picture.format == "PNG" and min(picture.size) > 400
+
+
+def test_a_pair_that_never_happened_is_0_and_a_class_without_pictures_is_empty(monkeypatch):
+    """An empty field was read as a missing figure."""
+    drawn = []
+    monkeypatch.setattr(confusion, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+    plot_confusion(np.array([[3, 0, 0, 0], [1, 2, 0, 0], [0] * 4]), CLASSES, "x")
+    assert [text.get_text() for text in drawn[0].texts] == ["3", "0", "0", "1", "2", "0"]
 
 
 def test_runs_stand_with_their_recalls_in_one_table():

@@ -50,6 +50,15 @@ def test_a_figure_has_its_name(drawn_metric):
         assert f"{name[0].upper()}{name[1:]} per site" in render_table([ONE], metric=metric)
 
 
+def test_a_long_name_of_a_row_leaves_room_for_the_axes(drawn_rows):
+    """A name with settings, preset and rounds took two thirds of the picture, and the axis lost its label."""
+    name = "fedavg, lambda_kd=0.1, prompt_init=uniform, temperature=4"
+    axes = drawn_rows([ONE | {"label": name}, ONE | {"label": "b", "preset": "tiny"}])
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    assert shown[0].replace("\n", " ") == f"{name} (bench84, 5 rounds)" and shown[1] == "b (tiny, 5 rounds)"
+    assert all(len(line) <= 36 for label in shown for line in label.splitlines())
+
+
 HELD = {name: {"balanced_accuracy": value} for name, value in (("a", 0.6), ("b", 0.7), ("c", 0.9))}
 HELD["c"]["held_out"] = True
 

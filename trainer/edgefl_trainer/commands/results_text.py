@@ -57,7 +57,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         chosen = "   held out" if site.get("held_out") else chosen
         mark = mark_of(site, len(summary.get("classes") or ())) if site["balanced_accuracy"] is not None else ""
         marks.add(mark)
-        figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval(site.get('balanced_accuracy_interval'))}"
+        figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval_of(site, 'balanced_accuracy')}"
         if site["balanced_accuracy"] is None:
             figure = why_undefined(site, summary["reported_rows"])
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
@@ -83,7 +83,7 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
     std = found.get("std_balanced_accuracy")
     spread = "" if std is None else f" ± {_pct(std)} (std over sites)"
     interval = found.get("mean_balanced_accuracy_interval")
-    between = "" if interval is None else f", 95 % interval{_interval(interval)}"
+    between = "" if interval is None or interval[0] == interval[1] else f", 95 % interval{_interval(interval)}"
     worst = _pct(found["worst_balanced_accuracy"])
     return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{between}, worst {worst}"
 
@@ -108,7 +108,7 @@ def answer_lines(summary: Mapping[str, Any]) -> list[str]:
     head = f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}"
     lines = [f"{head}   {'accuracy, 95 % interval':<23}{'open':>10}{'closed':>10}{'usual':>12}"]
     for name, site in summary["sites"].items():
-        whole = f"{_pct(site['accuracy'])}{_interval(site.get('accuracy_interval'))}"
+        whole = f"{_pct(site['accuracy'])}{_interval_of(site, 'accuracy')}"
         beside = "".join(f"{_pct(site.get(f'accuracy{part}')):>10}" for part in PARTS[1:])
         usual = _pct(site.get(USUAL, {}).get("accuracy"))
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {whole:<23}{beside}{usual:>12}")
@@ -182,6 +182,15 @@ def _recall(summary: Mapping[str, Any]) -> list[str]:
     known = summary.get("pooled", {}).get("recall_interval")
     head = "recall of each class, all sites together" + ("" if known is None else ", 95 % interval by lesion")
     return [head, *recall_lines(pooled_matrix(found), summary["classes"], known, summary["reported_rows"])]
+
+
+def _interval_of(site: Mapping[str, Any], metric: str) -> str:
+    """A site's interval, or why there is none: rows that are all right, or all wrong, do not vary when drawn."""
+    bounds = site.get(f"{metric}_interval")
+    if bounds is None or bounds[0] < bounds[1]:
+        return _interval(bounds)
+    why = {0.0: "all are wrong", 1.0: "all are right"}.get(site[metric], "all draws of its lesions give the same")
+    return f" (no interval: {why})"
 
 
 def _interval(bounds: Sequence[float] | None) -> str:

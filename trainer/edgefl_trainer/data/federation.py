@@ -39,7 +39,7 @@ from edgefl_trainer.data.questions import (
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED, ChooseTune, Indices, SiteRows, deal_sites, partition_digest
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_specs
-from edgefl_trainer.data.tasks import check_alike, gather, listed
+from edgefl_trainer.data.tasks import check_alike, gather, listed, near_classes
 
 Unlabelled = Literal["none", "site", "spread"]
 
@@ -176,6 +176,7 @@ def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federati
     told += [*told_of_questions(rows, found.labels), *alike_sites(found.sites)]
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:
+        told += near_classes(Counter(found.classes[label] for label in found.labels if label >= 0))
         table_of = [table.name for table in tables for _ in table.rows]
         told += told_of_lesions(*([(table_of[i], rows[i]) for i in part] for part in (learned, judged)))
     return told + _told_of_pictures(rows, found, learned, judged)

@@ -8,6 +8,7 @@ its sites and of its mean. Values in, bytes out.
 """
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,6 +22,8 @@ from edgefl_trainer.evaluate.table import LOWER_IS_BETTER, TableRow, named
 from edgefl_trainer.evaluate.table import Figure as Spread
 
 MAX_ROWS = 40
+NAME_WIDTH = 36  # characters of a line of a row's name: beyond, the axes would be cut
+ROW_INCHES = 0.42
 MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
@@ -38,13 +41,17 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
         raise ValueError(f"there is nothing to draw: no row has the figure {metric!r}")
     if len(rows) > MAX_ROWS:
         raise ValueError(f"there are {len(rows)} rows, and at most {MAX_ROWS} fit into one picture")
-    figure = Figure(figsize=(9, 1.8 + 0.42 * len(rows)), dpi=120, layout="constrained")
+    over = [_over(row) for row in rows]
+    alike = len(set(over)) == 1
+    names = [fill(name, NAME_WIDTH) for name in named(rows)]
+    if not alike:
+        names = [f"{name}\n± {told}" for name, told in zip(names, over, strict=True)]
+    deep = ROW_INCHES * sum(max(1.0, (name.count("\n") + 1) / 2) for name in names)  # a row holds two lines
+    figure = Figure(figsize=(9, 1.8 + deep), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     marked = {name for row in rows for name in row.one_class}
     _draw_sites(axes, rows, marked)
     means = [row.several if row.one_class else row.mean for row in rows]
-    over = [_over(row) for row in rows]
-    alike = len(set(over)) == 1
     _draw_means(axes, means, over[0] if alike else "over what its row says")
     ends = [max(0.0, mean.mean + side * (mean.std or 0)) for mean in means for side in (-1, 1) if mean.mean is not None]
     low, high = min([*values, *ends]), max([*values, *ends])
@@ -59,9 +66,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
             told = f"; chance is {' to '.join(dict.fromkeys(f'{value:.3g}' for value in (known[0], known[-1])))}"
     free = MARGIN * max(high - low, LEAST_SPAN)
     axes.set_xlim(max(low - free, 0.0), high + free)  # no figure is below 0
-    axes.set_yticks(
-        range(len(rows)), [name if alike else f"{name}\n± {told}" for name, told in zip(named(rows), over, strict=True)]
-    )
+    axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
     axes.set_xlabel(f"{metric_words(metric)} of each site; {better} is better{told}" + notes)

@@ -39,4 +39,4 @@ def _balanced(run: Mapping[str, Any]) -> str:
     figure, bounds = (run["pooled"].get(f"balanced_accuracy{end}") for end in ("", "_interval"))
     if figure is None:
         return UNDEFINED
-    return f"{figure:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+    return f"{figure:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds and bounds[0] < bounds[1] else "")
