@@ -80,10 +80,8 @@ def ran(tmp_path_factory, cached):
 def test_a_trial_says_so_before_it_runs(ran):
     """It began with "25 min a run", the time of the full table."""
     head = ran[1].err.splitlines()[0]
-    assert (
-        "tiny: seconds to minutes a run, nothing here can be compared with the paper" in head
+    assert "tiny: seconds to minutes a run, nothing here can be compared with the paper" in head
     assert " min a" not in head
-    )
 
 
 def times(folder: Path) -> dict[Path, int]:
