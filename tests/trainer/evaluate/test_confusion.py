@@ -17,7 +17,7 @@ from edgefl_trainer.evaluate.confusion import (
     recalls,
 )
 from edgefl_trainer.evaluate.intervals import Scored
-from edgefl_trainer.evaluate.recall_table import render_recall
+from edgefl_trainer.evaluate.tables.recalls import render_recall
 
 CLASSES = ("MEL", "NV", "BCC")
 
@@ -104,7 +104,7 @@ def test_runs_stand_with_their_recalls_in_one_table():
 def test_a_figures_axis_fits_it(metric, better, monkeypatch):
     """The data's span with some room, not 0 to 1; the label says which end is good."""
     from edgefl_trainer.evaluate import metric_plot
-    from edgefl_trainer.evaluate.table import table_rows
+    from edgefl_trainer.evaluate.tables.rows import table_rows
 
     drawn = []
     monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")

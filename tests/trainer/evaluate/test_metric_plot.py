@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.evaluate.conftest import ONE
 
 from edgefl_trainer.evaluate.chance import Chance
-from edgefl_trainer.evaluate.table_text import render_table
+from edgefl_trainer.evaluate.tables.text import render_table
 
 
 def test_a_picture_of_a_figure_marks_sites_of_one_class(drawn_metric):

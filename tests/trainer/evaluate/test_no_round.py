@@ -9,7 +9,7 @@ from tests.trainer.evaluate.conftest import ONE
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.results import parts_taken
 from edgefl_trainer.evaluate.no_round import part_lines
-from edgefl_trainer.evaluate.table_text import render_table
+from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.methods import METHODS
 
 

@@ -10,9 +10,9 @@ from tests.trainer.evaluate.conftest import ONE, summary
 
 from edgefl_trainer.commands.table import SITE_FIGURES
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES
-from edgefl_trainer.evaluate.recall_table import render_recall
-from edgefl_trainer.evaluate.table import table_rows
-from edgefl_trainer.evaluate.table_text import FORMATS, origin, render_table
+from edgefl_trainer.evaluate.tables.recalls import render_recall
+from edgefl_trainer.evaluate.tables.rows import table_rows
+from edgefl_trainer.evaluate.tables.text import FORMATS, origin, render_table
 
 
 def test_spread_over_sites_for_one_seed():

@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.evaluate.table_text import render_table
+from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.experiments.comparison import Found, bars_of, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of

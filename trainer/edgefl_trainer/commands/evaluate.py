@@ -44,7 +44,7 @@ def evaluate(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Judge the models of a finished RUN on other data, site by site. Takes all `test` rows, else all `val` rows.
+    """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows.
 
     Data that names no split is judged whole, unless RUN learned from it: then a quarter of each site is, as in a run.
     """

@@ -105,31 +105,25 @@ def load_federation(
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
-    With `@site=NAME` the federation has only that site, with the same rows it has beside the others.
+    With `@site=NAME` the federation has only that site, with the same rows it has beside the others. A
+    `DataError` is one sentence about what in the data cannot be used.
 
     Args:
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`; `NAME=A,B:REST` gathers them.
         whole_task: Every class that the task names has to be there; data to judge on, or of one site, may lack some.
         classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.
         seed: Of every choice of rows but that of `test`, which is the same in every run.
-        unlabelled: `none`; `site`: the unlabelled images of a site; `spread`: also images of no site, dealt to the
-            sites in proportion to their training images.
+        unlabelled: `none`; `site`: a site's unlabelled images; `spread`: also those of no site, by training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
         fit: How a picture becomes square, `squash` or `crop`.
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
-        all_test: Make all pictures of a source without splits `test`, of data that nobody learns from; a partition and
-            `@rows` deal them all the same.
-
-    Raises:
-        DataError: One sentence about what in the data cannot be used.
+        all_test: Make all pictures of a source without splits `test`; a partition and `@rows` deal them all the same.
     """
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
-    tables = read_specs(parsed, seed)
-    if all_test and partition is None:
-        tables = [table if spec.shares else tested(table) for spec, table in zip(parsed, tables, strict=True)]
+    tables = _read_tables(parsed, seed, all_test=all_test and partition is None)
     asking = asks(tables, task, classes, partition)
     rows = _read_rows(parsed, tables, partition, seed)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
@@ -152,6 +146,12 @@ def load_federation(
         questions=questions,
     )
     return replace(found, warnings=tuple(_warnings(tables, rows, found)))
+
+
+def _read_tables(specs: Sequence[Spec], seed: int, *, all_test: bool) -> list[SourceRows]:
+    """The tables of these SPECs; with `all_test` without a row that learns where a source names no split."""
+    tables = read_specs(specs, seed)
+    return [tested(table) if all_test and not spec.shares else table for spec, table in zip(specs, tables, strict=True)]
 
 
 def _targets(

@@ -64,21 +64,11 @@ def evaluate(
         DataError: the data cannot be read or names classes the run does not know.
         RunError: no site of the data has a model in the run.
     """
-    if not run.sites:
-        raise RunError(
-            f"the run in {run.folder} learned a backbone and has no model to judge: name a run that uses it."
-        )
-    if site is not None:
-        _open_model(run, site)
+    _check_models(run, site)
     federation, learned = _data_to_judge(run, data, site, pictures_alone=bool(foreign) or maps is not None)
     labels = _labels_of_run(run, federation.classes, federation.labels)
     where = choose_device(device)
     known = _models_of(run, federation, site)
-    if not known:
-        raise RunError(
-            f"no site of the data ({listed(list(federation.sites))}) has a model in {run.folder}, which has "
-            f"{listed(run.sites)}: --site NAME judges all of the data with the model of one of these."
-        )
     without = [name for name in federation.sites if name not in known]
     for line in _not_judged(run, without):
         warn(line)
@@ -172,18 +162,29 @@ def map_tables(
     return found
 
 
-def _open_model(run: FinishedRun, site: str) -> None:
-    """Refuse a site without a model, and warn of one that learned nothing, before data is read."""
+def _check_models(run: FinishedRun, site: str | None) -> None:
+    """Refuse a run, or a site of it, without a model, and warn of a site that learned nothing, before data is read."""
+    if not run.sites:
+        raise RunError(
+            f"the run in {run.folder} learned a backbone and has no model to judge: name a run that uses it."
+        )
+    if site is None:
+        return
     run.predictor(site)
     for line in part_lines({"sites": {site: run.summary["sites"][site]}}):
         warn(line)
 
 
 def _models_of(run: FinishedRun, federation: Federation, site: str | None) -> dict[str, str]:
-    """Which site's model judges each site of the data."""
+    """Which site's model judges each site of the data; a `RunError` where none has a model."""
     if site is not None:
         return dict.fromkeys(federation.sites, site)
-    return {name: name for name in federation.sites if name in run.sites}
+    if found := {name: name for name in federation.sites if name in run.sites}:
+        return found
+    raise RunError(
+        f"no site of the data ({listed(list(federation.sites))}) has a model in {run.folder}, which has "
+        f"{listed(run.sites)}: --site NAME judges all of the data with the model of one of these."
+    )
 
 
 def _labelled(federation: Federation, labels: NDArray[np.int64], name: str) -> int:

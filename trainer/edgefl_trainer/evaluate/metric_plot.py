@@ -18,8 +18,8 @@ from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, png
-from edgefl_trainer.evaluate.table import LOWER_IS_BETTER, TableRow, named
-from edgefl_trainer.evaluate.table import Figure as Spread
+from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, TableRow, named
+from edgefl_trainer.evaluate.tables.rows import Figure as Spread
 
 MAX_ROWS = 40
 NAME_WIDTH = 36  # characters of a line of a row's name: beyond, the axes would be cut

@@ -21,7 +21,7 @@ from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
-from edgefl_trainer.evaluate.table_text import (
+from edgefl_trainer.evaluate.tables.text import (
     SPREADS,
     UNDEFINED,
     bytes_text,

@@ -3,7 +3,7 @@
 Guarantees: runs that differ in nothing but their seed share a row. Spread is the sample standard deviation (ddof=1):
 over seeds where a row has several, else over sites (docs/methods.md, "evaluation"). Mean, spread and worst run over all
 sites but the held-out ones, which have a column too. `all rows` is the figure over the rows of those sites together, a
-mean over classes and not over sites. `evaluate.table_text` writes the rows.
+mean over classes and not over sites. `evaluate.tables.text` writes the rows.
 """
 
 from collections.abc import Mapping, Sequence

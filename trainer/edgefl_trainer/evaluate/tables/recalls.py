@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from edgefl_trainer.evaluate.confusion import pooled_matrix
-from edgefl_trainer.evaluate.table import row_names
-from edgefl_trainer.evaluate.table_text import UNDEFINED, markdown
+from edgefl_trainer.evaluate.tables.rows import row_names
+from edgefl_trainer.evaluate.tables.text import UNDEFINED, markdown
 
 MAX_COLUMNS = 12  # classes that a page still holds
 CAPTION = (

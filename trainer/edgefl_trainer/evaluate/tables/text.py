@@ -15,7 +15,7 @@ from edgefl_protocol.sentences import capital, listed
 from edgefl_trainer.evaluate import no_round
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
-from edgefl_trainer.evaluate.table import (
+from edgefl_trainer.evaluate.tables.rows import (
     LOWER_IS_BETTER,
     Figure,
     Summary,
