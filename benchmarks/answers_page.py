@@ -22,7 +22,7 @@ ALONE = "question-alone"  # folder of the row that sees no picture
 
 def page_tables(experiment: "Experiment", found: "Sequence[Found]") -> str:
     """Return both tables as Markdown, with the caption of the comparison's settings."""
-    from edgefl_trainer.evaluate.table import bytes_text, markdown
+    from edgefl_trainer.evaluate.tables.text import bytes_text, markdown
     from edgefl_trainer.experiments.comparison import lines_of
 
     (part,) = experiment.parts

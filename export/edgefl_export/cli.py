@@ -187,7 +187,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @click.option(
     "--took-no-part",
     is_flag=True,
-    help="Allow a site that took part in no round of its live federation; the card says so.",
+    help="Allow a site that took part in no round, of a run or a live federation; the card says so.",
 )
 @_PASSPHRASE
 @_JSON

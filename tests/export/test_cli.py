@@ -57,7 +57,7 @@ def test_keygen_writes_a_private_key_only_its_owner_reads(tmp_path):
 
 
 def test_a_site_that_took_part_in_no_round_is_exported_only_where_that_is_said(tmp_path, predictor, monkeypatch):
-    """docs/reference/runs.md: what such a site of a live federation has is not what the federation learned."""
+    """docs/reference/runs.md: such a model has learned nothing from its site's pictures."""
     run = write_run(tmp_path / "late", predictor)
     summary = json.loads((run / "summary.json").read_text())
     summary["sites"]["north"]["took_part"] = {"rounds": 0, "of": 3}

@@ -29,7 +29,7 @@ from edgefl_exchange.outbox import Outbox
 from edgefl_export.bundles.assemble import site_model
 from edgefl_export.errors import ExportError
 from edgefl_protocol.errors import InviteError
-from edgefl_trainer.commands.results_text import part_lines, summary_text
+from edgefl_trainer.commands.results_text import summary_text
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.evaluation import evaluate
@@ -37,6 +37,7 @@ from edgefl_trainer.engine.federation import InProcessSite
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import FederationRefused, RunError
+from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.live import Join, SiteOptions, join
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.site_membership import SiteMembership

@@ -68,6 +68,24 @@ def test_a_site_that_is_judged_on_fewer_classes_is_marked(tested, mark):
 
 
 @pytest.mark.parametrize(
+    ("figure", "bounds", "told"),
+    [
+        (0.0, [0.0, 0.0], "0.0 % (no interval: all are wrong)"),
+        (1.0, [1.0, 1.0], "100.0 % (no interval: all are right)"),
+        (0.5, [0.5, 0.5], "50.0 % (no interval: all draws of its lesions give the same)"),
+        (0.5, [0.4, 0.6], "50.0 % (40.0 to 60.0)"),
+    ],
+)
+def test_an_interval_without_width_claims_no_certainty(figure, bounds, told):
+    """Of ten wrong answers, "0.0 % (0.0 to 0.0)" reads as a figure that is known for sure (docs/methods.md 8.4)."""
+    site = {"n_train": 9, "n_test": 9, "balanced_accuracy": figure, "balanced_accuracy_interval": bounds}
+    means = {f"{name}_balanced_accuracy": figure for name in ("mean", "worst")}
+    means["mean_balanced_accuracy_interval"] = bounds
+    lines = site_lines({"sites": {"a": site}, "reported_rows": "test", "classes": list("wx")} | means)
+    assert lines[1].endswith(told) and ("95 % interval" in lines[2]) == (bounds[0] < bounds[1])
+
+
+@pytest.mark.parametrize(
     ("std", "told"), [(0.1, "mean 50.0 % ± 10.0 % (std over sites), worst"), (None, "mean 50.0 %, w")]
 )
 def test_a_spread_says_what_it_is_over_and_one_site_has_none(std, told):

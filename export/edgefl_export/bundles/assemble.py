@@ -100,7 +100,7 @@ def site_model(
 
     Args:
         given: what classes mean, where the product's own table does not know them.
-        took_no_part: allow a site that took part in no round of its live federation.
+        took_no_part: allow a site that took part in no round of its run or live federation.
 
     Raises:
         EdgeflError: no such site, or the run lacks what a bundle needs.
@@ -110,8 +110,8 @@ def site_model(
     part = figures.get(site, {}).get("took_part")
     if part and not part["rounds"] and not took_no_part:
         raise ExportError(
-            f"{site} took part in 0 of {counted(part['of'], 'round')} of its federation, so its model has learned "
-            "nothing from its pictures: name a run that took part, or export it all the same with --took-no-part"
+            f"{site} took part in 0 of {counted(part['of'], 'round')} of its run, so its model has learned "
+            "nothing from its pictures: name another site or run, or export it all the same with --took-no-part"
         )
     calibration = run.calibration.get("sites", {}).get(site, {})
     missing = [name for name in ("temperature", "refer_above") if name not in calibration]

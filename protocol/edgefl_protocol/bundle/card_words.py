@@ -71,7 +71,7 @@ def weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = Non
 
 
 def _took_no_part(figures: Mapping[str, object], site: str | None) -> str | None:
-    """Say that a site of a live federation learned in no round of it; None where it did, or the card does not tell."""
+    """Say that a site learned in no round of its federation; None where it did, or the card does not tell."""
     part = figures.get("took_part")
     if not isinstance(part, dict) or type(part.get("rounds")) is not int or part["rounds"] != 0:
         return None

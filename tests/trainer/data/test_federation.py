@@ -61,6 +61,14 @@ def test_classes_are_stratified(ward: str) -> None:
         assert all(abs(labels[name] - 2.5) <= 1 for name in ("MEL", "BKL"))
 
 
+def test_a_run_is_warned_of_classes_that_may_be_one(make_zip, cache: Path) -> None:
+    """`edgefl-train data` warned, and who began with `run` had a class too many; a task that gathers both does not."""
+    records = [{**row, "label": "Nevus"} if i % 4 == 0 else row for i, row in enumerate(ward_records())]
+    spec = f"manifest:{make_zip(records)}"
+    assert any("look like one" in line and "Nevus (" in line for line in load(spec).warnings)
+    assert not any("look like one" in line for line in load(spec, task="nevus").warnings)
+
+
 def test_row_order_of_the_index_changes_nothing(make_zip, cache: Path) -> None:
     records = ward_records()
     one = load(f"manifest:{make_zip(records)}")

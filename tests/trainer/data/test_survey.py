@@ -193,6 +193,19 @@ def test_classes_that_may_be_one_are_told(tmp_path, label):
     assert "look like one" not in merged.err
 
 
+def test_tune_rows_are_said_to_be_among_the_train_rows(tmp_path):
+    """`run` counts train, tune and test rows, and this table train and test ones."""
+    told = "a run tunes on some of the train rows: 15 % of each site's lesions"
+    assert told in edgefl_train("data", f"manifest:{write_index(tmp_path / 'w', records())}").out
+
+
+def test_every_spelling_of_a_class_that_may_be_one_is_told():
+    """Of Nevus, nv and NV two were named; which differ in case alone a run refuses by itself."""
+    (line,) = near_classes({"Nevus": 3, "nv": 2, "NV": 1, "MEL": 4})
+    assert line.startswith("classes Nevus (3 pictures), nv (2 pictures), NV (1 picture) look like one")
+    assert list(near_classes({"nv": 2, "NV": 1})) == []
+
+
 @pytest.mark.parametrize("labels", [("NV", "MEL", "BCC", "SCC", "AK", "akiec"), ("ab", "abs"), ("grade 1", "grade 2")])
 def test_classes_that_differ_are_not(labels):
     assert list(near_classes(dict.fromkeys(labels, 3))) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgefl_trainer.engine.run import commit_of
-from edgefl_trainer.evaluate.table import origin
+from edgefl_trainer.evaluate.tables.text import origin
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
 

@@ -239,6 +239,8 @@ def test_a_site_that_took_part_in_no_round_does_not_break_the_results(method, tm
     trained = [line["site"] for line in metrics(tmp_path / "run") if line["phase"] == "train"]
     assert len(trained) == 1
     assert set(found["sites"]) == {"east", "west"}
+    parts = {name: site["took_part"] for name, site in found["sites"].items()}
+    assert parts == {name: {"rounds": int(name in trained), "of": 1} for name in ("east", "west")}
     if method != "fedmae":
         assert all(site["balanced_accuracy"] is not None for site in found["sites"].values())
 

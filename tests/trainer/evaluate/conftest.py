@@ -4,7 +4,7 @@ import pytest
 
 from edgefl_trainer.evaluate import metric_plot
 from edgefl_trainer.evaluate.metrics import federation_summary
-from edgefl_trainer.evaluate.table import table_rows
+from edgefl_trainer.evaluate.tables.rows import table_rows
 
 
 def summary(method, seed, figures, **more):

@@ -9,7 +9,8 @@ from tests.trainer.conftest import edgefl_train
 from edgefl_trainer.evaluate.answer_figures import answer_figures, answer_summary, usual_answers, usual_runs
 from edgefl_trainer.evaluate.intervals import AskedRows, Scored, pooled
 from edgefl_trainer.evaluate.report import sites_report
-from edgefl_trainer.evaluate.table import render_table, usual_metric
+from edgefl_trainer.evaluate.tables.rows import usual_metric
+from edgefl_trainer.evaluate.tables.text import render_table
 
 
 def scored(target: list[int], predicted: list[int], closed: list[bool], usual: list[int], images: str) -> Scored:

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score
 
+from edgefl_trainer.evaluate import confusion
 from edgefl_trainer.evaluate.confusion import (
     MAX_CLASSES,
     confusions,
@@ -16,7 +17,7 @@ from edgefl_trainer.evaluate.confusion import (
     recalls,
 )
 from edgefl_trainer.evaluate.intervals import Scored
-from edgefl_trainer.evaluate.recall_table import render_recall
+from edgefl_trainer.evaluate.tables.recalls import render_recall
 
 CLASSES = ("MEL", "NV", "BCC")
 
@@ -80,6 +81,14 @@ def test_the_picture_has_a_field_for_each_pair():
         assert picture.format == "PNG" and min(picture.size) > 400
 
 
+def test_a_pair_that_never_happened_is_0_and_a_class_without_pictures_is_empty(monkeypatch):
+    """An empty field was read as a missing figure."""
+    drawn = []
+    monkeypatch.setattr(confusion, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+    plot_confusion(np.array([[3, 0, 0, 0], [1, 2, 0, 0], [0] * 4]), CLASSES, "x")
+    assert [text.get_text() for text in drawn[0].texts] == ["3", "0", "0", "1", "2", "0"]
+
+
 def test_runs_stand_with_their_recalls_in_one_table():
     run = {
         "method": "local", "seed": 0, "sites": {}, "classes": list(CLASSES),
@@ -95,7 +104,7 @@ def test_runs_stand_with_their_recalls_in_one_table():
 def test_a_figures_axis_fits_it(metric, better, monkeypatch):
     """The data's span with some room, not 0 to 1; the label says which end is good."""
     from edgefl_trainer.evaluate import metric_plot
-    from edgefl_trainer.evaluate.table import table_rows
+    from edgefl_trainer.evaluate.tables.rows import table_rows
 
     drawn = []
     monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
@@ -104,4 +113,4 @@ def test_a_figures_axis_fits_it(metric, better, monkeypatch):
     metric_plot.plot_metric(table_rows([run], metric), metric)
     low, high = drawn[0].get_xlim()
     assert 0 < low < 0.031 and 0.054 < high < 0.08
-    assert f"{better} is better" in drawn[0].get_xlabel() and metric in drawn[0].get_xlabel()
+    assert f"{better} is better" in drawn[0].get_xlabel() and metric.upper() in drawn[0].get_xlabel()

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.evaluate.conftest import ONE
 
 from edgefl_trainer.evaluate.chance import Chance
-from edgefl_trainer.evaluate.table import render_table
+from edgefl_trainer.evaluate.tables.text import render_table
 
 
 def test_a_picture_of_a_figure_marks_sites_of_one_class(drawn_metric):
@@ -50,6 +50,15 @@ def test_a_figure_has_its_name(drawn_metric):
         assert f"{name[0].upper()}{name[1:]} per site" in render_table([ONE], metric=metric)
 
 
+def test_a_long_name_of_a_row_leaves_room_for_the_axes(drawn_rows):
+    """A name with settings, preset and rounds took two thirds of the picture, and the axis lost its label."""
+    name = "fedavg, lambda_kd=0.1, prompt_init=uniform, temperature=4"
+    axes = drawn_rows([ONE | {"label": name}, ONE | {"label": "b", "preset": "tiny"}])
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    assert shown[0].replace("\n", " ") == f"{name} (bench84, 5 rounds)" and shown[1] == "b (tiny, 5 rounds)"
+    assert all(len(line) <= 36 for label in shown for line in label.splitlines())
+
+
 HELD = {name: {"balanced_accuracy": value} for name, value in (("a", 0.6), ("b", 0.7), ("c", 0.9))}
 HELD["c"]["held_out"] = True
 
@@ -58,7 +67,7 @@ def test_a_held_out_site_is_drawn_apart(drawn_metric):
     axes, ends = drawn_metric(HELD, "balanced_accuracy")
     styles = {line.get_label(): line.get_fillstyle() for line in axes.lines if line.get_label()[0] != "_"}
     assert styles == {"a": "full", "b": "full", "c (held out)": "left"}
-    assert "half filled: held out, never trained; in no mean" in axes.get_xlabel()
+    assert "half filled: never trained; held out: in no mean; no round: in the mean" in axes.get_xlabel()
     assert np.mean(ends) == pytest.approx(0.65)
     axes, _ = drawn_metric({name: HELD[name] for name in "ab"}, "balanced_accuracy")
     assert "held out" not in axes.get_xlabel()

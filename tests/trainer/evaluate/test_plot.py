@@ -63,7 +63,7 @@ def test_of_lines_that_are_the_same_each_is_seen(progress):
     lines = data_lines(progress({"a": [LINES], "b": [LINES], "c": [ABOVE]}))
     assert [line.get_label() for line in lines.values()] == ["a (equal)", "b (equal)", "c"]
     below, above, other = lines.values()
-    assert below.get_linewidth() - above.get_linewidth() >= 2 and above.get_linewidth() == other.get_linewidth()
+    assert below.get_linewidth() - above.get_linewidth() >= 3 and above.get_linewidth() == other.get_linewidth()
     assert below.get_markersize() - above.get_markersize() >= 2
 
 

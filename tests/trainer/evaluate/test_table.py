@@ -10,8 +10,9 @@ from tests.trainer.evaluate.conftest import ONE, summary
 
 from edgefl_trainer.commands.table import SITE_FIGURES
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES
-from edgefl_trainer.evaluate.recall_table import render_recall
-from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
+from edgefl_trainer.evaluate.tables.recalls import render_recall
+from edgefl_trainer.evaluate.tables.rows import table_rows
+from edgefl_trainer.evaluate.tables.text import FORMATS, origin, render_table
 
 
 def test_spread_over_sites_for_one_seed():
@@ -206,7 +207,7 @@ def test_sites_that_never_trained_have_a_column_but_no_part_in_the_mean():
     run = ONE | {"sites": ONE["sites"] | {"c": {"balanced_accuracy": 0.1, "held_out": True}}}
     (row,) = table_rows([run])
     assert (row.mean.mean, row.worst, row.sites["c"].mean) == (pytest.approx(0.7), 0.6, 0.1)
-    assert "c never trained" in render_table([run])
+    assert "c held out, never trained" in render_table([run])
 
 
 def test_one_round_is_one_round():
@@ -233,3 +234,18 @@ def test_the_recall_table_names_a_run_as_the_first_table_does():
     names = [line.split(" | ")[0] for line in render_recall(runs).splitlines()[2:5]]
     assert names == ["| local (bench84, 5 rounds)", "| local #2 (bench84, 5 rounds)", "| mine (bench84, 9 rounds)"]
     assert names == [line.split(" | ")[0] for line in render_table(runs).splitlines()[2:5]]
+
+
+def test_rows_with_the_same_figures_are_told():
+    """Prompts of two methods may differ while all figures are the same: that is taken for a mistake, or overlooked."""
+    same = summary("fedevprompt", 0, {"a": 0.8, "b": 0.6})
+    assert "local and fedevprompt have the same figures" in render_table([ONE, same])
+    assert "same figures" not in render_table([ONE, summary("fedevprompt", 0, {"a": 0.8, "b": 0.5})])
+    assert "same figures" not in render_table([ONE, same], metric="accuracy")  # neither has one
+
+
+def test_the_caption_says_what_worst_is_and_which_end_is_good():
+    told = "`worst` is the mean over seeds of each seed's worst site"
+    assert told in render_table([ONE, ONE | {"seed": 1}]) and told not in render_table([ONE])
+    run = ONE | {"sites": {"a": {"aurc": 0.1}}}
+    assert "lower is better; task" in render_table([run], metric="aurc") and "lower" not in render_table([ONE])

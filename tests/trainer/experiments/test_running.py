@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.evaluate.table import render_table
+from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.experiments.comparison import Found, bars_of, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of
@@ -77,6 +77,13 @@ def ran(tmp_path_factory, cached):
     return folder, found
 
 
+def test_a_trial_says_so_before_it_runs(ran):
+    """It began with "25 min a run", the time of the full table."""
+    head = ran[1].err.splitlines()[0]
+    assert "tiny: seconds to minutes a run, nothing here can be compared with the paper" in head
+    assert " min a" not in head
+
+
 def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
@@ -110,6 +117,8 @@ def test_the_table_shows_ours_beside_the_papers_numbers(ran):
     means = [summary["mean_balanced_accuracy"] for summary in summaries]
     assert (cell["paper"], cell["seeds"]) == ("73.31±3.64", "0 1")
     assert float(cell["ours"]) == pytest.approx(statistics.mean(means))
+    assert (cell["paper_value"], cell["paper_std"]) == ("0.7331", "0.0364")  # in the unit of `ours`
+    assert {row["note"] for row in rows} == {"nothing here can be compared with the paper"}  # --tiny
     (c5,) = [row for row in rows if (row["row"], row["column"]) == ("FedProto", "C5")]
     assert (c5["paper"], c5["ours"], c5["seeds"]) == ("58.52", "", "")
     lines = first.out.splitlines()

@@ -61,6 +61,8 @@ def survey_text(found: "Survey") -> str:
         dealt = [found.splits[site, split] for split in splits]
         lines.append([site, *(str(count) if count else "–" for count in [*counts, len(found.lesions[site]), *dealt])])
     text = [_table(lines)]
+    if "train" in splits:
+        text.append("a run tunes on some of the train rows: 15 % of each site's lesions, unless @rows says otherwise")
     if found.vocabulary is not None:
         words, answers = len(found.vocabulary.questions.words), len(found.vocabulary.answers)
         text.append(f"training questions: {counted(words, 'word')}, {counted(answers, 'answer')}")

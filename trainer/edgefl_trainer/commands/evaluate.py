@@ -14,6 +14,7 @@ from edgefl_trainer.commands.extra import needs_trainer
 @click.command()
 @shared.run_dir
 @click.option("--data", multiple=True, required=True, metavar="SPEC", help="Data to judge on; repeatable.")
+@click.option("--site", metavar="NAME", help="Judge all of the data with this site's model.  [default: each its own]")
 @click.option(
     "--ood",
     multiple=True,
@@ -36,21 +37,27 @@ from edgefl_trainer.commands.extra import needs_trainer
 def evaluate(
     run_dir: Path,
     data: tuple[str, ...],
+    site: str | None,
     ood: tuple[str, ...],
     maps: bool,
     device: str,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows."""
-    from edgefl_trainer.commands.results_text import map_lines, part_lines, site_lines
+    """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows.
+
+    Data that names no split is judged whole, unless RUN learned from it: then a quarter of each site is, as in a run.
+    """
+    from edgefl_trainer.commands.results_text import map_lines, not_judged, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.evaluate.no_round import part_lines
 
     report = (lambda line: click.echo(line, err=True)) if maps else None
-    summary = judge_run(open_run(run_dir), data, device, ood, report)
+    summary = judge_run(open_run(run_dir), data, device, ood, report, site)
     click.echo(f"reported on {summary['reported_rows']} rows", err=True)
-    lines = [*part_lines(summary), *site_lines(summary), *map_lines(summary)]
+    own = [f"all sites of the data are judged with the model of {site}"] if site is not None else []
+    lines = [*own, *part_lines(summary), *site_lines(summary), *not_judged(summary), *map_lines(summary)]
     click.echo(json.dumps(summary) if as_json else "\n".join(lines))
     if plot is not None:
         _draw(summary, plot)
@@ -65,13 +72,11 @@ def _draw(summary: Mapping[str, Any], plot: Path) -> None:
     found = summary["confusion"]
     if not found:
         raise SettingError(
-            f"nothing to draw: a confusion matrix needs a trained site and at most {MAX_CLASSES} classes."
+            f"nothing to draw: a confusion matrix needs a site not held out, and at most {MAX_CLASSES} classes."
         )
-    pictures = sum(summary["sites"][name]["n_test"] for name in found)
-    title = (
-        f"{summary['method']}, {counted(pictures, 'picture')} ({summary['reported_rows']} rows) "
-        f"of {counted(len(found), 'trained site')}"
-    )
+    pictures = counted(sum(summary["sites"][name]["n_test"] for name in found), "picture")
+    lent = f", model of {summary['model_of']}" if "model_of" in summary else ""
+    title = f"{summary['method']}{lent}, {pictures} ({summary['reported_rows']} rows) of {counted(len(found), 'site')}"
     if learned := summary["rows_learned_from"]:
         title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"
     write_atomic(plot, plot_confusion(pooled_matrix(found), summary["classes"], title))

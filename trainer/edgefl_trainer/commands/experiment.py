@@ -80,7 +80,7 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """
     from edgefl_trainer.engine.folder import check_free
-    from edgefl_trainer.experiments.comparison import render_comparison
+    from edgefl_trainer.experiments.comparison import TRIAL, render_comparison
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.finished import find_runs
     from edgefl_trainer.experiments.planning import OWN, commands, plan_runs, pretraining_of
@@ -93,10 +93,11 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
             click.echo(line)
         return
     check_free(out, OWN, "no runs of an experiment")
-    known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
+    told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
+    known = f"tiny: seconds to minutes a run, {TRIAL}" if options["tiny"] else f"the file's figures: {told}"
     first = pretraining_of(planned)
     from_what = f" that start from {counted(len(first), 'pre-training run')}" if first else ""
-    click.echo(f"{table.title}: {counted(len(planned), 'run')}{from_what}; the file's figures: {known}", err=True)
+    click.echo(f"{table.title}: {counted(len(planned), 'run')}{from_what}; {known}", err=True)
     with tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])):
         failed = run_planned(planned, lambda line: click.echo(line, err=True))
     folders = [one.folder for one in planned if one.name not in failed]

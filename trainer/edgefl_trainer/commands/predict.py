@@ -14,7 +14,12 @@ from edgefl_trainer.commands.extra import needs_trainer
 @click.command()
 @shared.run_dir
 @click.argument("images", metavar="IMAGES…", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--site", required=True, metavar="NAME", help="Site whose model scores the images.")
+@click.option(
+    "--site",
+    required=True,
+    metavar="NAME",
+    help="Site whose model scores the images: a name of the column center, or a site that `run` printed.",
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`."
 )

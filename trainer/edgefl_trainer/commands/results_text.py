@@ -5,8 +5,9 @@ from typing import Any
 
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
-from edgefl_protocol.sentences import counted, of_file
+from edgefl_protocol.sentences import of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
+from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.evaluate.one_class import (
     FEWER,
     FEWER_SAYS,
@@ -19,8 +20,6 @@ from edgefl_trainer.evaluate.one_class import (
     others,
 )
 from edgefl_trainer.evaluate.undefined import why_undefined
-
-NOT_ITS = "its figures are not those of what the federation learned"
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -46,16 +45,6 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def part_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Name the sites of a live federation that missed rounds of it, a line each."""
-    return [
-        f"{name} took part in {part['rounds']} of {counted(part['of'], 'round')}"
-        + ("" if part["rounds"] else f": its model has learned nothing from its pictures, so {NOT_ITS}")
-        for name, site in summary.get("sites", {}).items()  # none where an encoder alone was learned
-        if (part := site.get("took_part")) and part["rounds"] < part["of"]
-    ]
-
-
 def site_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write the balanced accuracy of each site, then mean, spread and worst; of answers how many are right."""
     if USUAL in summary:
@@ -68,7 +57,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         chosen = "   held out" if site.get("held_out") else chosen
         mark = mark_of(site, len(summary.get("classes") or ())) if site["balanced_accuracy"] is not None else ""
         marks.add(mark)
-        figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval(site.get('balanced_accuracy_interval'))}"
+        figure = f"{_pct(site['balanced_accuracy'])}{mark}{_interval_of(site, 'balanced_accuracy')}"
         if site["balanced_accuracy"] is None:
             figure = why_undefined(site, summary["reported_rows"])
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
@@ -94,9 +83,21 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
     std = found.get("std_balanced_accuracy")
     spread = "" if std is None else f" ± {_pct(std)} (std over sites)"
     interval = found.get("mean_balanced_accuracy_interval")
-    between = "" if interval is None else f", 95 % interval{_interval(interval)}"
+    between = "" if interval is None or interval[0] == interval[1] else f", 95 % interval{_interval(interval)}"
     worst = _pct(found["worst_balanced_accuracy"])
     return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{between}, worst {worst}"
+
+
+def not_judged(summary: Mapping[str, Any]) -> list[str]:
+    """Say how many rows of the judged sites were left out, and what has them judged; nothing where none was."""
+    rows, judged = summary["labelled"], sum(site["n_test"] for site in summary["sites"].values())
+    what = "questions" if USUAL in summary else "pictures"
+    if judged == rows:
+        return []
+    return [
+        f"{rows - judged:,} of {rows:,} {what} are not judged: they are no `{summary['reported_rows']}` rows. In a "
+        "manifest, a column split that says test has all of them judged"
+    ]
 
 
 def answer_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -107,7 +108,7 @@ def answer_lines(summary: Mapping[str, Any]) -> list[str]:
     head = f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}"
     lines = [f"{head}   {'accuracy, 95 % interval':<23}{'open':>10}{'closed':>10}{'usual':>12}"]
     for name, site in summary["sites"].items():
-        whole = f"{_pct(site['accuracy'])}{_interval(site.get('accuracy_interval'))}"
+        whole = f"{_pct(site['accuracy'])}{_interval_of(site, 'accuracy')}"
         beside = "".join(f"{_pct(site.get(f'accuracy{part}')):>10}" for part in PARTS[1:])
         usual = _pct(site.get(USUAL, {}).get("accuracy"))
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {whole:<23}{beside}{usual:>12}")
@@ -172,7 +173,7 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _recall(summary: Mapping[str, Any]) -> list[str]:
-    """The recall of each class over the rows of all trained sites; nothing for a run from before it was kept."""
+    """The recall of each class over the rows of all sites but held-out ones; nothing where it was not kept."""
     from edgefl_trainer.evaluate.confusion import pooled_matrix, recall_lines
 
     found = summary.get("confusion")
@@ -181,6 +182,15 @@ def _recall(summary: Mapping[str, Any]) -> list[str]:
     known = summary.get("pooled", {}).get("recall_interval")
     head = "recall of each class, all sites together" + ("" if known is None else ", 95 % interval by lesion")
     return [head, *recall_lines(pooled_matrix(found), summary["classes"], known, summary["reported_rows"])]
+
+
+def _interval_of(site: Mapping[str, Any], metric: str) -> str:
+    """A site's interval, or why there is none: rows that are all right, or all wrong, do not vary when drawn."""
+    bounds = site.get(f"{metric}_interval")
+    if bounds is None or bounds[0] < bounds[1]:
+        return _interval(bounds)
+    why = {0.0: "all are wrong", 1.0: "all are right"}.get(site[metric], "all draws of its lesions give the same")
+    return f" (no interval: {why})"
 
 
 def _interval(bounds: Sequence[float] | None) -> str:

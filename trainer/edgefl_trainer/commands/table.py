@@ -63,8 +63,9 @@ def table(
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.evaluate.chance import chance_of
     from edgefl_trainer.evaluate.metric_plot import plot_metric
-    from edgefl_trainer.evaluate.recall_table import render_recall
-    from edgefl_trainer.evaluate.table import origin, render_table, runs_of_rows, table_rows, unlike, usual_metric
+    from edgefl_trainer.evaluate.tables.recalls import render_recall
+    from edgefl_trainer.evaluate.tables.rows import runs_of_rows, table_rows, usual_metric
+    from edgefl_trainer.evaluate.tables.text import origin, render_table, unlike
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import UNDEALT, Row
+from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 
 TEST_SHARE = 0.25  # docs/methods.md 1.6: "per client 75/25 split"
 TEST_SEED = 0  # of no run: all runs hold the same lesions out
@@ -104,6 +104,14 @@ def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
         return replace(row, split="test" if row.lesion in test else "train")
 
     return [dealt(row) for row in rows]
+
+
+def tested(table: SourceRows) -> SourceRows:
+    """Make all labelled rows of a table without splits `test`; one with questions, or a split, stays as it is."""
+    labelled = [row for row in table.rows if row.label is not None]
+    if table.asks or any(row.split != UNDEALT for row in labelled):
+        return table
+    return replace(table, rows=tuple(row if row.label is None else replace(row, split="test") for row in table.rows))
 
 
 def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
-from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread
+from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread, tested
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.learned_from import (
     LEARNED,
@@ -39,7 +39,7 @@ from edgefl_trainer.data.questions import (
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED, ChooseTune, Indices, SiteRows, deal_sites, partition_digest
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_specs
-from edgefl_trainer.data.tasks import check_alike, gather, listed
+from edgefl_trainer.data.tasks import check_alike, gather, listed, near_classes
 
 Unlabelled = Literal["none", "site", "spread"]
 
@@ -101,30 +101,29 @@ def load_federation(
     cache_dir: Path | None = None,
     partition: Partition | None = None,
     vocabulary: Vocabulary | None = None,
+    all_test: bool = False,
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
-    With `@site=NAME` the federation has only that site, with the same rows it has beside the others.
+    With `@site=NAME` the federation has only that site, with the same rows it has beside the others. A
+    `DataError` is one sentence about what in the data cannot be used.
 
     Args:
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`; `NAME=A,B:REST` gathers them.
         whole_task: Every class that the task names has to be there; data to judge on, or of one site, may lack some.
         classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.
         seed: Of every choice of rows but that of `test`, which is the same in every run.
-        unlabelled: `none`; `site`: the unlabelled images of a site; `spread`: also images of no site, dealt to the
-            sites in proportion to their training images.
+        unlabelled: `none`; `site`: a site's unlabelled images; `spread`: also those of no site, by training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
         fit: How a picture becomes square, `squash` or `crop`.
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
-
-    Raises:
-        DataError: One sentence about what in the data cannot be used.
+        all_test: Make all pictures of a source without splits `test`; a partition and `@rows` deal them all the same.
     """
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
-    tables = read_specs(parsed, seed)
+    tables = _read_tables(parsed, seed, all_test=all_test and partition is None)
     asking = asks(tables, task, classes, partition)
     rows = _read_rows(parsed, tables, partition, seed)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
@@ -149,6 +148,12 @@ def load_federation(
     return replace(found, warnings=tuple(_warnings(tables, rows, found)))
 
 
+def _read_tables(specs: Sequence[Spec], seed: int, *, all_test: bool) -> list[SourceRows]:
+    """The tables of these SPECs; with `all_test` without a row that learns where a source names no split."""
+    tables = read_specs(specs, seed)
+    return [tested(table) if all_test and not spec.shares else table for spec, table in zip(specs, tables, strict=True)]
+
+
 def _targets(
     rows: Sequence[Row],
     vocabulary: Vocabulary | None,
@@ -171,6 +176,7 @@ def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federati
     told += [*told_of_questions(rows, found.labels), *alike_sites(found.sites)]
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:
+        told += near_classes(Counter(found.classes[label] for label in found.labels if label >= 0))
         table_of = [table.name for table in tables for _ in table.rows]
         told += told_of_lesions(*([(table_of[i], rows[i]) for i in part] for part in (learned, judged)))
     return told + _told_of_pictures(rows, found, learned, judged)

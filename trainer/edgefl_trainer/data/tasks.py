@@ -185,12 +185,12 @@ def near_classes(pictures: Mapping[str, int]) -> Iterator[str]:
     They differ in spaces, signs or a plural alone, or the product knows them as names of one class. Those that differ
     in case alone a run refuses (`alike_classes`).
     """
-    groups: dict[str, dict[str, str]] = {}  # what it may be → spelling without case → class
+    groups: dict[str, list[str]] = {}  # what it may be → classes
     for label in pictures:
-        groups.setdefault(_class_meant(label), {}).setdefault(label.casefold(), label)
+        groups.setdefault(_class_meant(label), []).append(label)
     for found in groups.values():
-        if len(found) > 1:
-            told = ", ".join(f"{label} ({counted(pictures[label], 'picture')})" for label in found.values())
+        if len({label.casefold() for label in found}) > 1:
+            told = ", ".join(f"{label} ({counted(pictures[label], 'picture')})" for label in found)
             yield f"classes {told} look like one: a class has one name in all rows, so give it one where it is meant"
 
 

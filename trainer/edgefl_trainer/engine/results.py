@@ -17,7 +17,7 @@ from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predict
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.display import warn
-from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
+from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
@@ -63,9 +63,27 @@ def results_of(
 ) -> dict[str, Any]:
     """Judge what a method learned and keep the network beside it: a learned encoder, or the frozen one of the run."""
     if declared(method).encoder:
-        return learned_backbone_results(folder, method, final, federation, sites)
-    save_backbone(folder, backbone)
-    return predictor_results(folder, method, task, final, federation, sites, held_out)
+        results = learned_backbone_results(folder, method, final, federation, sites)
+    else:
+        save_backbone(folder, backbone)
+        results = predictor_results(folder, method, task, final, federation, sites, held_out)
+    for name, part in parts_taken(method, task.rounds, read_metrics(folder), sorted(sites)).items():
+        results["sites"][name]["took_part"] = part
+    return results
+
+
+def parts_taken(
+    method: Method, rounds: int, lines: Sequence[Mapping[str, Any]], sites: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Count, of each site, in how many of the rounds that train it took part; nothing where a method has none.
+
+    A `final` phase is one of them where a site's own model comes of it: an encoder's only gathers what stayed local.
+    """
+    kinds = {"train"} if declared(method).encoder else {"train", "final"}
+    training = {phase.round for phase in method.phases(rounds) if phase.kind in kinds}
+    taken = {(line["site"], line["round"]) for line in lines if line["phase"] in kinds}
+    each = {name: sum((name, number) in taken for number in training) for name in sites}
+    return {name: {"rounds": some, "of": len(training)} for name, some in each.items()} if training else {}
 
 
 def save_backbone(folder: Path, backbone: Backbone) -> None:

@@ -94,8 +94,8 @@ def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
     for row, column in np.ndindex(*shown.shape):
-        if shown[row, column]:
-            colour = "white" if shares[row, column] > 0.55 else "black"
+        if matrix[row].sum():  # a class without a picture has an empty row
+            colour = "white" if shares[row, column] > 0.55 else "black" if shown[row, column] else "0.6"
             axes.text(column, row, f"{shown[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
     axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
     axes.set_yticks(range(len(classes)), [f"{name} ({matrix[k].sum():,})" for k, name in enumerate(classes)])

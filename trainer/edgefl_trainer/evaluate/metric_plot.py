@@ -1,13 +1,14 @@
 """One figure of finished runs as a PNG: a dot for each site, and the mean with its spread, on an axis that fits it.
 
 Sites differ in colour and marker and stand in the legend; rows have the table's names. Those of one class are hollow,
-those that never trained half filled; both are in no mean. Sites of one figure stand below one another. What a spread is
-over, and of how many, stands in the legend, or with each row where rows differ in it. Chance is a dotted line where the
-axis need not become twice as long for it; where sites differ in it, each row has those of its sites and of its mean.
-Values in, bytes out.
+those that never trained half filled; one-class and held-out sites are in no mean. Sites of one figure stand below one
+another. What a spread is over, and of how many, stands in the legend, or with each row where rows differ in it. Chance
+is a dotted line where the axis need not become twice as long for it; where sites differ in it, each row has those of
+its sites and of its mean. Values in, bytes out.
 """
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,14 +18,16 @@ from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, png
-from edgefl_trainer.evaluate.table import LOWER_IS_BETTER, TableRow, named
-from edgefl_trainer.evaluate.table import Figure as Spread
+from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, TableRow, named
+from edgefl_trainer.evaluate.tables.rows import Figure as Spread
 
 MAX_ROWS = 40
+NAME_WIDTH = 36  # characters of a line of a row's name: beyond, the axes would be cut
+ROW_INCHES = 0.42
 MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
-NOTE_HELD_OUT = "\nhalf filled: held out, never trained; in no mean"
+NOTE_UNTRAINED = "\nhalf filled: never trained; held out: in no mean; no round: in the mean"
 STEP = 0.13  # of a row's height, between sites that have the same figure
 
 
@@ -38,17 +41,21 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
         raise ValueError(f"there is nothing to draw: no row has the figure {metric!r}")
     if len(rows) > MAX_ROWS:
         raise ValueError(f"there are {len(rows)} rows, and at most {MAX_ROWS} fit into one picture")
-    figure = Figure(figsize=(9, 1.8 + 0.42 * len(rows)), dpi=120, layout="constrained")
+    over = [_over(row) for row in rows]
+    alike = len(set(over)) == 1
+    names = [fill(name, NAME_WIDTH) for name in named(rows)]
+    if not alike:
+        names = [f"{name}\n± {told}" for name, told in zip(names, over, strict=True)]
+    deep = ROW_INCHES * sum(max(1.0, (name.count("\n") + 1) / 2) for name in names)  # a row holds two lines
+    figure = Figure(figsize=(9, 1.8 + deep), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     marked = {name for row in rows for name in row.one_class}
     _draw_sites(axes, rows, marked)
     means = [row.several if row.one_class else row.mean for row in rows]
-    over = [_over(row) for row in rows]
-    alike = len(set(over)) == 1
     _draw_means(axes, means, over[0] if alike else "over what its row says")
     ends = [max(0.0, mean.mean + side * (mean.std or 0)) for mean in means for side in (-1, 1) if mean.mean is not None]
     low, high = min([*values, *ends]), max([*values, *ends])
-    notes = (NOTE if marked else "") + (NOTE_HELD_OUT if any(row.held_out for row in rows) else "")
+    notes = (NOTE if marked else "") + (NOTE_UNTRAINED if any(row.held_out or row.no_round for row in rows) else "")
     told = ""
     guessed = [of | ({} if one.mean is None else {"the mean": one.mean}) for one in chance for of in [dict(one.sites)]]
     if known := sorted({value for of in guessed for value in of.values()}):
@@ -59,9 +66,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
             told = f"; chance is {' to '.join(dict.fromkeys(f'{value:.3g}' for value in (known[0], known[-1])))}"
     free = MARGIN * max(high - low, LEAST_SPAN)
     axes.set_xlim(max(low - free, 0.0), high + free)  # no figure is below 0
-    axes.set_yticks(
-        range(len(rows)), [name if alike else f"{name}\n± {told}" for name, told in zip(named(rows), over, strict=True)]
-    )
+    axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
     axes.set_xlabel(f"{metric_words(metric)} of each site; {better} is better{told}" + notes)
@@ -97,23 +102,32 @@ def _draw_sites(axes: Axes, rows: Sequence[TableRow], marked: set[str]) -> None:
     told = len(names) <= len(PALETTE)
     beside = [_beside(row) if told else {} for row in rows]
     for place, name in enumerate(names):
-        at = [(row.sites[name].mean, y + beside[y].get(name, 0.0)) for y, row in enumerate(rows) if name in row.sites]
-        known = [(x, y) for x, y in at if x is not None]
         colour = PALETTE[place % len(PALETTE)] if told else "0.6"
         kind = f"{MARK if name in marked else ''}{' (held out)' if name in held_out else ''}"
-        axes.plot(
-            [x for x, _ in known],
-            [y for _, y in known],
-            MARKERS[place % len(MARKERS)] if told else ".",
-            color=colour,
-            label=f"{name}{kind}" if told else "_",
-            alpha=0.9,
-            fillstyle="left" if name in held_out else "full",
-            markersize=9 if told and name in held_out else None,
-            markerfacecolor="none" if name in marked else colour,
-            markerfacecoloralt="white",
-            clip_on=False,  # a figure of 0 lies on the edge
-        )
+        label = f"{name}{kind}" if told else "_"
+        for untrained in (False, True):  # drawn once for each, as a site may train in one row and not in another
+            at = [
+                (figure.mean, y + beside[y].get(name, 0.0))
+                for y, row in enumerate(rows)
+                if (figure := row.sites.get(name)) is not None and figure.mean is not None
+                if (name in row.held_out or name in row.no_round) == untrained
+            ]
+            if not at:
+                continue
+            axes.plot(
+                [x for x, _ in at],
+                [y for _, y in at],
+                MARKERS[place % len(MARKERS)] if told else ".",
+                color=colour,
+                label=label,
+                alpha=0.9,
+                fillstyle="left" if untrained else "full",
+                markersize=9 if told and untrained else None,
+                markerfacecolor="none" if name in marked else colour,
+                markerfacecoloralt="white",
+                clip_on=False,  # a figure of 0 lies on the edge
+            )
+            label = "_"
 
 
 def _beside(row: TableRow) -> dict[str, float]:

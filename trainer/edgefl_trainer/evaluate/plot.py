@@ -54,7 +54,7 @@ ROOM = 0.055  # share of the height that a name takes
 FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
 MEAN = "mean of "  # begins the name of a run's mean over its sites
 EQUAL = " (equal)"  # ends the name of a line that another one lies upon
-WIDER = 2.6  # points by which a line, and its marker, frames one that is the same
+WIDER = 3.8  # points by which a line, and its marker, frames one that is the same
 LEADS_TO, SAMPLE, NAMES = (
     1.03,
     (1.05, 1.08, 1.11),

@@ -21,10 +21,10 @@ NO_FIGURES = dict.fromkeys([name + end for name in (*METRIC_NAMES, "recall") for
 
 
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute the figures of `summary.json` that need every row: of each site, and of all rows of trained sites.
+    """Compute the figures of `summary.json` that need every row: of each site, and of all rows of sites not held out.
 
-    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites, and `confusion`: each trained site's
-    rows by true and by answered class.
+    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites, and `confusion`: the rows
+    of each site that is not held out, by true and by answered class.
 
     Args:
         scored: scored rows by site; without the sites for which there is no model.

@@ -21,7 +21,7 @@ from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
-from edgefl_trainer.evaluate.table import (
+from edgefl_trainer.evaluate.tables.text import (
     SPREADS,
     UNDEFINED,
     bytes_text,
@@ -45,6 +45,7 @@ from edgefl_trainer.experiments.measured import (
 
 TRIAL = "nothing here can be compared with the paper"
 WITHOUT = f"ours without {MARK}"  # column
+NUMBER = r"\d+(?:\.\d+)?"
 PER_CENT = ("mean", "worst", "p5", "p10", "p15", "pooled")  # figures that are shares
 
 
@@ -144,8 +145,15 @@ def bars_of(experiment: Experiment, found: Sequence[Found]) -> tuple[dict[str, l
     return {name: bars + [Bar()] * (len(groups) - len(bars)) for name, bars in rows.items()}, groups
 
 
+def _printed(text: str) -> tuple[float | None, float | None]:
+    """Read a printed share and its spread, in per cent such as `73.31 ± 1.2`, as shares; None where there is none."""
+    found = re.match(rf"({NUMBER})(?:\s*±\s*({NUMBER}))?", text)
+    value, std = found.groups() if found else (None, None)
+    return tuple(None if one is None else float(one) / 100 for one in (value, std))  # type: ignore[return-value]
+
+
 def _bar(ours: Cell, printed: str) -> Bar:
-    number = re.match(r"\d+(\.\d+)?", printed)
+    number = re.match(NUMBER, printed)
     drawn = ours.several or ours
     return Bar(
         ours=None if drawn.value is None else 100 * drawn.value,
@@ -162,7 +170,7 @@ def render_comparison(experiment: Experiment, found: Sequence[Found], style: str
     parts = [part for part in experiment.parts if any(one.part == part.name for one in found)] or experiment.parts
     tables = [(part, lines_of(experiment, part, found, ddof)) for part in parts]
     if style == "csv":
-        return _csv(tables)
+        return _csv(tables, TRIAL if is_trial(found) else "")
     texts = {p.name: caption(experiment, p, [one for one in found if one.part == p.name], ddof) for p in parts}
     if style == "json":
         content = [
@@ -306,16 +314,18 @@ def _shown(cell: Cell, column: Column) -> str:
     return shown + FEWER * bool(cell.fewer)
 
 
-def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]]) -> str:
+def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]], note: str) -> str:
+    """Write ours as shares, and beside them the paper's as the same; `note` is of every line."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]
-    writer.writerow([*head, "seconds_before", "several", "several_std"])
+    writer.writerow([*head, "seconds_before", "several", "several_std", "paper_value", "paper_std", "note"])
     for part, lines in tables:
         for line in lines:
             for column, ours, printed in zip(part.columns, line.ours, line.paper, strict=True):
                 start = [part.name, line.label, column.name, ours.value, ours.std, " ".join(map(str, line.seeds))]
                 end = [line.bytes_up_per_round, line.bytes_down_per_round, line.seconds, line.seconds_before]
                 several = ours.several or Cell()
-                writer.writerow([*start, printed, *end, several.value, several.std])
+                paper = _printed(printed) if column.figure in PER_CENT else (None, None)
+                writer.writerow([*start, printed, *end, several.value, several.std, *paper, note])
     return out.getvalue()

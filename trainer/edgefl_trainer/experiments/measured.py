@@ -2,7 +2,7 @@
 
 Figures over sites count each site once; sites without the figure are left out (docs/methods.md, "evaluation"). Where
 a site has one class only, the figure without such sites stands beside, and a figure with sites that are judged on
-fewer classes than the run has is marked, both as in `evaluate.table`.
+fewer classes than the run has is marked, both as in `evaluate.tables`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
 from edgefl_trainer.evaluate.answer_figures import USUAL
 from edgefl_trainer.evaluate.one_class import one_class_of
-from edgefl_trainer.evaluate.table import of_fewer
+from edgefl_trainer.evaluate.tables.rows import of_fewer
 from edgefl_trainer.experiments.files import Column
 
 PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}

@@ -17,7 +17,7 @@ from edgefl_trainer.engine.folder import check_claim, finished_summary, make_fol
 from edgefl_trainer.engine.run import check_backbone, run
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import RunError
-from edgefl_trainer.evaluate.table import usual_metric
+from edgefl_trainer.evaluate.tables.rows import usual_metric
 from edgefl_trainer.experiments.planning import (
     PlannedPartition,
     PlannedPretraining,

@@ -3,7 +3,7 @@
     fedavg, lr_head=0.01                 fedavg, balance=class
 
 Guarantees: a name depends on the runs, not on their order or folders; runs that differ in their seed alone share one.
-What `evaluate.table` names by itself (preset and rounds, mode, share of labels) stands in no setting here.
+What `evaluate.tables` names by itself (preset and rounds, mode, share of labels) stands in no setting here.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from typing import Any
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, hyper_values
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.evaluate.table import run_name
+from edgefl_trainer.evaluate.tables.rows import run_name
 
 NAMED_ELSEWHERE = ("method", "preset", "rounds", "seed", "device", "hyper")
 USUALLY_NAMED = 3  # settings; more where fewer do not tell the runs apart

@@ -11,7 +11,7 @@ from typing import Any
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import State, declared
-from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics
+from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound
 from edgefl_trainer.engine.handout import received_encoder
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.run import what_was_asked, write_summary
@@ -29,8 +29,6 @@ def write_results(
     started = time.perf_counter()
     final, sites = _final(work, state, last), {work.site.name: work.site}
     results = results_of(folder, work.method, work.task, work.backbone, final, work.federation, sites, held_out={})
-    taken = sum(line["phase"] == "train" for line in read_metrics(folder))
-    results["sites"][work.site.name]["took_part"] = {"rounds": taken, "of": work.task.rounds}
     head = {
         **what_was_asked(work.settings, work.method, None),
         "federation": federation,

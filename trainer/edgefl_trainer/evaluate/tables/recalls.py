@@ -1,4 +1,4 @@
-"""A table of recalls: a line for each run, a column for each class, over the rows of all trained sites together."""
+"""A table of recalls: a line for each run, a column for each class, over the rows of all sites together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from edgefl_trainer.evaluate.confusion import pooled_matrix
-from edgefl_trainer.evaluate.table import UNDEFINED, markdown, row_names
+from edgefl_trainer.evaluate.tables.rows import row_names
+from edgefl_trainer.evaluate.tables.text import UNDEFINED, markdown
 
 MAX_COLUMNS = 12  # classes that a page still holds
 CAPTION = (
-    "Recall of each class, and balanced accuracy with its 95 % interval by lesion, over the rows of all trained sites "
-    "together."
+    "Recall of each class, and balanced accuracy with its 95 % interval by lesion, over the rows of all sites "
+    "together, without held-out ones."
 )
 
 
@@ -38,4 +39,4 @@ def _balanced(run: Mapping[str, Any]) -> str:
     figure, bounds = (run["pooled"].get(f"balanced_accuracy{end}") for end in ("", "_interval"))
     if figure is None:
         return UNDEFINED
-    return f"{figure:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+    return f"{figure:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds and bounds[0] < bounds[1] else "")

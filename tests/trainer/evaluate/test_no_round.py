@@ -1,0 +1,85 @@
+"""docs/reference/runs.md: sites that took part in no round are named wherever their figures stand."""
+
+import csv
+import io
+
+import pytest
+from tests.trainer.evaluate.conftest import ONE
+
+from edgefl_trainer.contract import Phase
+from edgefl_trainer.engine.results import parts_taken
+from edgefl_trainer.evaluate.no_round import part_lines
+from edgefl_trainer.evaluate.tables.text import render_table
+from edgefl_trainer.methods import METHODS
+
+
+def with_parts(**rounds):
+    sites = {name: {"balanced_accuracy": 0.5, "took_part": {"rounds": n, "of": 3}} for name, n in rounds.items()}
+    return ONE | {"sites": sites}
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (with_parts(a=3, b=1), []),  # a share of the sites was asked for: who trained less is no news
+        (with_parts(a=2), ["a took part in 2 of 3 rounds"]),  # a site of a live federation, alone in its folder
+        (
+            with_parts(a=0),
+            [
+                "a took part in 0 of 3 rounds: its model has learned nothing from its pictures, so its figures are not "
+                "those of a site that learned"
+            ],
+        ),
+        (
+            with_parts(a=0, b=3, c=0),
+            [
+                "a and c took part in 0 of 3 rounds: their models have learned nothing from their pictures, so their "
+                "figures are not those of a site that learned; mean and worst count them all the same"
+            ],
+        ),
+        (ONE, []),  # from before that was kept
+    ],
+)
+def test_a_line_names_the_sites_that_took_part_in_no_round(run, told):
+    assert part_lines(run) == told
+
+
+def test_a_caption_names_them_and_the_runs():
+    apart = with_parts(a=0, b=3) | {"method": "fedavg", "seed": 4}
+    text = render_table([with_parts(a=3, b=2), apart])
+    told = "a took part in no round of fedavg, seed 4: its model has learned nothing from its pictures, and mean"
+    assert told in text
+    assert "a took part in no round: " in render_table([apart])
+    assert "no round" not in render_table([with_parts(a=1), ONE | {"sites": {}, "seed": 2}])
+    lines = list(csv.DictReader(io.StringIO(render_table([with_parts(a=3, b=2), apart], "csv"))))
+    assert [line["no_round"] for line in lines] == ["", "a"]
+
+
+def test_such_a_site_is_half_filled_in_the_row_where_it_never_trained(drawn_rows):
+    """First-run.md: a site that never trained is half filled; only held-out ones were."""
+    axes = drawn_rows([with_parts(a=3, b=2), with_parts(a=0, b=3) | {"method": "fedavg"}])
+    half = [
+        (list(line.get_xdata()), round(line.get_ydata()[0])) for line in axes.lines if line.get_fillstyle() != "full"
+    ]
+    assert half == [([0.5], 1)]
+    assert "half filled: never trained; held out: in no mean; no round: in the mean" in axes.get_xlabel()
+    labels = [line.get_label() for line in axes.lines if line.get_label()[0] != "_"]
+    assert sorted(labels) == ["a", "b"]
+
+
+def lines_of(*phases):
+    return [{"site": "a", "phase": phase.kind, "round": phase.round} for phase in phases]
+
+
+def test_rounds_are_counted_by_the_phases_that_train():
+    """A warm exchange looks at features alone; FedAvgPers' last phase fine-tunes at home; an encoder's gathers."""
+    warm, first, last = Phase("warm", 0), Phase("train", 1), Phase("final", 3)
+    counted = {
+        "fedavg": ([warm, first], {"rounds": 1, "of": 2}),
+        "fedavgpers": ([warm, last], {"rounds": 1, "of": 3}),
+        "fedmae": ([last], {"rounds": 0, "of": 2}),
+    }
+    for method, (phases, part) in counted.items():
+        found = parts_taken(METHODS[method](), 2, lines_of(*phases), ["a", "b"])
+        assert found == {"a": part, "b": part | {"rounds": 0}}
+    assert parts_taken(METHODS["random-init"](), 2, [], ["a"]) == {}

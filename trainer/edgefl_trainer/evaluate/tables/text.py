@@ -1,0 +1,249 @@
+"""The comparison table as text: Markdown, LaTeX, CSV or JSON, with a caption that says what its figures are.
+
+Guarantees: the same summaries give the same text; nothing is rounded in ``csv`` and ``json``; the caption says over
+what the spread runs, and which sites learned nothing or are in no mean.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgefl_protocol.sentences import capital, listed
+from edgefl_trainer.evaluate import no_round
+from edgefl_trainer.evaluate.metrics import metric_words
+from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
+from edgefl_trainer.evaluate.tables.rows import (
+    LOWER_IS_BETTER,
+    Figure,
+    Summary,
+    TableRow,
+    named,
+    of_fewer,
+    row_names,
+    runs_of_rows,
+    table_rows,
+)
+from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
+
+FORMATS = ("md", "csv", "json", "latex")
+MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
+UNDEFINED = "–"
+WITHOUT = f"mean without {MARK}"  # column
+SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "†": r"\dag{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+} | {letter: "\\" + letter for letter in "_%&#${}"}
+
+
+def render_table(
+    summaries: Sequence[Summary],
+    style: str = "md",
+    *,
+    machine: str | None = None,
+    metric: str = "balanced_accuracy",
+    ddof: int = 1,
+) -> str:
+    """Return the table as text in a style of ``FORMATS``; for ``machine`` see ``caption``.
+
+    A ``ValueError`` where the style is unknown, there is no run, or the runs are of different tasks.
+    """
+    if style not in FORMATS:
+        raise ValueError(f"table format {style!r} is unknown; choose one of {', '.join(FORMATS)}")
+    rows = table_rows(summaries, metric, ddof)
+    fewer = [of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
+    text = caption(summaries, machine, metric, ddof)
+    if style == "json":
+        return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
+    names = sorted({name for row in rows for name in row.sites})
+    if style == "csv":
+        return _csv(rows, names)
+    names = names if len(names) <= MAX_SITE_COLUMNS else []
+    pooled = any(row.pooled.mean is not None for row in rows)
+    marked = any(row.one_class for row in rows)
+    head = [
+        "method",
+        *names,
+        "mean ± std",
+        *([WITHOUT] if marked else []),
+        "worst",
+        *(["all rows"] if pooled else []),
+        "up / round",
+        "down / round",
+        "time",
+    ]
+    body = [
+        _cells(row, name, names, pooled, marked, few) for row, name, few in zip(rows, named(rows), fewer, strict=True)
+    ]
+    return markdown(head, body, text) if style == "md" else latex(head, body, text)
+
+
+def _cells(
+    row: TableRow, name: str, names: Sequence[str], pooled: bool, marked: bool, fewer: Collection[str]
+) -> list[str]:
+    marks = {**dict.fromkeys(fewer, FEWER), **dict.fromkeys(row.one_class, MARK)}
+    sites = [_shown(row.sites.get(site, Figure(mean=None))) + marks.get(site, "") for site in names]
+    without = [_shown(row.several)] if marked else []
+    traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]
+    together = [_shown(row.pooled)] if pooled else []
+    return [name, *sites, _shown(row.mean), *without, _shown(Figure(mean=row.worst)), *together, *traffic]
+
+
+def _shown(figure: Figure) -> str:
+    if figure.mean is None:
+        return UNDEFINED
+    return f"{figure.mean:.3f}" + ("" if figure.std is None else f" ± {figure.std:.3f}")
+
+
+def caption(
+    summaries: Sequence[Summary], machine: str | None = None, metric: str = "balanced_accuracy", ddof: int = 1
+) -> str:
+    """Return what a reader must know to judge the figures: rows, presets, seeds, spread, machine (if known)."""
+    rows = table_rows(summaries, metric)
+    reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    kinds = sorted({row.spread_over for row in rows})
+    over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
+    held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
+    bare = sorted({name for run in summaries for name, site in run["sites"].items() if without_head(site)})
+    parts = [
+        f"{capital(metric_words(metric))} per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
+        *(["lower is better"] if metric in LOWER_IS_BETTER else []),
+        f"task {summaries[0].get('task')}",
+        f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
+        f"± is the {SPREADS[ddof]} over {over}",
+        *(["`worst` is the mean over seeds of each seed's worst site"] if "seeds" in kinds else []),
+        *no_round.caption_of(summaries, row_names(summaries)),
+        *([f"{_named(held_out)} held out, never trained: in no mean, and never the worst"] if held_out else []),
+        *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
+        *_equal(rows),
+        *unlike(summaries),
+    ]
+    marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
+    marked += told_of_fewer(name for runs in runs_of_rows(summaries) for name in of_fewer(runs, metric))
+    return "; ".join(parts + ([machine] if machine else [])) + "." + marked
+
+
+def _equal(rows: Sequence[TableRow]) -> list[str]:
+    """Return a clause for each set of rows with the same figure at every site; spreads follow from these."""
+    found: dict[tuple[object, ...], list[str]] = {}
+    for row, name in zip(rows, named(rows), strict=True):
+        figures = tuple((site, figure) for site, figure in sorted(row.sites.items()) if figure.mean is not None)
+        if figures:
+            found.setdefault(figures, []).append(name)
+    return [f"{listed(names)} have the same figures" for names in found.values() if len(names) > 1]
+
+
+def told_of_fewer(sites: Iterable[str]) -> str:
+    """Write what the mark of these sites says, as the end of a caption; empty where there is none."""
+    few = sorted(set(sites))
+    return f" {FEWER} {FEWER_SAYS} ({_named(few)})." if few else ""
+
+
+def unlike(summaries: Sequence[Summary]) -> list[str]:
+    """Return a clause where runs of one seed did not see the same rows, so that they do not compare like with like.
+
+    Runs of different seeds draw other tune rows, unless they name one partition.
+    """
+    digests: dict[object, set[str]] = {}
+    for summary in summaries:
+        if summary.get("partition_sha256"):
+            digests.setdefault(summary.get("seed"), set()).add(str(summary["partition_sha256"]))
+    most = max(map(len, digests.values()), default=0)
+    return [f"NOT ALL ON THE SAME ROWS: {most} different partition_sha256 among runs of one seed"] if most > 1 else []
+
+
+def _named(sites: Sequence[str]) -> str:
+    return ", ".join(sites) if len(sites) <= MAX_SITE_COLUMNS else f"{len(sites)} sites"
+
+
+def origin(environments: Sequence[Mapping[str, Any]]) -> str:
+    """Return, in words, on which machines and at which commits runs with these ``environment.json`` were made."""
+    machines, commits = set(), set()
+    for found in environments:
+        machine = found.get("machine", {})
+        machines.add(machine.get("cuda") or machine.get("processor") or "machine not recorded")
+        commit, *modified = str(found.get("commit") or "not recorded").split(" ", 1)
+        commits.add(" ".join([commit[:12], *modified]))
+    return f"{', '.join(sorted(machines))}; commit {', '.join(sorted(commits))}"
+
+
+def bytes_text(count: float | None) -> str:
+    """Return a number of bytes with a unit a person reads."""
+    if count is None:
+        return UNDEFINED
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time with a unit a person reads."""
+    if seconds is None:
+        return UNDEFINED
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
+    end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std"]
+    end += ["bytes_up_per_round", "bytes_down_per_round", "seconds", "one_class", "several", "several_std", "no_round"]
+    writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
+    for row in rows:
+        figures = [row.sites.get(name, Figure(mean=None)) for name in names]
+        sites = [value for figure in figures for value in (figure.mean, figure.std)]
+        start = [row.method, row.preset, row.rounds, " ".join(map(str, row.seeds))]
+        finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst, row.pooled.mean, row.pooled.std]
+        finish += [row.bytes_up_per_round, row.bytes_down_per_round, row.seconds]
+        finish += [" ".join(row.one_class), row.several.mean, row.several.std, " ".join(row.no_round)]
+        writer.writerow([*start, *sites, *finish])
+    return out.getvalue()
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+    """Return a Markdown table with its caption below."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+        + f"\n\n{text}\n"
+    )
+
+
+def latex(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+    """Return a LaTeX table (package booktabs) with its caption."""
+
+    def escaped(cell: str) -> str:
+        return "".join(LATEX.get(letter, letter) for letter in cell)
+
+    lines = [" & ".join(escaped(cell) for cell in line) + r" \\" for line in (head, *body)]
+    plain = escaped(text.replace("`", ""))
+    columns = "l" + "r" * (len(head) - 1)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{plain}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
