@@ -98,7 +98,9 @@ def _all_referred(gate: Mapping[str, Any]) -> str:
     nothing = "Both refer every picture held back, so there is no answer without a referral to judge."
     if not gate["passed"]:
         return nothing
-    return f"{nothing} The new values are used because their balanced accuracy of all pictures is not below the bundle's."
+    return (
+        f"{nothing} The new values are used because their balanced accuracy of all pictures is not below the bundle's."
+    )
 
 
 def _accuracy(gate: Mapping[str, Any], side: str) -> str:
