@@ -31,7 +31,25 @@ class Unavailable(ExchangeError):
     ) -> None:
         super().__init__(message, code)
         self.retry_after_s = retry_after_s  # the wait the server asked for, if any
-        self.status = status  # HTTP status of an answer that nobody signed: 401 may mean that this member was shut out
+        self.status = status  # HTTP status of an answer that nobody signed
+
+    @property
+    def keys_unknown(self) -> bool:
+        """Whether the last answer was that nobody knows these keys: this member may have been shut out."""
+        return self.status == 401
+
+
+def unknown_keys_words(member: str, again: str) -> str:
+    """Say that the coordinator does not know a member's keys, and whom to ask; anybody on the way can forge that.
+
+    Args:
+        member: what it is, such as `device`.
+        again: the command that goes on.
+    """
+    return (
+        f"the coordinator does not know this {member}'s keys any more: ask its operator whether the {member} was shut "
+        f"out, or was sent a newer invite; where neither is so, {again} goes on"
+    )
 
 
 class UnknownKeys:
@@ -48,13 +66,8 @@ class UnknownKeys:
 
     def heard(self, problem: ExchangeError) -> str:
         """Count an answer; gives the sentence to end with, and "" while it is worth to go on."""
-        self._heard = self._heard + 1 if isinstance(problem, Unavailable) and problem.status == 401 else 0
-        if self._heard < self.MOST:
-            return ""
-        return (
-            f"the coordinator does not know this {self._member}'s keys any more: ask its operator whether the "
-            f"{self._member} was shut out, or was sent a newer invite; where neither is so, {self._again} goes on"
-        )
+        self._heard = self._heard + 1 if isinstance(problem, Unavailable) and problem.keys_unknown else 0
+        return "" if self._heard < self.MOST else unknown_keys_words(self._member, self._again)
 
 
 class TlsRefused(ExchangeError):

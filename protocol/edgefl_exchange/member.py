@@ -19,7 +19,7 @@ from edgefl_exchange.broadcast_limits import check_broadcast, memory_bytes
 from edgefl_exchange.caller import Caller, Speaker
 from edgefl_exchange.coordinator_keys import CoordinatorView, wall_clock_ms
 from edgefl_exchange.delivery import Courier, Delivery, Permit, Settled
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import Membership, load_membership, load_task, save_membership, save_task
 from edgefl_exchange.outbox import Outbox, WorkItem
@@ -114,7 +114,7 @@ class Member:
         return self._coordinator.signing
 
     def task(self) -> TaskReply:
-        """Fetch the task and keep it for work done offline; notes an approval that came meanwhile.
+        """Fetch the task and keep it for work done offline; notes an approval, and that these keys are not known.
 
         Raises:
             NotEnrolled: the operator has not approved yet.
@@ -129,8 +129,12 @@ class Member:
                 f"{self.membership.fingerprint}",
                 code="pending",
             ) from refusal
-        if self.membership.state != "approved":
-            self._save(dataclasses.replace(self.membership, state="approved"))
+        except Unavailable as problem:
+            if problem.keys_unknown:  # nobody signed that: it is noted, and believed by nobody but whoever asks
+                self._save(dataclasses.replace(self.membership, unknown_ms=self.now_ms()))
+            raise
+        if self.membership.state != "approved" or self.membership.unknown_ms:
+            self._save(dataclasses.replace(self.membership, state="approved", unknown_ms=0))
         save_task(self._folder, task)
         return task
 

@@ -46,6 +46,8 @@ class Membership:
     root_key_id: str | None = None  # key id of the federation's root key that the invite pins, or None
     keys_made_ms: int = 0  # when this member's own keys were made, Unix ms; 0 where unknown
     revoked_version: int = 0  # number of the newest list of revoked keys seen; an older one is refused
+    # when an answer that nobody signed last said that the coordinator does not know these keys; 0 since a signed one
+    unknown_ms: int = 0
     token_sha256: str  # hex digest of the invite's token, which tells a retry from a new invite
     idem: str  # stable key of the enrolment
 

@@ -104,6 +104,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
         assert found[name] == expected[name], name
     assert found["model"]["better_than_chance"] is expected["model"]["better_than_chance"]
+    assert found["model"]["warnings"] == expected["model"]["warnings"]
     for name in ("vacuity", "dissonance", "entropy_nats", "suspicious_probability"):
         assert found[name] == pytest.approx(expected[name], abs=1e-4), name
     for name, tolerance in (("probabilities", 1e-4), ("evidence", 1e-3)):

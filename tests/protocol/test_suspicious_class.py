@@ -231,6 +231,23 @@ def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
     )
 
 
+@pytest.mark.parametrize(("vacuity", "above", "tried"), [
+    (0.5, 0.999, False), (0.5, 1.0, False), (0.5, 0.99, True), (None, float(np.log(3)), False), (None, 1.0, True),
+])  # fmt: skip
+def test_a_rule_that_cannot_fire_is_none(vacuity, above, tried) -> None:
+    """From 0.999 of vacuity nothing is predicted at all, and entropy is ln K at most. "Above 1.00" said a rule."""
+    score = a_score(CALM, rules_for((True, False, True), above=above), vacuity=vacuity, info=known_among(ISIC))
+    told = score.to_json()
+    assert ("vacuity" in score.rules_tried) is tried
+    assert (told["vacuity_from"], told["entropy_from"]) == (
+        (above if tried and vacuity else None), (above if tried and not vacuity else None)
+    )  # fmt: skip
+    assert ("asks for a look above" in evidence_words(score)) is tried
+    assert ("No rule says when" in outcome(score)) is not tried
+    none = a_score((1 / 3,) * 3, rules_for((False, False, False), above=above), vacuity=vacuity and 0.9995)
+    assert ("vacuity" in none.refer_reasons) is (tried or vacuity is not None)  # as ever
+
+
 def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_tried() -> None:
     score = a_score((0.1, 0.9), rules_for((False, False), start=None), info=known_among(("NV",)))
     assert "suspicious_class" not in score.rules_tried and score.suspicious_from is None

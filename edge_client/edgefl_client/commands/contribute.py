@@ -79,6 +79,8 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
     what = _what(found)
     waiting = f"in the outbox: {what}; edgefl sync sends it"
     sent, problem = _send(context, given) if given["send"] else (None, None)
+    if problem is not None:
+        waiting = f"not sent, it waits in the outbox: {what}; edgefl advanced outbox lists it and can drop it"
     if sent is not None:
         found |= {"sync": sent.report}
         waiting = f"offered: {what}; {sync_text(sent.report)}"

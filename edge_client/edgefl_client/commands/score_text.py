@@ -53,7 +53,7 @@ class CsvLines:
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
-        "entropy_from", "heatmap_fall",
+        "entropy_from", "heatmap_fall", "better_than_chance", "warnings",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -83,10 +83,12 @@ class CsvLines:
             evidence.get(name) for name in self._classes
         ]
         told = None if result.predicted is None else result.info_of(result.predicted)
+        better = result.model.better_than_chance
         last = [
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
             " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
             result.dissonance_from, result.entropy_from, result.heatmap_fall,
+            None if better is None else str(better).lower(), " ".join(result.model.warnings),
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 
@@ -111,7 +113,7 @@ def answer_lines(result: PictureAnswer | Failure, how_right: str, top: int) -> l
     others = next_answers(result, top)
     lines += [] if others is None else [f"{others}."]
     lines += not_read(result)
-    lines += [] if result.model.at_chance is None else [NOT_LOOKING]
+    lines += [NOT_LOOKING] if result.model.better_than_chance is False else []
     lines += [how_right] if result.refused else [how_right, what_it_is(result)]
     return [printable(line) for line in lines]
 

@@ -25,7 +25,7 @@ CLOCK_OFF_S = 60
 
 
 def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
-    """Check that both keys open, and that the operator approved them."""
+    """Check that both keys open, that the operator approved them, and that the coordinator knows them still."""
     membership = load_membership(device.home.member)
     who = f"{membership.name} ({membership.role}) of {membership.federation}"
     if membership.state == "joining":
@@ -48,6 +48,15 @@ def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
         yield Finding(
             check="keys", state="warn", found=f"{who}, waits for the operator's approval",
             advice=f"tell the operator this fingerprint: {membership.fingerprint}",
+        )  # fmt: skip
+        return
+    if membership.unknown_ms:
+        ago = counted(max(now_ms - membership.unknown_ms, 0) // DAY_MS, "day")
+        yield Finding(
+            check="keys", state="warn",
+            found=f"{who}; {ago} ago the coordinator did not know these keys, and it has not answered them since",
+            advice="ask its operator whether this device was shut out, or was sent a newer invite; where it was shut "
+                   f"out, move the folder {device.home.member} away and enrol with a new invite",
         )  # fmt: skip
         return
     age = f", {counted((now_ms - membership.keys_made_ms) // DAY_MS, 'day')} old" if membership.keys_made_ms else ""

@@ -52,7 +52,7 @@ def draw_answer(
     def caption(placed: Placed | None, size_words: str) -> list[CaptionLine]:
         end = origin(answer.image, answer.model, digits, "answered")
         lines = _lines(told, how_right, top)
-        return [*lines, *map_lines(placed, explanation, fall_words(told), size_words), end]
+        return [*lines, *map_lines(placed, explanation, fall_words(told), size_words, "what is asked about"), end]
 
     return draw_picture(photo, fit, explanation, caption)
 
@@ -68,7 +68,6 @@ def _lines(answer: PictureAnswer, how_right: str, top: int) -> list[CaptionLine]
     if (others := next_answers(answer, top)) is not None:
         lines.append(CaptionLine(f"{others}.", BODY, INK))
     lines += [CaptionLine(sentence, BODY, WARN) for sentence in not_read(answer)]
-    if answer.model.at_chance is not None:
-        lines.append(CaptionLine(answer.model.at_chance, BODY, WARN))
+    lines += [CaptionLine(sentence, BODY, WARN) for sentence in answer.model.warnings]
     lines.append(CaptionLine(how_right, SMALL, INK))
     return lines if answer.refused else [*lines, CaptionLine(what_it_is(answer), SMALL, INK)]

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Network, Photo
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.question_words import kept_from_learning, not_looking
+from edgefl_protocol.bundle.card_words import shown_weaknesses
+from edgefl_protocol.bundle.question_words import kept_from_learning
 from edgefl_protocol.bundle.shown_map import how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.answer import AnswerRules, PictureAnswer, ReadQuestion, make_answer, read_question
 from edgefl_protocol.pictures.score import ModelInfo
-from edgefl_protocol.rules.hidden_regions import is_level
+from edgefl_protocol.rules.hidden_regions import marks_nothing
 from edgefl_protocol.rules.questions import known_words
 
 
@@ -58,7 +59,7 @@ class Asker:
             state_kind="bundle",
             state_sha256=digest(bundle.weights),
             better_than_chance=bundle.questions.looks,
-            at_chance=not_looking(bundle.questions),
+            warnings=shown_weaknesses(bundle.card, bundle.labels, bundle.questions),
         )
 
     @property
@@ -124,13 +125,14 @@ class Asker:
             return Explanation(None, how_true(said, "question"))
         if answer.answer is None:
             return Explanation(None, "No map is drawn: there is no answer that it could explain.")
-        values, without = answer.map, None
+        values, fall, without = answer.map, None, None
         if said.kind == "occlusion":
             label = self._rules.answers.index(answer.answer)
             likely = answer.probabilities[answer.answer]
             values, without = self.network.occlusion(
                 picture.pixels, label, likely, said.passes - 1, answer.question.tokens
             )
-        if values is not None and is_level(values):
+            fall = likely - without
+        if values is not None and marks_nothing(values, fall):
             return Explanation(None, level_words(said))
         return Explanation(values, how_true(said, "question"), without)

@@ -77,7 +77,9 @@ def _pictures(count: int) -> str:
 def _remarks(gate: Mapping[str, Any]) -> list[str]:
     """What the figures need for their reading."""
     said = []
-    if not gate["enough_not_referred"]:
+    if not any(_not_referred(gate, side) for side in _SIDES):
+        said.append(_all_referred(gate))
+    elif not gate["enough_not_referred"]:
         said.append(
             f"Where fewer than {LEAST_NOT_REFERRED} pictures are not referred, nobody can tell how right those answers "
             "are: new values must then refer no more pictures than the bundle's, and be wrong without a referral no "
@@ -89,6 +91,16 @@ def _remarks(gate: Mapping[str, Any]) -> list[str]:
             "that rule out, and count every wrong answer as missed."
         )
     return said
+
+
+def _all_referred(gate: Mapping[str, Any]) -> str:
+    """Say what the gate could not judge where neither side leaves a picture without a referral, and what it did."""
+    nothing = "Both refer every picture held back, so there is no answer without a referral to judge."
+    if not gate["passed"]:
+        return nothing
+    return (
+        f"{nothing} The new values are used because their balanced accuracy of all pictures is not below the bundle's."
+    )
 
 
 def _accuracy(gate: Mapping[str, Any], side: str) -> str:

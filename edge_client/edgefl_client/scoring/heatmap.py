@@ -18,7 +18,8 @@ What the drawing keeps to:
   only.
 * The last line names the photo's file and its digest, the model, its version and the kind of values, so that a print
   can be told.
-* Where no map is shown, or it is level, the photo stands alone, and the caption says why.
+* Where no map is shown, it is level, or no part matters much to the answer, the photo stands alone, and the caption
+  says why.
 """
 
 from collections.abc import Callable, Sequence
@@ -224,12 +225,15 @@ def draw_picture(
     return picture
 
 
-def map_lines(placed: Placed | None, explanation: Explanation, fall: str | None, size_words: str) -> list[CaptionLine]:
+def map_lines(
+    placed: Placed | None, explanation: Explanation, fall: str | None, size_words: str, subject: str
+) -> list[CaptionLine]:
     """Say how true the map is and what its colours are, or why there is none; and what the picture is for.
 
     Args:
         fall: how hiding the strongest part changes the probability, `from 74% to 31%`; None where nobody tried.
         size_words: how the photo was enlarged or reduced.
+        subject: what a person would look at, such as `the lesion`; an outlined part need not be of it.
     """
     lines = [] if placed is None else [CaptionLine(_compared(fall), SMALL, INK)]
     lines.append(CaptionLine(explanation.sentence, SMALL, INK))
@@ -238,7 +242,10 @@ def map_lines(placed: Placed | None, explanation: Explanation, fall: str | None,
         some, parts = placed.outlined
         lines.append(
             CaptionLine(
-                f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest.", SMALL, INK
+                f"Outlined here: {some} of {parts} parts, each at least half as strong as the strongest. An outlined "
+                f"part may lie beside {subject}: the model judges by it all the same.",
+                SMALL,
+                INK,
             )
         )
         note += f" The map shows {_map_words(explanation).lower()}, not where disease is."

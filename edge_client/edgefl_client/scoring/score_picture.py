@@ -2,8 +2,8 @@
 
 The caption says the full name of the class and its probability, the second class, what the class means, what the
 suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons to
-refer in words or the rules that were tried. No sentence says that nothing needs a look. Where a photo is at fault,
-taking it again comes first, and what its class means stands small.
+refer in words or the rules that were tried; and what the model's own card says against it. No sentence says that
+nothing needs a look. Of a picture that is referred, what to do comes first, and what its class means stands small.
 """
 
 from dataclasses import replace
@@ -29,7 +29,6 @@ from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
     class_title,
     evidence_words,
-    faults_in_words,
     likely,
     meaning,
     outcome,
@@ -54,18 +53,18 @@ def draw_heatmap(
 
     def caption(placed: Placed | None, size_words: str) -> list[CaptionLine]:
         end = origin(score.image, score.model, digits, "scored")
-        return [*_lines(told), *map_lines(placed, explanation, _fall(told), size_words), end]
+        return [*_lines(told), *map_lines(placed, explanation, _fall(told), size_words, "the lesion"), end]
 
     return draw_picture(photo, fit, explanation, caption)
 
 
 def _lines(score: Score) -> list[CaptionLine]:
     lines = [CaptionLine(_headline(score), HEAD, INK)]
-    fault = bool(faults_in_words(score))  # a new picture comes first, and what this one is called reassures nobody
-    if fault:
-        lines.append(CaptionLine(outcome(score), BODY, WARN))
+    warnings = [CaptionLine(sentence, BODY, WARN) for sentence in score.model.warnings]
+    if score.refer:  # what to do comes first, and what the class is called reassures nobody
+        lines += [CaptionLine(outcome(score), BODY, WARN), *warnings]
     if score.predicted is not None:
-        lines.append(CaptionLine(meaning(score, score.predicted), *((SMALL, QUIET) if fault else (BODY, INK))))
+        lines.append(CaptionLine(meaning(score, score.predicted), *((SMALL, QUIET) if score.refer else (BODY, INK))))
     if (second := second_class(score)) is not None:
         lines.append(
             CaptionLine(f"Second: {class_title(score, second)}, probability {likely(score, second)}", BODY, INK)
@@ -73,11 +72,7 @@ def _lines(score: Score) -> list[CaptionLine]:
     if (suspicious := suspicious_words(score)) is not None:
         lines.append(CaptionLine(f"{suspicious[0].upper()}{suspicious[1:]}.", BODY, INK))
     lines.append(CaptionLine(f"{evidence_words(score)}.", BODY, INK))
-    if not fault:
-        lines.append(CaptionLine(outcome(score), BODY, WARN if score.refer else INK))
-    if score.model.at_chance is not None:
-        lines.append(CaptionLine(score.model.at_chance, BODY, WARN))
-    return lines
+    return lines if score.refer else [*lines, CaptionLine(outcome(score), BODY, INK), *warnings]
 
 
 def _fall(score: Score) -> str | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Floats, Network, Photo
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance
+from edgefl_protocol.bundle.card_words import better_than_chance, shown_weaknesses
 from edgefl_protocol.bundle.figures import site_figures
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
@@ -23,7 +23,7 @@ from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
-from edgefl_protocol.rules.hidden_regions import is_level
+from edgefl_protocol.rules.hidden_regions import marks_nothing
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.personal import PersonalState
@@ -79,7 +79,7 @@ class Scorer:
             state_kind="bundle" if personal is None else "personal",
             state_sha256=digest(self.network.weights),
             better_than_chance=better_than_chance(site_figures(bundle.card)),
-            at_chance=at_chance_sentence(site_figures(bundle.card), bundle.card.site),
+            warnings=shown_weaknesses(bundle.card, bundle.labels),
         )
 
     @property
@@ -148,7 +148,8 @@ class Scorer:
             )
         else:
             values = score.map if score.shown is None else score.shown
-        if values is not None and is_level(values):
+        fall = None if without is None else float(likely[label]) - without
+        if values is not None and marks_nothing(values, fall):
             return Explanation(None, level_words(said))
         own = "" if self.model.state_kind == "bundle" else " That was measured before this device learned."
         return Explanation(values, how_true(said) + own, without)

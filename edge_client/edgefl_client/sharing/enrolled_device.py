@@ -13,7 +13,7 @@ from edgefl_client.home import Home
 from edgefl_client.sharing.broadcasts import forget_all
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
 from edgefl_exchange.enrolment import check_role, enrol, trust_certificate
-from edgefl_exchange.errors import ExchangeError
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, Unavailable, unknown_keys_words
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.member import Member
@@ -86,12 +86,21 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
 
 
 def _as_it_stands(device: Device, known: Membership) -> Membership:
-    """Ask whether the operator has approved since; where no answer comes, it is as it was last told."""
+    """Ask whether the operator has approved since; where no answer comes, it is as it was last told.
+
+    A `NotEnrolled` (`shut_out`) where the coordinator does not know these keys any more.
+    """
     try:
         with device.member() as member:
             member.task()
             return member.membership
-    except ExchangeError:
+    except ExchangeError as error:
+        if isinstance(error, Unavailable) and error.keys_unknown:
+            raise NotEnrolled(
+                f"{unknown_keys_words('device', 'edgefl sync')}; where it was shut out, move the folder "
+                f"{device.home.member} away and enrol with a new invite",
+                "shut_out",
+            ) from error
         return known
 
 

@@ -5,7 +5,7 @@ where the lower ends of both intervals, of balanced accuracy and of AUROC, lie a
 these sentences of the same figures: `metrics.site` of a card is the site's entry in `summary.json` (docs/design.md 5).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from edgefl_protocol.bundle.figures import HALF, CardFigure, figures_of, number, site_figures, temperature_at_bound
@@ -31,11 +31,13 @@ def better_than_chance(figures: Mapping[str, object]) -> bool | None:
     return True if len(found) == len(_NAMES) and all(found) else None
 
 
-def at_chance_sentence(figures: Mapping[str, object], site: str | None, labels: Labels | None = None) -> str | None:
+def at_chance_sentence(
+    figures: Mapping[str, object], site: str | None, classes: Sequence[str] | None = None
+) -> str | None:
     """Say that a model was not found better than chance; None where it was, or nobody can tell."""
     if better_than_chance(figures) is not False:
         return None
-    return f"This model was not found better than chance: {_judged(figures, site, labels)}."
+    return f"This model was not found better than chance: {_judged(figures, site, classes)}."
 
 
 def quality_lines(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, str]:
@@ -44,7 +46,7 @@ def quality_lines(card: Card, labels: Labels, questions: QuestionTable | None = 
         return question_lines(card, labels, questions)
     figures = site_figures(card)
     right = (
-        _judged(figures, card.site, labels)
+        _judged(figures, card.site, labels.classes)
         if _figures(figures)
         else "its card states neither balanced accuracy nor AUROC"
     )
@@ -53,20 +55,34 @@ def quality_lines(card: Card, labels: Labels, questions: QuestionTable | None = 
 
 def card_lines(card: Card, labels: Labels, questions: QuestionTable | None = None) -> list[str]:
     """Give the two lines, and what speaks against the model but for a missing threshold: the second line says it."""
-    against = (one for one in weaknesses(card, labels, questions) if one != _NO_THRESHOLD)
-    return [*quality_lines(card, labels, questions), *against]
+    return [*quality_lines(card, labels, questions), *shown_weaknesses(card, labels, questions)]
+
+
+def shown_weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, ...]:
+    """Say what goes with every result: the weaknesses but for a missing threshold, which the result tells itself."""
+    return tuple(one for one in weaknesses(card, labels, questions) if one != _NO_THRESHOLD)
 
 
 def weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, ...]:
     """Say in sentences what its own card says against a model; `questions` of a bundle that answers some."""
     figures = site_figures(card)
-    said = [_took_no_part(figures, card.site)]
     if questions is not None:
-        return (*filter(None, said), *question_weaknesses(card, questions))
-    said += [at_chance_sentence(figures, card.site, labels), _mostly_wrong(figures, card.site, labels)]
-    if _has_suspicious(labels) and (card.suspicion is None or card.suspicion.threshold is None):
-        said.append(_NO_THRESHOLD)
-    said.append(temperature_at_bound(card, "its probabilities and its vacuity"))
+        return (*filter(None, [_took_no_part(figures, card.site)]), *question_weaknesses(card, labels, questions))
+    found = figures_against(figures, card.site, labels.classes, card.temperature)
+    chosen = card.suspicion is not None and card.suspicion.threshold is not None
+    return (*found, _NO_THRESHOLD) if _has_suspicious(labels) and not chosen else found
+
+
+def figures_against(
+    figures: Mapping[str, object], site: str | None, classes: Sequence[str], temperature: float
+) -> tuple[str, ...]:
+    """Say in sentences what a site's figures and temperature say against its model, as a card or a run states them."""
+    said = (
+        _took_no_part(figures, site),
+        at_chance_sentence(figures, site, classes),
+        _mostly_wrong(figures, site, classes),
+        temperature_at_bound(temperature, "its probabilities and its vacuity"),
+    )
     return tuple(one for one in said if one is not None)
 
 
@@ -80,35 +96,35 @@ def _took_no_part(figures: Mapping[str, object], site: str | None) -> str | None
     return f"{whose} took part in none{rounds}, so this model has learned nothing from that site's pictures."
 
 
-def _mostly_wrong(figures: Mapping[str, object], site: str | None, labels: Labels) -> str | None:
+def _mostly_wrong(figures: Mapping[str, object], site: str | None, classes: Sequence[str]) -> str | None:
     """Say that most answers were wrong where the model is not at chance: the best of eight classes may be wrong."""
     accuracy = number(figures.get("accuracy"))
     if accuracy is None or accuracy >= HALF or better_than_chance(figures) is False:
         return None
-    counted_on = _counted_on(figures, site, labels)
+    counted_on = _counted_on(figures, site, classes)
     return f"More than half of this model's answers were wrong: accuracy {accuracy:.3f} {counted_on}."
 
 
-def _judged(figures: Mapping[str, object], site: str | None, labels: Labels | None) -> str:
-    return ", ".join([*map(str, _figures(figures)), _counted_on(figures, site, labels)])
+def _judged(figures: Mapping[str, object], site: str | None, classes: Sequence[str] | None) -> str:
+    return ", ".join([*map(str, _figures(figures)), _counted_on(figures, site, classes)])
 
 
-def _counted_on(figures: Mapping[str, object], site: str | None, labels: Labels | None) -> str:
+def _counted_on(figures: Mapping[str, object], site: str | None, classes: Sequence[str] | None) -> str:
     count = figures.get("n_test")
     pictures = counted(count, "picture") if type(count) is int else "an unknown number of pictures"
     where = "" if site is None else f" of the site {site}"
-    return f"on {pictures}{where}{'' if labels is None else _untested(figures, labels)}"
+    return f"on {pictures}{where}{'' if classes is None else _untested(figures, classes)}"
 
 
-def _untested(figures: Mapping[str, object], labels: Labels) -> str:
+def _untested(figures: Mapping[str, object], classes: Sequence[str]) -> str:
     """Say of how many classes there were pictures, and of which there were none where the card's recalls tell."""
-    tested, known = figures.get("classes_tested"), len(labels.classes)
+    tested, known = figures.get("classes_tested"), len(classes)
     if type(tested) is not int or not 0 <= tested < known:
         return ""
     said, recall = f"; {tested} of {known} classes had pictures there", figures.get("recall")
     if not isinstance(recall, list) or len(recall) != known or recall.count(None) != known - tested:
         return said
-    return f"{said}, {listed([name for name, one in zip(labels.classes, recall, strict=True) if one is None])} had none"
+    return f"{said}, {listed([name for name, one in zip(classes, recall, strict=True) if one is None])} had none"
 
 
 def _suspicion(card: Card, labels: Labels) -> str:

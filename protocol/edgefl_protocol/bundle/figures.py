@@ -65,13 +65,13 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def temperature_at_bound(card: Card, spoils: str) -> str | None:
+def temperature_at_bound(temperature: float, spoils: str) -> str | None:
     """Say that a temperature was stopped by the bound of what may be chosen, and what that spoils; None: it was not."""
     low, high = TEMPERATURE_BOUNDS
-    if low * _NEAR_BOUND < card.temperature < high / _NEAR_BOUND:
+    if low * _NEAR_BOUND < temperature < high / _NEAR_BOUND:
         return None
     return (
-        f"This model's temperature {card.temperature:.3f} lies at a bound of what may be chosen ({low:g} to "
+        f"This model's temperature {temperature:.3f} lies at a bound of what may be chosen ({low:g} to "
         f"{high:g}), so {spoils} may be far from true."
     )
 

@@ -5,12 +5,14 @@ picture is called that. The figures are the site's of `summary.json` (docs/desig
 that were kept from learning (`question_table`).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
 from edgefl_protocol.bundle.figures import HALF, figures_of, number, site_figures, temperature_at_bound
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.question_table import LEAST_TRIED, QuestionTable, TriedQuestions
+from edgefl_protocol.pictures.referral import in_force
 from edgefl_protocol.sentences import counted
 
 _NAMES: Final = {
@@ -47,14 +49,14 @@ def kept_from_learning(table: QuestionTable) -> str:
     return f"{answered}, {tried.answered_right} of these rightly ({share:.1%})"
 
 
-def question_weaknesses(card: Card, table: QuestionTable) -> tuple[str, ...]:
+def question_weaknesses(card: Card, labels: Labels, table: QuestionTable) -> tuple[str, ...]:
     """Say in sentences what its own card says against a model."""
     said = [
         not_looking(table),
         _mostly_wrong(site_figures(card), card.site),
-        _NO_THRESHOLD if card.refer_above is None else None,
+        _NO_THRESHOLD if in_force(card.refer_above, math.log(len(labels.classes))) is None else None,
         _not_fitted(table),
-        temperature_at_bound(card, "its confidence"),
+        temperature_at_bound(card.temperature, "its confidence"),
     ]
     return tuple(one for one in said if one is not None)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
-from edgefl_protocol.rules.hidden_regions import RANDOM_QUARTERS
+from edgefl_protocol.rules.hidden_regions import LEAST_SHOWN_FALL, RANDOM_QUARTERS
 from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import check_keys
 
@@ -186,7 +186,10 @@ def how_true(said: ShownMap | None, noun: str = "picture") -> str:
 def level_words(said: ShownMap) -> str:
     """Say why no map of one picture is drawn although the bundle shows one: no place stands out in it."""
     if said.kind == "occlusion":
-        return "No map is drawn: hiding no single part of this picture changes the answer enough to mark one."
+        return (
+            "No map is drawn, for no single part matters much to this answer: hiding any one of them lowers its "
+            f"probability by less than {100 * LEAST_SHOWN_FALL:.0f} points."
+        )
     return "No map is drawn: the map of this picture is nearly the same everywhere, so it marks no part."
 
 

@@ -13,6 +13,7 @@ and the probabilities beside it are no finding. The rules, in the order in which
 That no rule refuses never means that the answer is right.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.pictures.referral import entropy_nats
+from edgefl_protocol.pictures.referral import entropy_nats, in_force
 from edgefl_protocol.pictures.score import ModelInfo, RolloutMap
 from edgefl_protocol.rules.questions import FIRST, Questions, check_question, token_ids, words_of
 
@@ -118,6 +119,11 @@ class AnswerRules:
     seen: tuple[bool, ...]  # for each, whether the site's own questions had it
     unsure_above: float | None  # entropy in nats; None switches the rule off
 
+    @property
+    def unsure_in_force(self) -> float | None:
+        """Above which entropy an answer is refused; None where none can be: entropy is ln K at most."""
+        return in_force(self.unsure_above, math.log(len(self.answers)))
+
 
 def make_answer(
     outputs: Mapping[str, NDArray[np.float32]] | None,
@@ -141,10 +147,11 @@ def make_answer(
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
     best = None if outputs is None else int(probabilities.argmax())
+    unsure_from = rules.unsure_in_force
     found = {
         "no_known_word": not question.known,
         "size": small,
-        "unsure": entropy is not None and rules.unsure_above is not None and entropy > rules.unsure_above,
+        "unsure": entropy is not None and unsure_from is not None and entropy > unsure_from,
         "unseen_answer": best is not None and not rules.seen[best],
         "model_expired": expired is True,
     }
@@ -157,7 +164,7 @@ def make_answer(
         refuse_reasons=reasons,
         rules_tried=_tried(rules, ran=outputs is not None, expired=expired),
         entropy_nats=entropy,
-        entropy_from=rules.unsure_above,
+        entropy_from=unsure_from,
         heatmap=None,
         model=model,
         milliseconds=milliseconds,
@@ -166,7 +173,7 @@ def make_answer(
 
 
 def _tried(rules: AnswerRules, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
-    unsure = ran and rules.unsure_above is not None
+    unsure = ran and rules.unsure_in_force is not None
     asked = {"unsure": unsure, "unseen_answer": ran, "model_expired": expired is not None}
     return tuple(rule for rule in REFUSALS if asked.get(rule, True))
 

@@ -8,7 +8,7 @@ from edgefl_protocol.pictures.answer import PictureAnswer
 from edgefl_protocol.pictures.wording import apart, digits_apart, percent
 from edgefl_protocol.sentences import listed
 
-NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is `model.at_chance`
+NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
     "size": "the picture has fewer pixels than the model reads",

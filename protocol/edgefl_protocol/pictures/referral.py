@@ -15,9 +15,11 @@ The rules, in the order in which reasons are listed:
 5. `unseen_class`: a class absent from the site's training rows has the largest alpha.
 6. `model_expired`: the bundle is past its expiry date.
 
-That no rule fires never means that nothing needs a look: `rules_tried` tells which were asked.
+That no rule fires never means that nothing needs a look: `rules_tried` tells which were asked. A threshold that no
+picture can exceed (`in_force`) is none: its rule is not said to be tried.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
 # one melanoma, as specialised clinics did (Argenziano et al. 2012), acts at one in nine; a look costs less. 0043.
 DEFAULT_SUSPICIOUS_FROM = 0.10
+ROUNDING = 1e-6  # of an entropy: one that is this near to its largest possible value counts as that
 MAX_STATEMENT = 1000  # characters
 MAX_PICTURES = 2**31  # that a threshold may say it was chosen on
 
@@ -138,6 +141,24 @@ def asks_for_a_look(measures: Measures, predicted: int | None, rules: ReferralRu
     return rules.suspicious_in_force is not None and together >= rules.suspicious_in_force
 
 
+def in_force(threshold: float | None, most: float) -> float | None:
+    """Give a threshold that some picture can exceed; None for any other, whose rule could never fire.
+
+    Args:
+        most: largest value of what is compared.
+    """
+    return None if threshold is None or threshold >= most - ROUNDING else threshold
+
+
+def uncertain_in_force(measures: Measures, rules: ReferralRules) -> float | None:
+    """Give above which uncertainty refers; None where nothing does.
+
+    From `ABSTAIN_FROM` of vacuity nothing is predicted whatever the threshold; entropy is ln K at most.
+    """
+    most = math.log(len(measures.probabilities)) if measures.vacuity is None else ABSTAIN_FROM
+    return in_force(rules.uncertain_above, most)
+
+
 def refer_reasons(
     measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool | None
 ) -> tuple[str, ...]:
@@ -149,7 +170,8 @@ def refer_reasons(
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     found = {
         "suspicious_class": asks_for_a_look(measures, predicted_class(measures, seen, gate), rules),
-        "vacuity": _above(uncertainty, rules.uncertain_above) or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
+        "vacuity": _above(uncertainty, uncertain_in_force(measures, rules))
+        or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
         "dissonance": _above(measures.dissonance, rules.dissonance_above),
         **{reason: reason in gate for reason in GATE_REASONS},
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
@@ -162,7 +184,7 @@ def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | Non
     """Rules that were asked about a picture, in the order of `REASON_WORDS`: without those that have no threshold."""
     without = {
         "suspicious_class": rules.suspicious is not None and rules.suspicious_in_force is None,
-        "vacuity": rules.uncertain_above is None,
+        "vacuity": uncertain_in_force(measures, rules) is None,
         "dissonance": measures.dissonance is None or rules.dissonance_above is None,
         "model_expired": expired is None,
     }

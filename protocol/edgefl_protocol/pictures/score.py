@@ -20,6 +20,7 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
     rules_tried,
     suspicious_probability,
+    uncertain_in_force,
 )
 
 RolloutMap = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
@@ -36,7 +37,7 @@ class ModelInfo:
     state_sha256: str  # digest of the values used (prompts, head, prior …)
     # whether the card's figures clear chance (`bundle.card_words`); None where nobody can tell
     better_than_chance: bool | None = None
-    at_chance: str | None = None  # the sentence that says so where they do not; not part of the JSON
+    warnings: tuple[str, ...] = ()  # what its own card says against it, in sentences
 
     def to_json(self) -> dict[str, Any]:
         """Write the `model` object of a score."""
@@ -46,6 +47,7 @@ class ModelInfo:
             "version": self.version,
             "state": {"kind": self.state_kind, "sha256": self.state_sha256},
             "better_than_chance": self.better_than_chance,
+            "warnings": list(self.warnings),
         }
 
 
@@ -157,6 +159,7 @@ def make_score(
         entropy_nats=entropy_nats(probabilities),
     )
     index = predicted_class(measures, seen, gate)
+    uncertain_from = uncertain_in_force(measures, rules)
     reasons = refer_reasons(measures, seen, rules, gate=gate, expired=expired)
     return Score(
         image=name,
@@ -175,8 +178,8 @@ def make_score(
         suspicious_probability=suspicious_probability(measures, rules),
         suspicious_from=rules.suspicious_in_force,
         suspicious_rule=_suspicious_rule(rules),
-        vacuity_from=None if measures.vacuity is None else rules.uncertain_above,
-        entropy_from=rules.uncertain_above if measures.vacuity is None else None,
+        vacuity_from=None if measures.vacuity is None else uncertain_from,
+        entropy_from=uncertain_from if measures.vacuity is None else None,
         dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
         exposure=exposure,
         info=info,

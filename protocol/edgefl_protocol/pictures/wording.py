@@ -50,7 +50,8 @@ def meaning(score: Score, label: str) -> str:
     info = score.info_of(label)
     if info.malignancy == "unknown":
         return f"{info.meaning} Whether it is benign is not known."
-    return f"{info.meaning} This class is {info.malignancy}."
+    another = "; the picture may show another" if info.malignancy == "benign" else ""
+    return f"{info.meaning} This class is {info.malignancy}{another}."
 
 
 def second_class(score: Score) -> str | None:
@@ -159,7 +160,7 @@ def in_brief(score: Score) -> str:
         said = "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
     else:
         said = f"none of the {len(score.rules_tried)} rules asks for a look"
-    return said if score.model.at_chance is None else f"{said}; this model was not found better than chance"
+    return f"{said}; this model was not found better than chance" if score.model.better_than_chance is False else said
 
 
 def not_set(score: Score) -> list[str]:

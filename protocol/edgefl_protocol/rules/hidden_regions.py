@@ -22,10 +22,13 @@ Maps = NDArray[np.float32]  # (n, N)
 MARKED_SHARE: Final = 0.25  # of the cells
 BLUR_SHARE: Final = 0.1  # standard deviation of the blur, of the picture's side
 RANDOM_QUARTERS: Final = 2  # hidden of each picture and way, beside the quarter that the map marks
-LEAST_STRONGEST: Final = 0.5  # of an occlusion map, a fall of half of `LEAST_FALL`; below it a map is level
+LEAST_STRONGEST: Final = 0.5  # the largest value of a map; below it a map is level
 LEAST_SPREAD: Final = 0.10  # between the largest value of a map and its ground; below it a map is level
 OUTLINED_FROM: Final = 0.5  # of the way from a map's ground to its largest value; what lies below is not outlined
 LEAST_FALL: Final = 0.01  # of a probability: an occlusion map whose largest fall is smaller stays as pale as it is
+# Of a probability: where hiding no cell lowers it by so much, no cell is shown to matter. A probability is written in
+# whole percents: one step may be rounding, two are a difference. docs/reference/scores.md.
+LEAST_SHOWN_FALL: Final = 0.02
 
 
 def marked_cells(count: int) -> int:
@@ -59,6 +62,15 @@ def ground(values: NDArray[np.float32]) -> float:
 def is_level(values: NDArray[np.float32]) -> bool:
     """Tell whether no cell of a map (N,) stands out enough to be shown: it must not look like a finding."""
     return float(values.max()) < max(LEAST_STRONGEST, ground(values) + LEAST_SPREAD)
+
+
+def marks_nothing(values: NDArray[np.float32], fall: float | None) -> bool:
+    """Tell whether a map (N,) is not to be shown: it is level, or what it marks hardly matters to the answer.
+
+    Args:
+        fall: of the answer's probability where the strongest cell is hidden; None for a map not made by hiding cells.
+    """
+    return is_level(values) or (fall is not None and fall < LEAST_SHOWN_FALL)
 
 
 def outlined_cells(values: NDArray[np.float32]) -> NDArray[np.bool_]:

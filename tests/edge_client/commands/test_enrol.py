@@ -14,6 +14,21 @@ def test_enrolling_again_tells_of_the_approval(run, live, invite):
     assert " is approved in skin" in run("enrol", invite)[1]
 
 
+def test_enrolling_again_on_a_device_that_was_shut_out_says_so(run, live, invite, monkeypatch):
+    """A revoked device was told " is approved", with status 0. One signed answer later nothing of it is left."""
+    monkeypatch.setattr("edgefl_exchange.caller.MAX_WAIT_S", 0.0)
+    run("enrol", invite)
+    live.approve()
+    run("sync")
+    known, live.members = live.members, {}
+    code, out, err = run("enrol", invite)
+    assert code == 1 and "approved" not in out and "does not know this device's keys any more" in err
+    assert f"move the folder {run.home / 'member'} away and enrol with a new invite" in err
+    live.members = known
+    code, out, _ = run("enrol", invite)
+    assert code == 0 and " is approved in skin" in out
+
+
 def test_before_the_approval_every_command_is_refused(run, live, invite):
     """docs/design.md, section 5: 3 for what policy refuses; without any enrolment nothing was refused: 1."""
     assert run("pull")[0] == 1

@@ -57,6 +57,20 @@ def test_a_device_in_order(run, device, live, monkeypatch):
     assert all(line.endswith(" ms") for line in verbose[-5:-1])
 
 
+@pytest.mark.usefixtures("unprobed")
+def test_a_device_that_was_shut_out_is_not_in_order(run, device, live):
+    """doctor.md: `keys`. It said "ok" of a revoked device; what it knows is what the last command was answered."""
+    assert run("sync")[0] == 0 and diagnosed(run)[1]["keys"]["state"] == "ok"
+    known, live.members = live.members, {}
+    assert run("sync")[0] == 1
+    for options in ((), ("--offline",)):
+        found = diagnosed(run, *options)[1]["keys"]
+        assert found["state"] == "warn" and "0 days ago the coordinator did not know these keys" in found["found"]
+        assert "was shut out" in found["advice"] and str(run.home / "member") in found["advice"]
+    live.members = known
+    assert run("sync")[0] == 0 and diagnosed(run)[1]["keys"]["state"] == "ok"
+
+
 FINDINGS = (
     Finding(check="a", state="ok", found="is there", detail="of version 3"),
     Finding(check="b", state="warn", found="ends soon", advice="renew it"),

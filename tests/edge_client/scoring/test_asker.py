@@ -59,10 +59,13 @@ def test_the_network_is_not_run_where_no_word_is_known(monkeypatch):
 
 
 def test_too_unsure_by_the_cards_threshold():
-    sure = Asker(loaded(unsure_above=10.0), threads=1).ask(GREY, "which organ?")
-    assert sure.answer == "lung" and sure.entropy_from == 10.0
+    sure = Asker(loaded(unsure_above=1.6), threads=1).ask(GREY, "which organ?")
+    assert sure.answer == "lung" and sure.entropy_from == 1.6
     unsure = Asker(loaded(unsure_above=sure.entropy_nats - 0.01), threads=1).ask(GREY, "which organ?")
     assert unsure.refuse_reasons == ("unsure",) and unsure.probabilities == sure.probabilities
+    never = Asker(loaded(unsure_above=float(np.log(5))), threads=1).ask(GREY, "which organ?")  # of five answers
+    assert never.entropy_from is None and "unsure" not in never.rules_tried
+    assert any("No threshold says when it is too unsure" in one for one in never.model.warnings)
 
 
 def test_an_answer_that_the_site_never_met_is_refused():
@@ -97,7 +100,7 @@ def test_the_two_kinds_of_bundles_refuse_each_other(plain_bundle):
 
 @pytest.fixture
 def also_level(monkeypatch):
-    monkeypatch.setattr(asking, "is_level", lambda _: False)
+    monkeypatch.setattr(asking, "marks_nothing", lambda *_: False)
 
 
 @pytest.mark.usefixtures("also_level")

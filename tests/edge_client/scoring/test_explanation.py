@@ -33,7 +33,7 @@ def explained(lab, make_bundle):
 @pytest.fixture
 def also_level(monkeypatch):
     """Maps of small pictures are shown although they are nearly level: here their numbers count."""
-    monkeypatch.setattr(scoring, "is_level", lambda _: False)
+    monkeypatch.setattr(scoring, "marks_nothing", lambda *_: False)
 
 
 def test_the_rollout_is_the_map_of_the_graph(explained, lab):
@@ -162,6 +162,26 @@ def test_of_a_level_map_nothing_is_drawn_and_one_sentence_says_so(explained, lab
     picture = np.asarray(draw_heatmap(pixels, score, scorer.network.fit, found))
     assert picture.shape[1] == 600
     assert words in " ".join(said) and "least" not in " ".join(said) and "looked" not in " ".join(said)
+
+
+@pytest.mark.parametrize(("fall", "drawn"), [(0.006, False), (0.019, False), (0.021, True)])
+def test_parts_that_hardly_matter_are_not_outlined(explained, lab, monkeypatch, fall, drawn):
+    """docs/reference/scores.md: below two points no part matters, and where a map is drawn its colours reach yellow."""
+    scorer, prepared, score, _ = explained(shown=lab.true_map("occlusion", cells=36))
+    without = np.full(36, score.probabilities[score.predicted], np.float32)
+    without[7] -= fall
+    left = iter(without)
+    monkeypatch.setattr(
+        network.Network,
+        "run",
+        lambda _self, pixels, _question: {"probabilities": np.array([[next(left)] * 3 for _ in pixels])},
+    )
+    found = scorer.explain(prepared, score)
+    assert (found.values is not None) is drawn
+    if drawn:
+        assert found.values.max() == 1.0
+    else:
+        assert "no single part matters much to this answer" in found.sentence and "2 points" in found.sentence
 
 
 @pytest.mark.usefixtures("also_level")

@@ -208,3 +208,15 @@ def test_where_nothing_is_referred_it_is_balanced_accuracy(drawn: Drawn) -> None
     everything = np.ones(len(drawn.labels), np.bool_)
     recalls = [drawn.right[0][drawn.labels == label].mean() for label in np.unique(drawn.labels)]
     assert class_weighted_accuracy(drawn.right[0], everything, drawn.labels) == pytest.approx(np.mean(recalls))
+
+
+@pytest.mark.parametrize(("accuracy", "passed"), [(0.7, True), (0.69, False)])
+def test_where_all_is_referred_the_table_says_what_decided(accuracy, passed):
+    """device-learning.md: rows of nothing decided nothing, and the new values came into use without a word."""
+    every = replace(GOOD, referred=90, balanced_accuracy_not_referred=None, wrong_not_referred=0, missed=0)
+    found = replace(EQUAL, bundle=every, personal=replace(every, balanced_accuracy=accuracy))
+    said = gate_table(found.to_json())
+    assert found.passed is passed
+    assert "Both refer every picture held back, so there is no answer without a referral to judge." in said
+    assert ("are used because their balanced accuracy of all pictures" in said) is passed
+    assert "Where fewer than" not in said

@@ -1,6 +1,9 @@
 """What is written under the picture, and what never is."""
 
+import csv
 import hashlib
+import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -50,11 +53,33 @@ def test_a_line_writes_numbers_as_the_picture_does():
     assert human_line(landscape) == human_line(other) == said
 
 
-def test_caption_says_that_a_model_was_not_found_better_than_chance(said):
-    score = score_with(one_hot(7, 1, 1))
-    weak = replace(score, model=replace(score.model, better_than_chance=False, at_chance="Not better than chance."))
+@pytest.mark.parametrize("reasons", [(), ("vacuity",)])
+def test_caption_says_what_the_card_says_against_the_model(said, reasons):
+    """docs/reference/scores.md: every picture says so. Standard error alone told that most answers were wrong."""
+    score = score_with(one_hot(7, 1, 1), reasons)
+    weak = replace(score, model=replace(score.model, warnings=("Not better than chance.", "Most answers were wrong.")))
     drawn_picture(np.full((500, 600, 3), 150, np.uint8), weak, "squash")
-    assert "Not better than chance." in " ".join(said)
+    assert {"Not better than chance.", "Most answers were wrong."} <= set(said)
+
+
+def test_most_answers_wrong_goes_with_every_result(run, lab, tmp_path, said):
+    """docs/reference/scores.md: `better_than_chance: true` alone read like praise; picture, JSON and CSV say it."""
+    figures = {
+        "site": {
+            "balanced_accuracy": 0.44, "balanced_accuracy_interval": [0.38, 0.5], "auroc": 0.8,
+            "auroc_interval": [0.7, 0.9], "accuracy": 0.414, "n_test": 367, "classes_tested": 3,
+        }
+    }  # fmt: skip
+    (tmp_path / "weak.edgefl").write_bytes(lab.bundle_bytes(version=2, metrics=figures))
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(300, 300)))
+    options = ("a.png", "--model", "weak.edgefl", "--trust", lab.SIGNER.public.hex())
+    words = "More than half of this model's answers were wrong: accuracy 0.414 on 367 pictures"
+    _, out, err = run("score", *options, "--json", "--heatmap", "maps")
+    told = json.loads(out)["model"]
+    assert told["better_than_chance"] is True and len(told["warnings"]) == 1 and told["warnings"][0].startswith(words)
+    assert words in err and words in " ".join(said)
+    (row,) = csv.DictReader(io.StringIO(run("score", *options, "--csv")[1]))
+    assert row["better_than_chance"] == "true" and row["warnings"] == told["warnings"][0]
 
 
 @pytest.mark.parametrize(("side", "words"), [("dark", "it is too dark"), ("bright", "it is too bright")])
@@ -64,8 +89,8 @@ def test_caption_says_which_side_of_exposure_is_wrong(said, side, words):
     assert f"Take the picture again: {words}. If you cannot, refer to a dermatologist." in " ".join(said)
 
 
-def test_where_the_photo_is_at_fault_a_new_one_comes_first_and_benign_stands_small(monkeypatch):
-    """The prediction stays in the headline; what may reassure comes after, in small print."""
+def test_of_a_referred_picture_what_to_do_comes_first_and_benign_stands_small(monkeypatch):
+    """The prediction stays in the headline; what may reassure comes after, in small print, and is of the class."""
     drawn: list[tuple[str, int]] = []
     original = ImageDraw.ImageDraw.text
 
@@ -75,19 +100,19 @@ def test_where_the_photo_is_at_fault_a_new_one_comes_first_and_benign_stands_sma
 
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", spy)
     sizes = {}
-    for reasons in ((), ("blur",)):
+    for reasons in ((), ("blur",), ("vacuity",)):
         drawn.clear()
         score = score_with(one_hot(7, 1, 1), reasons, predicted="NV")
         drawn_picture(np.full((800, 1500, 3), 150, np.uint8), score, "squash")
         order = [text for text, _ in drawn]
-        sizes[reasons] = next(size for text, size in drawn if "This class is benign" in text)
+        benign = "This class is benign; the picture may show another."
+        sizes[reasons] = next(size for text, size in drawn if benign in text)
         if reasons:
-            again = next(
-                at for at, text in enumerate(order) if text.startswith("Take the picture again: it is blurred")
-            )
+            do = "Take the picture again: it is blurred" if reasons == ("blur",) else "Refer to a dermatologist: "
+            again = next(at for at, text in enumerate(order) if text.startswith(do))
             headline = next(at for at, text in enumerate(order) if text.startswith("Prediction: Melanocytic nevus"))
             assert headline < again < next(at for at, text in enumerate(order) if "benign" in text)
-    assert sizes[("blur",)] < sizes[()]
+    assert sizes[("blur",)] == sizes[("vacuity",)] < sizes[()]
 
 
 @pytest.mark.parametrize(("kind", "words"), [("bundle", "the bundle's values"), ("personal", "learned on this device")])
@@ -162,6 +187,7 @@ def test_a_map_by_hiding_says_how_little_it_changes(said):
     assert "hiding the strongest part lowers the probability from 75% to 74%" in words
     assert "Prediction: Melanoma (MEL), probability 75%" in said
     assert {"least", "most in this picture"} <= set(said) and "(0." not in words and "(1." not in words
+    assert "An outlined part may lie beside the lesion" in words  # nothing on the device said so
     said.clear()
     drawn_picture(pixels, score, "squash")
     other = " ".join(said)

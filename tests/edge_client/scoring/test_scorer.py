@@ -62,7 +62,7 @@ def test_json_keys_are_the_contract(lab, plain_bundle):
         "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
         "entropy_from", "heatmap_fall",
     ]  # fmt: skip
-    assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance"]
+    assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance", "warnings"]
     assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}
     assert value["model"]["sha256"] == plain_bundle.sha256
     assert value["model"]["id"] == "skin/main/all"

@@ -134,7 +134,7 @@ def test_what_the_gate_refers_gives_no_map(run, device, live, lab):
     (device / "labels.csv").write_text("image,label\n0.png,MEL\n")
     code, _, err = run("contribute", "--labels", device / "labels.csv", "--dry-run")
     assert code == 1
-    assert "none of the 1 pictures passes the gate" in err
+    assert "none of 1 picture passes the gate" in err
 
 
 def test_contributed_pictures_may_be_of_other_kinds(run, device, lab):
@@ -279,3 +279,15 @@ def test_a_retry_is_spent_once(run, device, live, net):
     assert run("sync")[0] == 0
     assert json.loads(run("policy", "show", "--json")[1])["last_24_hours"] == found
     assert len(live.effects) == 1
+
+
+def test_what_was_not_sent_is_not_called_sent(run, device, live):
+    """A device that was shut out: "edgefl sync sends it" stood first, and the refusal after it."""
+    run("pull")
+    known, live.members = live.members, {}
+    code, out, err = run("contribute", "--labels", device / "labels.csv", "--send")
+    assert code == 1 and out.startswith("not sent, it waits in the outbox: ") and "sends it" not in out
+    assert "edgefl advanced outbox lists it and can drop it" in out and "shut out" in err
+    live.members = known
+    (waiting,) = json.loads(run("outbox", "--json")[1])["items"]
+    assert run("outbox", "drop", waiting["id"][:8])[0] == 0 and run("sync")[0] == 0 and live.effects == []

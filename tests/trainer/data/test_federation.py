@@ -262,7 +262,7 @@ def test_site_name_for_data_that_names_none(make_zip, cache: Path) -> None:
 
 
 def test_an_unknown_site_is_named(ward: str) -> None:
-    with pytest.raises(DataError, match=r"asks for the site south, but .* east, north, west"):
+    with pytest.raises(DataError, match=r"has no site south; .* east, north, west"):
         load(f"{ward}@site=south")
 
 

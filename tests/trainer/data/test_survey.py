@@ -1,12 +1,15 @@
 """`edgefl-train data SPEC`: what the data holds is shown before anything is learned, and all that is wrong at once."""
 
+import csv
 import io
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.trainer.conftest import edgefl_train, records, write_index
 
 from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.data.survey import read_tables
 from edgefl_trainer.data.tasks import near_classes
 
 
@@ -116,7 +119,7 @@ def test_every_site_name_that_cannot_be_used_is_listed(tmp_path):
 
 def test_a_site_that_the_data_does_not_have_is_told_beside_what_it_has(tmp_path):
     outcome = edgefl_train("data", manifest(tmp_path, "", "") + "@site=north")
-    assert outcome.code == 1 and "asks for the site north, but the sites of the data are east, west" in outcome.out
+    assert outcome.code == 1 and "has no site north; the sites of the data are east, west" in outcome.out
     assert "36 × 36 (12)" in outcome.out
 
 
@@ -272,3 +275,23 @@ def test_a_file_as_run_directory_and_no_data_are_told(tmp_path):
         in edgefl_train(*given, tmp_path / "file", "--data", "lesions:").sentence()
     )
     assert "give --data SPEC" in edgefl_train(*given, tmp_path / "new").sentence()
+
+
+def test_drawn_pictures_are_written_with_a_table_that_a_device_takes(tmp_path):
+    """data.md: the pages spoke of photo.jpg and labels.csv, and no command made some."""
+    spec, folder = "lesions:sites=1,images=6,px=64", tmp_path / "drawn"
+    assert edgefl_train("data", spec, "--write", folder).code == 0
+    with (folder / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["image", "label", "lesion_id"] and len(rows) == 6
+    assert {row["image"] for row in rows} == {one.name for one in folder.glob("*.png")}
+    table = read_tables([spec]).rows[0]
+    assert [(row["label"], row["lesion_id"]) for row in rows] == [(row.label, row.lesion) for row in table[1]]
+    for written, row in zip(rows, table[1], strict=True):
+        drawn, _ = next(iter(table[0].pixels.load([row], 64, "squash")))
+        np.testing.assert_array_equal(np.asarray(Image.open(folder / written["image"])), drawn)
+    again = edgefl_train("data", spec, "--write", folder)
+    assert again.code == 1 and "is not empty" in again.err
+    files = write_index(tmp_path / "w", records())
+    other = edgefl_train("data", f"manifest:{files}", "--write", tmp_path / "other")
+    assert other.code == 1 and "is not drawn" in other.err and not (tmp_path / "other").exists()

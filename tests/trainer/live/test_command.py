@@ -44,7 +44,7 @@ def _used(*_: object) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("--site", "nowhere"), "asks for the site nowhere, but the sites of the data are site-1, site-2"),
+        (("--site", "nowhere"), "has no site nowhere; the sites of the data are site-1, site-2"),
         ((), "has the sites site-1, site-2: name this site with --site NAME"),
     ],
 )

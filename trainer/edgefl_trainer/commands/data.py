@@ -21,9 +21,17 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 @click.argument("specs", metavar="SPEC…", nargs=-1, required=True)
 @shared.task("all")
 @shared.picture("--sheet", "Also draw the first pictures of each class at each site.")
+@click.option(
+    "--write",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Also write drawn pictures (lesions:) into this new folder, with the table labels.csv: something to try a "
+    "device with.",
+)
 @shared.force
 @needs_trainer
-def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, force: bool) -> None:
+def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, folder: Path | None, force: bool) -> None:
     """Show what data holds and what is wrong with it.
 
     Sites by classes, or by open and closed questions, lesions, splits, sizes, everything that `run` refuses, and every
@@ -45,6 +53,10 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, force: bo
     if sheet is not None:
         contact_sheet(tables).save(sheet)
         click.echo(f"drew {sheet}", err=True)
+    if folder is not None:
+        from edgefl_trainer.data.drawn_files import TABLE, write_drawn
+
+        click.echo(f"wrote {counted(write_drawn(tables, folder), 'picture')} and {folder / TABLE}", err=True)
     if found.refused or found.broken or found.without:
         sys.exit(1)
 

@@ -155,7 +155,8 @@ def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
         rows = [replace(row, site=spec.site) for row in rows]
     elif spec.site is not None and spec.site not in {row.site for row in rows}:
         found = ", ".join(sorted({row.site for row in rows if row.site})[:20]) or "none"
-        raise DataError(f"{spec.text!r} asks for the site {spec.site}, but the sites of the data are {found}.")
+        given = spec.text.partition("@site=")[0]  # `join --site` wrote the rest
+        raise DataError(f"{given!r} has no site {spec.site}; the sites of the data are {found}.")
     # before new sites are dealt by the run's seed, which must not move a lesion into `test`
     rows = deal_test(rows, (spec.shares or USUAL).test)
     return rows if spec.iid_sites is None else deal_iid(rows, spec.iid_sites, seed)

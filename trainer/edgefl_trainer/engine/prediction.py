@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgefl_protocol import digest
-from edgefl_protocol.bundle.card_words import at_chance_sentence, better_than_chance
+from edgefl_protocol.bundle.card_words import better_than_chance, figures_against
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
@@ -96,5 +96,5 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
         state_kind="bundle",
         state_sha256=state,
         better_than_chance=better_than_chance(figures),
-        at_chance=at_chance_sentence(figures, site),
+        warnings=figures_against(figures, site, run.classes, float(run.calibration["sites"][site]["temperature"])),
     )
