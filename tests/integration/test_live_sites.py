@@ -388,6 +388,6 @@ def test_what_join_says_counts_the_reply_that_it_sent(live, tmp_path: Path) -> N
     said: list[str] = []
     found = join(replace(call(tmp_path / "site-1", "site-1"), say=said.append))
     assert found["sent"][0]["outcome"] == "accepted" and found["round"]["stuck"] is None
-    assert not any("0 replies" in line for line in said)
+    assert not any("0 replies" in line for line in said), said
     join(replace(call(tmp_path / "site-1", "site-1"), say=said.append))
     assert "it has 1 reply and needs 2" in said[-1]

@@ -71,7 +71,10 @@ def test_a_network_that_no_run_learned_has_no_first_run(ward, tmp_path):
         found = edgefl_train("run", "finetune", "--backbone", backbone, "--out", tmp_path / name, *asked).json()
         assert "pretraining" not in found
     [row, other] = edgefl_train("table", tmp_path / "fresh", tmp_path / "handed-on", "--format", "json").json()["rows"]
-    assert (row["method"], other["method"]) == ("finetune, local", "finetune, local #2")
+    assert (row["method"], other["method"]) == (
+        "finetune, local, backbone=tiny",
+        "finetune, local, backbone=run:fresh",
+    )
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged", "circle"])

@@ -68,7 +68,8 @@ def results_of(
         save_backbone(folder, backbone)
         results = predictor_results(folder, method, task, final, federation, sites, held_out)
     for name, part in parts_taken(method, task.rounds, read_metrics(folder), sorted(sites)).items():
-        results["sites"][name]["took_part"] = part
+        for answered in (results, *results.get("further", {}).values()):
+            answered["sites"][name]["took_part"] = part
     return results
 
 

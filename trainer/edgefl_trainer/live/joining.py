@@ -128,9 +128,8 @@ def _take_part(
     images = {work.site.name: len(work.site.train if work.method.needs_labels else work.site.unlabelled)}
     exchanges = Exchanges(work, call.folder, RunPace(work.method.phases(work.task.rounds), images))
     wait = _Wait(call, LONGEST_WAIT_S)
-    skipped: dict[
-        int, str
-    ] = {}  # round → why it was stuck when its broadcast was refused: mended, it is asked for anew
+    # Round → why it was stuck when its broadcast was refused: once that is mended, it is asked for anew.
+    skipped: dict[int, str] = {}
     sent: list[Delivery] = []
     reply: Reply | None = None
     while True:
@@ -141,7 +140,7 @@ def _take_part(
         _tell_sent(call.say, now_sent)
         if now_sent:  # the sentence came before the reply was sent, and counts without it
             told = replace(told, stuck="")
-        if told.stuck:  # also before the round is learned: of the one before the reply may have been refused
+        if told.refusal:  # of the round before, whatever this site learns now
             wait.tell(told.stuck)
         sent += now_sent
         if told.state == "done":
@@ -165,6 +164,8 @@ def _take_part(
                     skipped[told.round] = told.stuck
         seat.rotate()
         if call.once:
+            if told.stuck:
+                wait.tell(told.stuck)
             return _facts(membership, told, None, sent)
         where = f"round {told.round} of {told.rounds} is {told.state}" if told.round else "no round is open yet"
         wait.because(told.stuck or f"{where}: waiting for the others")
