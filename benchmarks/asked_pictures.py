@@ -1,20 +1,23 @@
-"""Why a picture helps an answer, or does not, in three measurements that need no round of learning.
+"""Why a picture or a prompt helps an answer, or does not, in four measurements that need no round of learning.
 
 `held`: what a network's features hold of a picture: balanced accuracy of a logistic regression that names its site,
 five folds by picture, beside the picture at 12 × 12 pixels. `worded`: how far the words of training questions alone
 tell their answers, and what a picture adds to a yes or no, where whole pictures or single questions are held out.
 `asked`: of the rows that a finished run learned from, tuned on and held out, the questions answered rightly with their
-own picture and with another one's (docs/methods.md 11.4).
+own picture and with another one's (docs/methods.md 11.4). `prompted`: of a finished run's reported questions, the
+answers that change where no token reads a prompt, the gates, and the cosines between the sites' prompts (11.1).
 
     python benchmarks/asked_pictures.py held --data vqa-rad:vqa_rad.zip
     python benchmarks/asked_pictures.py worded --data vqa-rad:vqa_rad.zip
     python benchmarks/asked_pictures.py asked runs/vqa-rad/organs/local/seed-0
+    python benchmarks/asked_pictures.py prompted runs/vqa-rad/organs/pfl-vqa/seed-0
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +89,38 @@ def by_picture(run: "FinishedRun") -> Iterator[dict[str, Any]]:
                 "other_picture": other.right,
                 "share_lost_interval": [other.low, other.high],
             }
+
+
+def without_prompts(run: "FinishedRun") -> Iterator[dict[str, Any]]:
+    """Yield for each site its gates, and how many answers change with gates of 0; then the prompts' cosines."""
+    import numpy as np
+    import torch
+
+    from edgefl_trainer.engine.run import load_data
+    from edgefl_trainer.engine.sites import examples_of
+    from edgefl_trainer.learning.learners.answer_rows import answer_rows
+
+    federation = load_data(run.settings, run.backbone.spec.image_px)
+    prompts = {}
+    for site in run.sites:
+        predictor = run.predictor(site)
+        rows = examples_of(federation, federation.sites[site].rows(federation.report_split))
+        gates = {name: value for name, value in predictor.tensors.items() if name.endswith(".gate")}
+        shut = replace(predictor, tensors={**predictor.tensors, **{name: np.zeros_like(gates[name]) for name in gates}})
+        own, bare = (answer_rows(one, rows, torch.device("cpu"))["logits"].argmax(axis=1) for one in (predictor, shut))
+        parts = [value.ravel() for name, value in sorted(predictor.tensors.items()) if name.startswith("prompts.")]
+        prompts[site] = np.concatenate(parts).astype(np.float64)
+        yield {
+            "site": site,
+            "questions": len(rows),
+            "gates": [round(float(value), 4) for _, value in sorted(gates.items())],
+            "changed_without_prompts": int((own != bare).sum()),
+            "right": int((own == rows.targets).sum()),
+            "right_without_prompts": int((bare == rows.targets).sum()),
+        }
+    for one, other in combinations(run.sites, 2):
+        lengths = np.linalg.norm(prompts[one]) * np.linalg.norm(prompts[other])
+        yield {"prompts_of": [one, other], "cosine": round(float(prompts[one] @ prompts[other] / lengths), 5)}
 
 
 def wordings(federation: "Federation") -> Iterator[dict[str, Any]]:
@@ -181,6 +216,17 @@ def asked_command(runs: tuple[Path, ...]) -> None:
 
     for folder in runs:
         for line in by_picture(open_run(folder)):
+            click.echo(json.dumps({"run": str(folder), **line}))
+
+
+@main.command("prompted")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+def prompted_command(runs: tuple[Path, ...]) -> None:
+    """Ask finished runs without their prompts; a line for each run and site, and for each pair of sites."""
+    from edgefl_trainer.engine.models import open_run
+
+    for folder in runs:
+        for line in without_prompts(open_run(folder)):
             click.echo(json.dumps({"run": str(folder), **line}))
 
 

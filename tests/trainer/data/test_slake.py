@@ -128,3 +128,18 @@ def test_questions_without_pictures_load_and_say_so(tmp_path: Path, cache: Path)
     write_slake(path, {"train": [entry(1), entry(2), entry(2, qid=9)]}, (1,))
     with pytest.raises(DataError, match=r"^imgs/xmlab2/source.jpg is not in .*; add what is missing"):
         load_federation([f"slake:{path}"], image_px=8)
+
+
+def test_validation_questions_change_no_byte_of_answers_and_words(tmp_path: Path) -> None:
+    """Answers and words come from the training file alone, whatever the one for validation holds."""
+    learned = [entry(1), entry(2, answer="No")]
+    found = [
+        load_federation(
+            [f"slake:{write_slake(tmp_path / f'{number}.zip', {'train': learned, 'validate': [kept]}, (1, 2, 3))}"],
+            image_px=8,
+        )
+        for number, kept in enumerate((entry(3), entry(3, question="Quo vadis, organ?", answer="left lung")))
+    ]
+    assert found[0].questions is not None and found[1].questions is not None
+    assert found[0].questions.vocabulary == found[1].questions.vocabulary
+    assert found[1].questions.vocabulary.answers == ("no", "yes")

@@ -54,3 +54,18 @@ def test_a_run_is_asked_with_both_pictures(drawn, tmp_path):
     for line in found:  # the picture is hidden: another one changes nothing
         assert line["own_picture"] == line["other_picture"] and line["share_lost_interval"] == [0.0, 0.0]
         assert 0 <= line["own_picture"] <= line["questions"]
+
+
+def test_a_run_is_asked_without_its_prompts(drawn, tmp_path):
+    """Fresh gates are 0 and learn from there; prompts that all begin alike still point one way."""
+    run = tmp_path / "run"
+    small = ("--preset", "tiny", "--backbone", "vit:32x2/12", "--image-px", "36", "--rounds", 1, "--device", "cpu")
+    done = edgefl_train("run", "pfl-vqa", "--data", f"vqa-rad:{drawn}", *small, "--out", run)
+    assert done.code == 0, done.err
+    found = lines("prompted", run)
+    sites, pairs = found[:3], found[3:]
+    for line in sites:
+        assert len(line["gates"]) == 2 and any(line["gates"])
+        assert 0 <= line["changed_without_prompts"] <= line["questions"]
+        assert abs(line["right"] - line["right_without_prompts"]) <= line["changed_without_prompts"]
+    assert len(pairs) == 3 and all(0 < line["cosine"] <= 1 for line in pairs)

@@ -175,10 +175,14 @@ def prompts_of(*rows: list[float]) -> dict[str, np.ndarray]:
     return {name: np.array([row], np.float32) for name, row in zip(sorted(PROMPTS), rows, strict=True)}
 
 
-def test_the_shared_prompt_is_the_weighted_sum_of_the_others(make_task):
+@pytest.mark.parametrize(
+    ("rule", "weight"),  # of b: accuracy 1.0, cosine 1/2; of c: 0.25 and 1
+    [("reliability", 0.5 / 0.75), ("accuracy", 1 / 1.25), ("similarity", 0.5 / 1.5), ("uniform", 0.5)],
+)
+def test_the_shared_prompt_is_the_weighted_sum_of_the_others(make_task, rule, weight):
     """p_a^s = sum over b and c; the whole prompt, both kinds together, says how alike two sites are."""
     task: Task = make_task()
-    method = vqa(prompt_length=1, width=2, heads=1)
+    method = vqa(prompt_length=1, width=2, heads=1, exchange=rule)
     state = method.start(task, ["a", "b", "c"])
     sent = {
         "a": prompts_of([1, 0], [0, 0]),
@@ -189,7 +193,6 @@ def test_the_shared_prompt_is_the_weighted_sum_of_the_others(make_task):
     replies = {name: Payload(arrays, {"accuracy": accuracies[name]}) for name, arrays in sent.items()}
     state = method.aggregate(state, Phase("train", 1), replies)
     found = method.broadcast(state, Phase("train", 2), ["a", "b", "c"])["a"].arrays
-    weight = 0.5 / 0.75  # of b: 1.0 x 1/2, of c: 0.25 x 1
     np.testing.assert_allclose(found["prompts.image"], [[weight * 1 + (1 - weight) * 4, 0]], rtol=1e-6)
     np.testing.assert_allclose(found["prompts.text"], [[weight * 3**0.5, 0]], rtol=1e-6)
     assert found["prompts.image"].dtype == np.float32
