@@ -160,6 +160,7 @@ def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, 
 
 
 def test_what_cannot_be_exported_is_one_sentence(answer_run):
+    from edgefl_export.bundles.shown_map import measured_map
     from edgefl_export.bundles.training import learned_method
     from edgefl_export.int8.calibration import calibration_of
     from edgefl_protocol.pictures.class_info import known_among
@@ -177,3 +178,5 @@ def test_what_cannot_be_exported_is_one_sentence(answer_run):
     blind = make_answering(sees_picture=False)
     with pytest.raises(ExportError, match="sees no picture"):
         build_members(replace(model, predictor=blind))
+    with pytest.raises(ExportError, match="picture=hidden"):
+        measured_map(run, "north", blind, print)

@@ -15,12 +15,15 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.map_truth import LEAST_PICTURES, not_measured
 from edgefl_trainer.evaluate.measured_maps import measure_maps
+from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.shown_maps import graph_maps
 
 
 def measured_map(run: FinishedRun, site: str, predictor: Predictor, report: Callable[[str], None]) -> ShownMap:
     """Measure the maps of a site's model and choose the one that is shown, or none."""
+    if isinstance(predictor.module, AnswerModule) and not predictor.module.options.sees_picture:
+        raise ExportError("this run learned with picture=hidden, so its models see no picture: export another run")
     try:
         federation = federation_of(run)
     except ExportError as error:

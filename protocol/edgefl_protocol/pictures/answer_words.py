@@ -18,10 +18,11 @@ _REASONS = {
 
 
 def headline(answer: PictureAnswer) -> str:
-    """Say the answer and its confidence, or that there is none and why."""
+    """Say the answer, its confidence and what was left out of the question, or that there is no answer and why."""
     if answer.answer is None:
         return f"No answer: {'; '.join(_reason(answer, one) for one in answer.refuse_reasons)}"
-    return f"{answer.answer}, confidence {_likely(answer, answer.answer)}"
+    left_out = f", asked without: {listed(answer.question.unknown)}" if answer.question.unknown else ""
+    return f"{answer.answer}, confidence {_likely(answer, answer.answer)}{left_out}"
 
 
 def next_answers(answer: PictureAnswer, top: int) -> str | None:

@@ -59,7 +59,8 @@ def test_a_person_reads_answer_confidence_what_was_not_asked_and_what_an_answer_
     code, out, _ = asked("Which organ is shown, doctor?")
     assert code == 0
     for words in (
-        "CANARY.png: lung, confidence ", "Next: liver ", "Not known to the model, so not asked: doctor.",
+        "CANARY.png: lung, confidence ", ", asked without: doctor\n", "Next: liver ",
+        "Not known to the model, so not asked: doctor.",
         "Of 150 questions kept from learning it answered 75, 60 of these rightly (80.0%).",
         "The most probable of the 5 answers that this model knows; it can give no other, and it may be wrong.",
     ):  # fmt: skip
