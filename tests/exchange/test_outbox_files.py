@@ -87,7 +87,7 @@ def test_another_key_a_moved_row_and_a_damaged_file_do_not_open(path):
         outbox.items("skin")
     (file,) = files(path)
     sound = file.read_bytes()
-    for damaged in (sound[:-1], sound[:100_000], b"", sound[:500] + b"\0" + sound[501:]):
+    for damaged in (sound[:-1], sound[:100_000], b"", sound[:500] + bytes([sound[500] ^ 1]) + sound[501:]):
         file.write_bytes(damaged)
         with Outbox(path, KEY) as outbox:
             (item,) = outbox.items("skin")

@@ -142,4 +142,3 @@ def test_validation_questions_change_no_byte_of_answers_and_words(tmp_path: Path
     ]
     assert found[0].questions is not None and found[1].questions is not None
     assert found[0].questions.vocabulary == found[1].questions.vocabulary
-    assert found[1].questions.vocabulary.answers == ("no", "yes")
