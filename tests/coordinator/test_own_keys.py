@@ -16,7 +16,12 @@ from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS, load_ring
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload, SigningKey, generate_signing_key
-from edgefl_protocol.envelopes.key_files import read_public_key, sealing_key_to_pem, signing_key_from_pem
+from edgefl_protocol.envelopes.key_files import (
+    read_public_key,
+    sealing_key_to_pem,
+    signing_key_from_pem,
+    signing_key_to_pem,
+)
 from edgefl_protocol.envelopes.keys import generate_sealing_key
 from edgefl_protocol.errors import KeyMaterialError, RecordError
 from edgefl_protocol.records.coordinator_records import verify_key_record
@@ -280,18 +285,18 @@ def test_commands_with_a_passphrase_work_as_they_are_printed(folder, tools, cloc
         assert named in locked.stderr
 
 
+def run(*arguments: object, code: int = 0) -> str:
+    """What a command of the operator prints."""
+    result = CliRunner().invoke(cli.main, [str(one) for one in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
 def test_the_commands(coordinator, tmp_path) -> None:
     """docs/guides/federation.md, keys over time: every command, while nobody serves."""
     home = coordinator.store.home
     coordinator.store.close()
-    runner = CliRunner()
-
-    def run(*arguments: object, code: int = 0) -> str:
-        result = runner.invoke(cli.main, [str(one) for one in arguments])
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.output
-        return result.output
-
     rotated = run("rotate", "--home", home.root)
     assert "sealing key 2 is in use" in rotated and "0 keys are revoked; if you have restored a backup" in rotated
     second = generate_signing_key()
@@ -308,8 +313,6 @@ def test_the_commands(coordinator, tmp_path) -> None:
     assert "1 more is needed" in made
     refused = run("root", "publish", tmp_path / "root-1", "--home", home.root, code=3)
     assert "but 2 must" in refused
-    from edgefl_protocol.envelopes.key_files import signing_key_to_pem
-
     (tmp_path / "second.key").write_bytes(signing_key_to_pem(second))
     (tmp_path / "second.key").chmod(0o600)
     run("root", "sign", tmp_path / "root-1", "--key", tmp_path / "second.key", "-o", tmp_path / "root-1b")
