@@ -11,7 +11,7 @@ import click
 
 from edgefl_coordinator.commands.init import init
 from edgefl_coordinator.commands.keys import revoke, root, rotate
-from edgefl_coordinator.commands.log import audit, log
+from edgefl_coordinator.commands.log import audit, check_log, log
 from edgefl_coordinator.commands.operate import approve, invite, publish, serve, start
 from edgefl_coordinator.commands.settings import set_
 from edgefl_coordinator.commands.status import status
@@ -44,7 +44,22 @@ def main() -> None:
     """
 
 
-for command in (approve, audit, init, invite, log, publish, revoke, root, rotate, serve, set_, start, status):
+for command in (
+    approve,
+    audit,
+    check_log,
+    init,
+    invite,
+    log,
+    publish,
+    revoke,
+    root,
+    rotate,
+    serve,
+    set_,
+    start,
+    status,
+):
     main.add_command(command)
 
 

@@ -181,6 +181,7 @@ class CoordinatorHome:
         self.root = root
         self.config = root / "config.toml"  # settings
         self.database = root / "store.sqlite"
+        self.heads = root / "audit-heads"  # signed heads of the audit log; no secret
         self.blobs = root / "blobs"  # replies, states, broadcasts and bundles; each named by the store
         self.jobs = root / "jobs"  # working folders of the aggregation worker
         self.keys = root / "keys"  # private keys, mode 0700

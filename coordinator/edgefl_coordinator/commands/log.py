@@ -1,20 +1,48 @@
-"""`edgefl-coordinator audit` and `log`: whether the log of decisions is unbroken, and what it tells."""
+"""`edgefl-coordinator audit`, `check-log` and `log`: whether the log of decisions is unbroken, and what it tells."""
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import Operator, for_operator, moment
+from edgefl_coordinator.commands.options import FILE, JSON, Operator, for_operator, guarded_offline, moment
 from edgefl_protocol.sentences import counted
 
 
 @click.command()
+@click.option("--key", "key_ids", multiple=True, metavar="KEY_ID",
+              help="A further signing key that the coordinator had; may be repeated.  "
+              "[default: its own and those of the root sets]")  # fmt: skip
+@click.option("--write", "copy", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write the log with its signed heads to this new file, too, to be checked elsewhere.")  # fmt: skip
 @for_operator
-def audit(operator: Operator) -> None:
-    """Check that no row of the audit log was changed or removed."""
-    facts = operator.run("audit")
-    operator.show(facts, _count(facts))
+def audit(operator: Operator, key_ids: tuple[str, ...], copy: Path | None) -> None:
+    """Check that no row of the audit log was changed or removed, also against its signed heads."""
+    facts = operator.run("audit", key_ids=list(key_ids))
+    if copy:
+        from edgefl_coordinator.commands.log_copy import write_copy
+
+        write_copy(copy, operator)
+    signed = f"; signed up to row {facts['signed_rows']}, {moment(facts['signed_ms'])}" if facts["signed_ms"] else ""
+    operator.show(facts, f"{_count(facts)}{signed}")
+
+
+@click.command("check-log")
+@click.argument("copy", type=FILE)
+@click.option("--key", "key_ids", multiple=True, required=True, metavar="KEY_ID",
+              help="Signing key of the coordinator, as `status` and its invites tell it; may be repeated.")  # fmt: skip
+@click.option("--heads", type=FILE, help="Signed heads that were kept elsewhere: a copy of `audit-heads`.")
+@JSON
+@guarded_offline
+def check_log(copy: Path, key_ids: tuple[str, ...], heads: Path | None, as_json: bool) -> None:
+    """Check a copy of an audit log, without its coordinator."""
+    from edgefl_coordinator.commands.log_copy import check_copy
+
+    facts = check_copy(copy, key_ids, heads)
+    signed = f"{_count(facts)}; signed up to row {facts['signed_rows']}, {moment(facts['signed_ms'])}"
+    click.echo(json.dumps(facts) if as_json else f"{facts['federation']}: {signed}")
 
 
 @click.command()

@@ -1,24 +1,16 @@
-"""The audit log: append-only rows, each chained to the one before.
+"""The audit log: append-only rows, each chained to the one before. Source: docs/security.md 2.9."""
 
-Guarantees: the digest of a row covers every field of it and the digest before it, so an edited, removed or moved row
-breaks the chain at a place that `verify` names. Source: docs/security.md, check 69; label `efla1/audit`.
-"""
-
-import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.store.audit_chain import FIRST, LogRow, digest
 from edgefl_coordinator.store.tables import audit
-from edgefl_protocol.pae import pae
 
 Detail = Mapping[str, object]
-
-_FIRST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -37,10 +29,10 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
 
     `event` says what happened, in snake_case, and `subject` whom it concerns: a member's name, a round, a bundle.
     """
-    last = connection.execute(select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1)).first()
-    number, previous = (last.number + 1, last.sha256) if last else (1, _FIRST)
+    before, previous = head(connection)
+    number = before + 1
     text = json.dumps(dict(detail or {}), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    sha256 = _digest(previous, number, now_ms, event, subject, text)
+    sha256 = digest(previous, number, now_ms, event, subject, text)
     row = {"number": number, "at_ms": now_ms, "event": event, "subject": subject, "detail": text, "sha256": sha256}
     connection.execute(insert(audit).values(row))
 
@@ -87,21 +79,14 @@ def _row(found: Any) -> AuditRow:
     return AuditRow(found.number, found.at_ms, found.event, found.subject, json.loads(found.detail))
 
 
-def verify(connection: Connection) -> int:
-    """Recompute the chain and return its number of rows.
-
-    An `OperatorError` names the first row that was changed, removed or moved.
-    """
-    previous, number = _FIRST, 0
-    for row in connection.execute(select(audit).order_by(audit.c.number)):
-        number += 1
-        expected = _digest(previous, row.number, row.at_ms, row.event, row.subject, row.detail)
-        if row.number != number or row.sha256 != expected:
-            raise OperatorError(f"the audit log is broken at row {number}: it was edited after it was written")
-        previous = row.sha256
-    return number
+def kept_rows(connection: Connection, *, after: int = 0, most: int | None = None) -> Iterator[LogRow]:
+    """Give the rows as they are kept, in the order of their numbers."""
+    found = select(audit).where(audit.c.number > after).order_by(audit.c.number).limit(most)
+    for row in connection.execute(found):
+        yield LogRow(row.number, row.at_ms, row.event, row.subject, row.detail, row.sha256)
 
 
-def _digest(previous: str, number: int, at_ms: int, event: str, subject: str, detail: str) -> str:
-    parts = (previous, str(number), str(at_ms), event, subject, detail)
-    return hashlib.sha256(pae(b"efla1/audit", *(part.encode() for part in parts))).hexdigest()
+def head(connection: Connection) -> tuple[int, str]:
+    """Return the number of the newest row and its digest; 0 and zeros where there is none."""
+    found = connection.execute(select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1)).first()
+    return (found.number, found.sha256) if found else (0, FIRST)

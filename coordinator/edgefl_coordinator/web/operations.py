@@ -18,7 +18,7 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import refused, stored_rounds, task_status
 from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
-from edgefl_coordinator.store import audit, publishing, revocations
+from edgefl_coordinator.store import audit, audit_heads, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bundle_operations import publish, publish_root, revoke_signer
 from edgefl_coordinator.web.setting_changes import change_settings
@@ -250,10 +250,23 @@ def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
     }
 
 
-def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:
-    """Recompute the audit log's chain: {} → {rows}; an `OperatorError` where it is broken."""
+def verify_audit(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Check the audit log: {key_ids} → {rows, signed_rows, signed_ms}; an `OperatorError` where it is broken.
+
+    `key_ids` are signing keys that the coordinator had before.
+    """
     with coordinator.store.transaction() as connection:
-        return {"rows": audit.verify(connection)}
+        count, head = audit_heads.verify(coordinator, connection, arguments.get("key_ids", ()))
+    return {"rows": count, "signed_rows": head.rows if head else 0, "signed_ms": head.at_ms if head else None}
+
+
+def copy_log(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Return a piece of the audit log as it is kept: {after, most} → {federation, rows, heads (of the first)}."""
+    after, most = int(arguments["after"]), min(int(arguments["most"]), MAX_SHOWN_ROWS)
+    with coordinator.store.transaction() as connection:
+        rows = [list(row) for row in audit.kept_rows(connection, after=after, most=most)]
+    heads = audit_heads.lines_of(coordinator) if after == 0 else []
+    return {"federation": coordinator.settings.federation, "rows": rows, "heads": heads}
 
 
 def show_log(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -263,7 +276,7 @@ def show_log(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """
     most = min(int(arguments["most"]), MAX_SHOWN_ROWS)
     with coordinator.store.transaction() as connection:
-        count = audit.verify(connection)
+        count, _ = audit_heads.verify(coordinator, connection)
         found = audit.newest_rows(connection, from_ms=int(arguments["from_ms"]), most=most)
     return {"rows": count, "shown": [dataclasses.asdict(row) for row in found]}
 
@@ -280,6 +293,7 @@ OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
     "publish": publish,
     "audit": verify_audit,
     "log": show_log,
+    "copy_log": copy_log,
     "set": change_settings,
 }
 

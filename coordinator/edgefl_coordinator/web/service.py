@@ -20,7 +20,7 @@ from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import RunWorker, step
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
-from edgefl_coordinator.store import audit
+from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admin import serve_admin
 from edgefl_coordinator.web.app import make_app
@@ -101,7 +101,12 @@ async def _run(
     worker = WorkerProcess()
     tasks = [
         asyncio.create_task(work)
-        for work in (_run_rounds(coordinator, run_worker or worker), _tend_keys(coordinator), _log_events(events))
+        for work in (
+            _run_rounds(coordinator, run_worker or worker),
+            _tend_keys(coordinator),
+            _sign_log(coordinator),
+            _log_events(events),
+        )
     ]
     try:
         await server.serve(sockets=[listening])
@@ -118,6 +123,7 @@ async def _run(
         with contextlib.suppress(EdgeflError):
             note_stop(coordinator)
             events.catch_up()
+            _sign(coordinator)
 
 
 def note_stop(coordinator: Coordinator) -> None:
@@ -156,6 +162,22 @@ async def _tend_keys(coordinator: Coordinator) -> None:
             await asyncio.to_thread(coordinator_keys.tend_keys, coordinator)
         except EdgeflError as error:
             log.error("the sealing key was not renewed; next try in %g s: %s", _KEYS_S, error)
+
+
+async def _sign_log(coordinator: Coordinator) -> None:
+    """Sign how far the audit log reaches, now and every hour."""
+    while True:
+        try:
+            await asyncio.to_thread(_sign, coordinator)
+        except EdgeflError as error:
+            log.error("the audit log was not signed; next try in an hour: %s", error)
+        await asyncio.sleep(audit_heads.EACH_S)
+
+
+def _sign(coordinator: Coordinator) -> None:
+    if head := audit_heads.sign(coordinator):
+        facts = {"event": "audit_signed", "rows": head.rows, "sha256": head.sha256}
+        log.info("the audit log is signed up to row %d, digest %s", head.rows, head.sha256, extra={"facts": facts})
 
 
 def _config(coordinator: Coordinator) -> uvicorn.Config:
