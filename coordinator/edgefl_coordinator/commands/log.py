@@ -19,7 +19,10 @@ from edgefl_protocol.sentences import counted
               help="Write the log with its signed heads to this new file, too, to be checked elsewhere.")  # fmt: skip
 @for_operator
 def audit(operator: Operator, key_ids: tuple[str, ...], copy: Path | None) -> None:
-    """Check that no row of the audit log was changed or removed, also against its signed heads."""
+    """Check the audit log and its signed heads.
+
+    Finds a row that was changed, removed or added in between, and a log that was cut or written anew.
+    """
     facts = operator.run("audit", key_ids=list(key_ids))
     if copy:
         from edgefl_coordinator.commands.log_copy import write_copy

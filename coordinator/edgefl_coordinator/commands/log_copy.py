@@ -15,7 +15,7 @@ from typing import Any
 
 from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.errors import USAGE, OperatorError
-from edgefl_coordinator.store.audit_chain import Head, LogRow, check_log, newest, read_head
+from edgefl_coordinator.store.audit_chain import LogHead, LogRow, check_log, newest, read_head
 from edgefl_protocol.durable import open_bounded, read_bounded, write_pieces
 from edgefl_protocol.errors import RecordError
 
@@ -45,7 +45,7 @@ def check_copy(path: Path, key_ids: Collection[str], heads: Path | None = None) 
         OperatorError: no copy, a broken one, or one without a signed head; one sentence.
         StorageError: the file cannot be read.
     """
-    found: list[Head] = []
+    found: list[LogHead] = []
     with open_bounded(path, MAX_COPY_BYTES) as file:
         lines = _values(path, iter(lambda: file.readline(MAX_LINE_BYTES), b""))
         first = next(lines, None)
@@ -87,7 +87,7 @@ def _values(path: Path, lines: Iterator[bytes]) -> Iterator[Any]:
             raise OperatorError(f"{path}, line {number}, is no line of a copied audit log") from None
 
 
-def _rows(lines: Iterator[Any], heads: list[Head]) -> Iterator[LogRow]:
+def _rows(lines: Iterator[Any], heads: list[LogHead]) -> Iterator[LogRow]:
     """The rows; the heads behind them go into `heads`."""
     for line in lines:
         if isinstance(line, str):

@@ -37,7 +37,7 @@ class LogRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head:
+class LogHead:
     """How far the log reached at a time, signed."""
 
     federation: str
@@ -59,7 +59,7 @@ def make_head(key: SigningKey, federation: str, rows: int, sha256: str, at_ms: i
     return make(key, HEAD_LABEL, body)
 
 
-def read_head(record: bytes) -> Head:
+def read_head(record: bytes) -> LogHead:
     """Verify a head with the key that it names; whether that key counts, `check_log` asks.
 
     Raises:
@@ -72,11 +72,11 @@ def read_head(record: bytes) -> Head:
     except KeyMaterialError as error:
         raise RecordError(f"the head names an unusable key: {error}") from None
     verify(record, HEAD_LABEL, key)
-    return Head(found["federation"], found["rows"], found["sha256"], found["at_ms"], key.key_id)
+    return LogHead(found["federation"], found["rows"], found["sha256"], found["at_ms"], key.key_id)
 
 
 def check_log(
-    rows: Iterable[LogRow], heads: Collection[Head] = (), federation: str = "", key_ids: Collection[str] = ()
+    rows: Iterable[LogRow], heads: Collection[LogHead] = (), federation: str = "", key_ids: Collection[str] = ()
 ) -> int:
     """Recompute the chain, compare it with the heads, and return its number of rows.
 
@@ -108,7 +108,7 @@ def check_log(
     return number
 
 
-def _by_rows(heads: Collection[Head], federation: str, key_ids: Collection[str]) -> dict[int, str]:
+def _by_rows(heads: Collection[LogHead], federation: str, key_ids: Collection[str]) -> dict[int, str]:
     """The digest that the heads tell of each row they end at."""
     found: dict[int, str] = {}
     for head in heads:
@@ -124,6 +124,6 @@ def _by_rows(heads: Collection[Head], federation: str, key_ids: Collection[str])
     return found
 
 
-def newest(heads: Iterable[Head]) -> Head | None:
+def newest(heads: Iterable[LogHead]) -> LogHead | None:
     """Return the head of the most rows, or None."""
     return max(heads, key=lambda head: head.rows, default=None)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import audit, revocations
-from edgefl_coordinator.store.audit_chain import Head, check_log, make_head, newest, read_head
+from edgefl_coordinator.store.audit_chain import LogHead, check_log, make_head, newest, read_head
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import RecordError
@@ -22,7 +22,7 @@ EACH_S = 3600.0
 MAX_HEADS_BYTES = 64 << 20  # of 18 years with one an hour
 
 
-def sign(coordinator: Coordinator) -> Head | None:
+def sign(coordinator: Coordinator) -> LogHead | None:
     """Sign how far the log reaches now, durably; None where the newest head tells it already.
 
     Raises:
@@ -41,7 +41,9 @@ def sign(coordinator: Coordinator) -> Head | None:
     return read_head(record)
 
 
-def verify(coordinator: Coordinator, connection: Connection, key_ids: Collection[str] = ()) -> tuple[int, Head | None]:
+def verify(
+    coordinator: Coordinator, connection: Connection, key_ids: Collection[str] = ()
+) -> tuple[int, LogHead | None]:
     """Check the log and its heads; return how many rows it has, and its newest head.
 
     `key_ids` are signing keys that this coordinator had before, beside its own and those of the root sets. An
@@ -64,7 +66,7 @@ def _lines(home: CoordinatorHome) -> list[bytes]:
     return read_bounded(home.heads, MAX_HEADS_BYTES).splitlines() if home.heads.exists() else []
 
 
-def _read(line: bytes) -> Head:
+def _read(line: bytes) -> LogHead:
     try:
         return read_head(line)
     except RecordError as error:
