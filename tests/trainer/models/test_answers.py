@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from edgefl_protocol.rules.questions import Questions, token_ids
+from edgefl_trainer.learning.learners.answers import AnswerRecipe
 from edgefl_trainer.models.answers import (
     AnswerModule,
     AnswerOptions,
@@ -209,6 +210,18 @@ def test_prompts_are_read_by_their_own_kind(backbone, kept):
     expected[10:, image:] = True
     assert torch.equal(found.allowed, expected)
     assert torch.equal(found.tokens, torch.cat([tensors[name] for name in options.prompts]))
+
+
+def test_a_fresh_model_reads_its_prompts(backbone, images):
+    """docs/decisions/0049: without them its features turn by more than a tenth; behind a g of 0, or by p as it is, not."""
+    generator = torch.Generator().manual_seed(0)
+    fresh = fresh_tensors(OPTIONS, QUESTIONS, 5, (64, 32, 3), generator, AnswerRecipe().prompt_gate)
+    module = AnswerModule(backbone, OPTIONS).eval()
+    pictures = module.picture_tokens(images)
+    read, _ = module.fused(pictures, THREE, fresh)
+    shut = {name: torch.zeros(()) if name.endswith(".gate") else value for name, value in fresh.items()}
+    bare, _ = module.fused(pictures, THREE, shut)
+    assert ((read - bare).norm(dim=1) / bare.norm(dim=1)).min() > 0.1
 
 
 def test_a_question_of_nothing_but_padding_stays_a_number(backbone, images):
