@@ -213,7 +213,7 @@ def test_prompts_are_read_by_their_own_kind(backbone, kept):
 
 
 def test_a_fresh_model_reads_its_prompts(backbone, images):
-    """docs/decisions/0049: without them its features turn by more than a tenth; behind a g of 0, or by p as it is, not."""
+    """docs/decisions/0049: without them its features turn by more than a tenth; not so with p as it is."""
     generator = torch.Generator().manual_seed(0)
     fresh = fresh_tensors(OPTIONS, QUESTIONS, 5, (64, 32, 3), generator, AnswerRecipe().prompt_gate)
     module = AnswerModule(backbone, OPTIONS).eval()
