@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from edgefl_protocol.rules.questions import Questions, token_ids
+from edgefl_trainer.learning.learners.answers import AnswerRecipe
 from edgefl_trainer.models.answers import (
     AnswerModule,
     AnswerOptions,
@@ -67,11 +68,15 @@ def test_a_block_without_its_gate_is_a_plain_transformer_layer(tokens, present):
     found = block(tokens, present, tensors, every(torch.randn(3, WIDTH)))
     expected = torchs_layer(tensors)(tokens, src_key_padding_mask=~present)
     torch.testing.assert_close(found.tokens[present], expected[present], rtol=1e-5, atol=1e-5)
-    assert float(Block("b", HEADS, prompted=True).fresh(WIDTH, torch.Generator())["b.gate"]) == 0
+
+
+@pytest.mark.parametrize("begin", [0.0, 1.0])
+def test_g_begins_where_it_is_told_to(begin):
+    assert float(Block("b", HEADS, prompted=True).fresh(WIDTH, torch.Generator(), begin)["b.gate"]) == begin
 
 
 def test_the_prompts_join_as_the_formula_says(tokens, present):
-    """Y = X + MSA(LN X) + g·Attn(LN X W_Q, p W_K, p W_V), written out one token at a time."""
+    """Y = X + MSA(LN X) + g·Attn(LN X W_Q, LN p W_K, LN p W_V), written out one token at a time."""
     block, prompts = (
         Block("b", HEADS, prompted=True),
         torch.randn((3, WIDTH), generator=torch.Generator().manual_seed(1)),
@@ -82,6 +87,7 @@ def test_the_prompts_join_as_the_formula_says(tokens, present):
     found = block(tokens, present, tensors | {"b.gate": torch.tensor(gate)}, every(prompts)).tokens
     w_q, w_k, w_v = (tensors[f"b.prompt_{kind}.weight"].numpy().T for kind in ("query", "key", "value"))
     p, x = prompts.numpy(), tokens.numpy()
+    p = (p - p.mean(axis=1, keepdims=True)) / np.sqrt(p.var(axis=1, keepdims=True) + 1e-5)
     for row, place in np.ndindex(2, TOKENS):
         normed = (x[row, place] - x[row, place].mean()) / np.sqrt(x[row, place].var() + 1e-5)
         normed = normed * tensors["b.norm1.weight"].numpy() + tensors["b.norm1.bias"].numpy()
@@ -99,7 +105,8 @@ def test_a_token_takes_nothing_from_prompts_that_are_not_for_it(tokens):
     weights = [torch.randn((WIDTH, WIDTH)) for _ in range(3)]
     found = prompt_attention(tokens, Prompts(prompts, allowed), *weights)
     assert (found[:, 0] == 0).all() and (found[:, 1:] != 0).any(dim=-1).all()
-    torch.testing.assert_close(found[:, 1], (prompts[:1] @ weights[2].T).expand(2, -1))
+    first = torch.nn.LayerNorm(WIDTH, elementwise_affine=False)(prompts[:1])
+    torch.testing.assert_close(found[:, 1], (first @ weights[2].T).expand(2, -1))
 
 
 def test_of_the_last_block_the_first_tokens_can_be_had_alone(tokens, present):
@@ -203,6 +210,18 @@ def test_prompts_are_read_by_their_own_kind(backbone, kept):
     expected[10:, image:] = True
     assert torch.equal(found.allowed, expected)
     assert torch.equal(found.tokens, torch.cat([tensors[name] for name in options.prompts]))
+
+
+def test_a_fresh_model_reads_its_prompts(backbone, images):
+    """docs/decisions/0049: without them its features turn by more than a tenth; not so with p as it is."""
+    generator = torch.Generator().manual_seed(0)
+    fresh = fresh_tensors(OPTIONS, QUESTIONS, 5, (64, 32, 3), generator, AnswerRecipe().prompt_gate)
+    module = AnswerModule(backbone, OPTIONS).eval()
+    pictures = module.picture_tokens(images)
+    read, _ = module.fused(pictures, THREE, fresh)
+    shut = {name: torch.zeros(()) if name.endswith(".gate") else value for name, value in fresh.items()}
+    bare, _ = module.fused(pictures, THREE, shut)
+    assert ((read - bare).norm(dim=1) / bare.norm(dim=1)).min() > 0.1
 
 
 def test_a_question_of_nothing_but_padding_stays_a_number(backbone, images):

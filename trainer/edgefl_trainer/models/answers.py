@@ -110,12 +110,18 @@ def answer_options_from_json(found: Mapping[str, Any]) -> AnswerOptions:
 
 
 def fresh_tensors(
-    options: AnswerOptions, questions: Questions, classes: int, sizes: tuple[int, int, int], generator: torch.Generator
+    options: AnswerOptions,
+    questions: Questions,
+    classes: int,
+    sizes: tuple[int, int, int],
+    generator: torch.Generator,
+    gate: float = 0.0,
 ) -> dict[str, Tensor]:
     """Draw every tensor that learns.
 
     Args:
         sizes: width of the picture tokens, width d of the others, and prompts of a kind.
+        gate: where g of each block with prompts begins.
     """
     token_width, width, prompt_length = sizes
     made = fresh_linear("pictures", token_width, width, generator) if options.sees_picture else {}
@@ -123,7 +129,7 @@ def fresh_tensors(
     made["words.places"] = fresh_tokens((questions.length, width), generator)
     made["fusion.cls"] = fresh_tokens((width,), generator)
     for block in (*options.question, *options.fusion):
-        made |= block.fresh(width, generator)
+        made |= block.fresh(width, generator, gate)
     made |= {name: fresh_tokens((prompt_length, width), generator) for name in options.prompts}
     made |= fresh_norm("fusion.norm", width)
     return made | {"head.weight": fresh_tokens((classes, width), generator), "head.bias": torch.zeros(classes)}

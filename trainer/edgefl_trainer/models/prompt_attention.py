@@ -1,9 +1,9 @@
 """Transformer blocks made of named tensors, plain or with prompt-based residual attention.
 
-    Y = X + MSA(LN X) + g · Attn(LN X W_Q, p W_K, p W_V)
+    Y = X + MSA(LN X) + g · Attn(LN X W_Q, LN p W_K, LN p W_V)
     Z = Y + MLP(LN Y)
 
-Attn(Q, K, V) = softmax(QKᵀ/√d)V, and g is a number that begins at 0: a fresh block is the plain one, which leaves the
+Attn(Q, K, V) = softmax(QKᵀ/√d)V; LN p has no weights of its own; g is a number for each block. A plain block leaves the
 term with g out. Guarantees: the tensors are arguments, never constants; nothing is drawn but dropout while training; a
 token that may attend to no prompt takes nothing from any. Padded tokens are attended to by no other.
 
@@ -54,8 +54,8 @@ class Block:
         own = ("gate", "prompt_query.weight", "prompt_key.weight", "prompt_value.weight") if self.prompted else ()
         return tuple(f"{self.name}.{part}" for part in (*layers, *own))
 
-    def fresh(self, width: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw its tensors: Xavier-uniform weights, zero biases, unit norms, and a gate of 0."""
+    def fresh(self, width: int, generator: torch.Generator, gate: float = 0.0) -> dict[str, Tensor]:
+        """Draw its tensors: Xavier-uniform weights, zero biases, unit norms, and a g of `gate`."""
         made = {
             **fresh_norm("norm1", width),
             **fresh_linear("qkv", width, 3 * width, generator),
@@ -65,7 +65,7 @@ class Block:
             **fresh_linear("mlp2", HIDDEN * width, width, generator),
         }
         if self.prompted:
-            made["gate"] = torch.zeros(())
+            made["gate"] = torch.tensor(gate)
             for kind in ("query", "key", "value"):
                 made[f"prompt_{kind}.weight"] = fresh_matrix(width, width, generator)
         return {f"{self.name}.{part}": value for part, value in made.items()}
@@ -133,14 +133,15 @@ def prompt_attention(
     key: Float[Tensor, "d d"],
     value: Float[Tensor, "d d"],
 ) -> Float[Tensor, "B T d"]:
-    """Compute Attn(LN X W_Q, p W_K, p W_V) of one head; a token that no prompt is for takes zero.
+    """Compute Attn(LN X W_Q, LN p W_K, LN p W_V) of one head; a token that no prompt is for takes zero.
 
     The matrices are held as PyTorch's linear layers hold them, outputs first.
     """
-    scores = (normed @ query.T) @ (prompts.tokens @ key.T).T / normed.shape[-1] ** 0.5  # (B, T, P)
+    tokens = functional.layer_norm(prompts.tokens, normed.shape[-1:])  # (P, d)
+    scores = (normed @ query.T) @ (tokens @ key.T).T / normed.shape[-1] ** 0.5  # (B, T, P)
     attention = scores.masked_fill(~prompts.allowed, FAR_BELOW).softmax(dim=-1)
     served = prompts.allowed.any(dim=-1, keepdim=True).to(normed.dtype)  # (T, 1)
-    taken: Tensor = attention @ (prompts.tokens @ value.T)  # (B, T, d)
+    taken: Tensor = attention @ (tokens @ value.T)  # (B, T, d)
     return taken * served
 
 

@@ -58,7 +58,7 @@ class AnswerRecipe:
     paper: ClassVar[str] = "arXiv 2402.09677"
 
     lr: float = 1e-3  # learning rate of AdamW (ours)
-    lr_prompts: float = 1e-2  # learning rate of prompts and of the gates g before them, which begin at 0 (ours)
+    lr_prompts: float = 1e-2  # learning rate of prompts and of g (ours)
     batch: int = 32  # questions of a step (ours)
     beta: float = 1e-4  # weight of R, the squared norm of what learns (default ours)
     dropout: float = 0.1  # share of the values of each branch of a block that is dropped while learning (ours)
@@ -67,6 +67,7 @@ class AnswerRecipe:
     question_blocks: int = 2  # blocks that read the question alone (ours)
     fusion_blocks: int = 2  # blocks that read picture and question, with prompt-based residual attention (default ours)
     prompt_length: int = 8  # n_p, prompts of a kind (default ours)
+    prompt_gate: float = 1.0  # where g, the factor of the prompts' attention in a block, begins (ours)
     # what has prompts: picture tokens, words, or both (default ours)
     prompt_site: Literal["image", "text", "both"] = "both"
     encoder: Literal["frozen", "learned"] = "frozen"  # whether the vision transformer learns, too (ours)
@@ -85,6 +86,7 @@ class AnswerRecipe:
             width=(self.heads <= self.width <= 4096, "the number of heads to 4096"),
             question_blocks=(0 <= self.question_blocks <= 48, "0 to 48"),
             fusion_blocks=(1 <= self.fusion_blocks <= 48, "1 to 48"),
+            prompt_gate=(-100 <= self.prompt_gate <= 100, "-100 to 100"),
             prompt_length=(1 <= self.prompt_length <= 1000, "1 to 1000"),
         )
         if self.width % self.heads:
@@ -150,7 +152,7 @@ class AnswerLearner:
             )
         sizes = (spec.width, recipe.width, recipe.prompt_length)
         generator = torch.Generator().manual_seed(task.seed)
-        made = fresh_tensors(recipe.options(), questions, len(task.classes), sizes, generator)
+        made = fresh_tensors(recipe.options(), questions, len(task.classes), sizes, generator, recipe.prompt_gate)
         if recipe.encoder == "learned":
             if not task.initial:
                 raise SettingError(
