@@ -134,7 +134,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     blob_age_s: Positive = 24 * 3600  # without a piece; then an unfinished blob is deleted
     header_deadline_s: Seconds = 10.0  # for a request's whole header
     body_deadline_s: Seconds = 60.0  # for its whole body
-    connections: Positive = 1000  # open sockets; above it 503
+    connections: Positive = 1000  # open connections; above it they are closed unheard
+    one_address: Positive = 500  # of them from one address; behind a proxy that ends TLS all of them
     waiting_bytes: Positive = 256 * 2**20  # request bodies in memory at once; above it 503
     open_per_minute: Positive = 60  # requests of one address to each of /v1/time, /v1/enrol and /v1/root
     skew_ms: Positive = 300_000  # clock difference accepted in an envelope

@@ -18,6 +18,7 @@ from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation, serve_admin
+from edgefl_coordinator.web.door import Door
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import _listen
 from edgefl_protocol.records.invite import decode_invite
@@ -382,9 +383,9 @@ def test_a_passphrase_file(folder, tools, tmp_path, monkeypatch) -> None:
 
 def test_a_busy_port_is_named_once() -> None:
     """One sentence of ours, not Python's with the address again."""
-    with _listen("127.0.0.1", 0) as busy:
+    with _listen("127.0.0.1", 0, Door(10, 5)) as busy:
         port = busy.getsockname()[1]
         with pytest.raises(OperatorError) as refused:
-            _listen("127.0.0.1", port)
+            _listen("127.0.0.1", port, Door(10, 5))
     told = "; for another port: edgefl-coordinator set port PORT public_url https://HOST:PORT"
     assert str(refused.value) == f"cannot listen on 127.0.0.1 port {port}: Address already in use{told}"

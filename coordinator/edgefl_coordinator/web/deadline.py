@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgefl_coordinator.web.door import let_in
+
 _FAREWELL_S = 0.5
 
 
@@ -36,6 +38,7 @@ class _DeadlineProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        let_in(self.transport)
         super().data_received(data)
         self._watch()
 

@@ -25,6 +25,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admin import serve_admin
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.deadline import deadline_protocol
+from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, raise_descriptors
 from edgefl_coordinator.web.log_lines import EventLog
 from edgefl_coordinator.web.tls import server_context
 from edgefl_protocol.errors import EdgeflError
@@ -49,7 +50,10 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         OperatorError: the port is taken or the certificate cannot be used.
     """
     settings, coordinator.serving = coordinator.settings, True
-    listening = _listen(settings.host, settings.port)
+    raise_descriptors()
+    limits = settings.limits
+    door = Door(limits.connections, limits.connections if settings.proxy_ends_tls else limits.one_address)
+    listening = _listen(settings.host, settings.port, door)
     server = _Server(_config(coordinator), ready, listening.getsockname()[1])
     rounds, events = settings.rounds, EventLog(coordinator)
     with coordinator.store.transaction() as connection:
@@ -58,8 +62,8 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed
     coordinator_keys.tend_keys(coordinator)
     coordinator_keys.note_keys(coordinator)
-    with contextlib.closing(listening):
-        asyncio.run(_run(coordinator, server, listening, run_worker, events))
+    with contextlib.closing(listening), asyncio.Runner(loop_factory=DoorLoop) as runner:
+        runner.run(_run(coordinator, server, listening, run_worker, events))
 
 
 class _Server(uvicorn.Server):
@@ -207,13 +211,11 @@ def _config(coordinator: Coordinator) -> uvicorn.Config:
     return config
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, door: Door) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return ListeningSocket.open(host, port, _BACKLOG, door)
     except OSError as error:
-        said = str(error.strerror).partition(" (while ")[0]  # Python's own sentence names the address again
         raise OperatorError(
-            f"cannot listen on {host} port {port}: {said}; for another port: edgefl-coordinator set port PORT "
-            "public_url https://HOST:PORT"
+            f"cannot listen on {host} port {port}: {error.strerror}; for another port: edgefl-coordinator set port "
+            "PORT public_url https://HOST:PORT"
         ) from error

@@ -41,7 +41,7 @@ AT_ONCE: Final = (
 AT_RESTART: Final = (
     "host", "port", "certificate", "certificate_key",
     "limits.body_bytes", "limits.header_deadline_s", "limits.body_deadline_s", "limits.connections",
-    "limits.waiting_bytes", "limits.open_per_minute",
+    "limits.one_address", "limits.waiting_bytes", "limits.open_per_minute",
 )  # fmt: skip
 
 

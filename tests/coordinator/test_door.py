@@ -1,0 +1,193 @@
+"""The door: silent sockets, slow handshakes, small packets. Source: docs/security.md 5, checks 39 and 40."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.coordinator.conftest import settings_table
+
+from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store.coordinator import open_coordinator
+from edgefl_coordinator.web import door, service
+from edgefl_coordinator.web.door import KNOCKING_OF_ONE, MOST_KNOCKING, Door, DoorLoop, ListeningSocket
+from edgefl_coordinator.web.tls import make_development_certificate, server_context
+
+STEP = st.tuples(st.sampled_from(["knock", "enter", "leave"]), st.sampled_from(["a", "b", "c"]))
+
+
+@given(st.lists(STEP, max_size=200), st.integers(1, 40))
+def test_the_counts_are_those_of_who_is_there(steps, connections) -> None:
+    """Against a plain list of who is there: bounds hold after each step, and nobody is counted who left."""
+    found, there = Door(connections, 20), list[tuple[str, bool]]()
+    for step, address in steps:
+        knocks, inside = (address, False), (address, True)
+        if step == "knock" and found.knock(address):
+            there.append(knocks)
+        elif step == "enter" and knocks in there:
+            found.enter(address)
+            there[there.index(knocks)] = inside
+        elif step == "leave" and (inside in there or knocks in there):
+            gone = inside if inside in there else knocks
+            there.remove(gone)
+            found.leave(address, inside=gone[1])
+        assert sum(knocks == one for one in there) == found.knocking[address] <= KNOCKING_OF_ONE
+        assert sum(inside == one for one in there) == found.inside[address]
+        assert found.knocking.total() <= MOST_KNOCKING
+    for address, inside in there:
+        found.leave(address, inside=inside)
+    assert not found.knocking and not found.inside
+
+
+def test_one_address_leaves_room_for_others() -> None:
+    found = Door(10, 5)
+    assert [found.knock("a") for _ in range(40)].count(True) == KNOCKING_OF_ONE
+    for _ in range(5):
+        found.enter("a")
+    assert not found.knock("a") and found.knock("b")
+    proxy = Door(10, 10)
+    assert [proxy.knock("a") for _ in range(40)].count(True) == 40
+
+
+def test_nobody_knocks_above_the_bound() -> None:
+    found = Door(10_000, 5_000)
+    taken = [found.knock(f"10.0.{number}.1") for number in range(MOST_KNOCKING) for _ in range(2)]
+    assert taken.count(True) == MOST_KNOCKING and not found.knock("10.1.1.1")
+
+
+def seeing(most: Door) -> tuple[Any, list[Any]]:
+    """A protocol and what it saw: a connection's TCP_NODELAY, and the door's counts before and after it came in."""
+    seen: list[Any] = []
+
+    class Seeing(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            taken = transport.get_extra_info("socket")
+            seen.append((taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0, most.knocking.total()))
+            door.let_in(transport)
+            seen.append((most.knocking.total(), most.inside.total()))
+
+    return Seeing, seen
+
+
+def test_small_packets_leave_at_once_and_who_speaks_is_in() -> None:
+    """asyncio sets TCP_NODELAY only where a socket names its protocol; the default of `create_server` does not."""
+    most = Door(10, 5)
+    made, seen = seeing(most)
+
+    async def run() -> None:
+        listening = ListeningSocket.open("127.0.0.1", 0, 16, most)
+        server = await asyncio.get_running_loop().create_server(made, sock=listening)
+        async with server:
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            while len(seen) < 2:
+                await asyncio.sleep(0.01)
+            writer.close()
+            while most.inside:
+                await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=DoorLoop) as runner:
+        runner.run(asyncio.wait_for(run(), 20))
+    assert seen == [(True, 1), (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    made, folder = make_development_certificate([], datetime.now(UTC)), tmp_path_factory.mktemp("tls")
+    (folder / "chain.pem").write_bytes(made.chain)
+    (folder / "key.pem").write_bytes(made.key)
+    return server_context(folder / "chain.pem", folder / "key.pem")
+
+
+def test_a_silent_handshake_ends_at_our_deadline(context, monkeypatch) -> None:
+    """A minute with asyncio alone; `HANDSHAKE_S` is shortened to three tenths of a second."""
+    monkeypatch.setattr(door, "HANDSHAKE_S", 0.3)
+    most = Door(10, 5)
+
+    async def run() -> bytes:
+        listening = ListeningSocket.open("127.0.0.1", 0, 16, most)
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=listening, ssl=context)
+        async with server:
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            said = await reader.read()
+            writer.close()
+            return said
+
+    with asyncio.Runner(loop_factory=DoorLoop) as runner, contextlib.suppress(ConnectionResetError):
+        assert runner.run(asyncio.wait_for(run(), 20)) == b""
+    assert door.HANDSHAKE_S < asyncio.constants.SSL_HANDSHAKE_TIMEOUT and not most.knocking
+
+
+@pytest.fixture
+def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Path]]:
+    """The port of a server in a thread of this process, and the certificate that signed its own."""
+    home, ready, ports, made = CoordinatorHome(tmp_path / "home"), threading.Event(), list[int](), list[Any]()
+    make_home(home, settings_table(port=0))
+    coordinator, real = open_coordinator(home), service._Server
+
+    def remembering(*given: Any) -> Any:
+        made.append(real(*given))
+        return made[0]
+
+    monkeypatch.setattr(service, "_Server", remembering)
+
+    def opened(port: int) -> None:
+        ports.append(port)
+        ready.set()
+
+    thread = threading.Thread(target=service.serve, args=(coordinator, opened, lambda *_: None), daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield ports[0], home.tls / "ca.pem"
+    made[0].should_exit = made[0].force_exit = True
+    thread.join(30)
+    coordinator.store.close()
+
+
+def healthy(port: int, ca: Path) -> bool:
+    """Whether a newcomer at 127.0.0.1 is answered over TLS."""
+    context = ssl.create_default_context(cafile=str(ca))
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as asking,
+    ):
+        asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        return b" 200 " in asking.recv(200)
+
+
+def is_open(silent: socket.socket) -> bool:
+    """Whether the server still holds a connection that it said nothing on."""
+    try:
+        return silent.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def test_a_thousand_silent_sockets_keep_nobody_out(standing) -> None:
+    """All from one address: so many as may knock are held, and a newcomer from another is answered among them."""
+    port, ca = standing
+    with contextlib.ExitStack() as held:
+        silent = []
+        for _ in range(1000):
+            one = held.enter_context(socket.socket())
+            one.settimeout(10)
+            one.bind(("127.0.0.2", 0))
+            one.connect(("127.0.0.1", port))
+            one.setblocking(False)
+            silent.append(one)
+        assert healthy(port, ca)
+        until = time.monotonic() + 5
+        while (count := sum(map(is_open, silent))) > KNOCKING_OF_ONE and time.monotonic() < until:
+            time.sleep(0.05)
+        assert 0 < count <= KNOCKING_OF_ONE
