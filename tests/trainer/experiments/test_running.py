@@ -293,6 +293,35 @@ def test_a_figure_of_sites_without_a_row_of_some_class_is_marked_as_in_table():
 TRAFFIC = ("bytes_up_per_round", "bytes_down_per_round", "seconds")
 
 
+def test_a_column_that_no_row_fills_is_left_out_and_named():
+    """A run of two rounds at 30 % never reaches 83 %: `rounds` and `bytes` of it were columns of dashes."""
+    experiment = read_experiment(ROOT / "experiments/pep-fedpt-table-6.toml")
+    part, settings = experiment.parts[0], RunSettings(method="fedvpt", data=("lesions:",), preset="tiny")
+    summary = {"reported_rows": "test", "sites": {}, **dict.fromkeys(TRAFFIC, 0)}
+
+    def table(figure, style="md"):
+        lines = [{"phase_index": 0, "seconds": 1.0, "bytes_up": 100, "round": 1, "tune_open_accuracy": figure}]
+        run = Measurement(seed=0, summary=summary, lines=lines)
+        row = experiment.rows[0].folder
+        return render_comparison(
+            experiment, [Found(part=part.name, row=row, measured=run, settings=settings, environment={})], style
+        )
+
+    def heads(text):
+        return text.splitlines()[0].strip("| ").split(" | ")
+
+    full, bare = heads(table(0.9)), heads(table(0.3))
+    gone = [head for head in full if head not in bare]
+    assert gone and all(head.endswith(", ours") for head in gone)
+    assert f"Without a figure in any row, and left out: {', '.join(gone)}." in table(0.3)
+    assert "left out" not in table(0.9) and "left out" in table(0.3, "latex")
+    columns = list(
+        zip(*(line.strip("| ").split(" | ") for line in table(0.3).splitlines()[2:] if "|" in line), strict=True)
+    )
+    assert not any(set(cells) == {"–"} for cells in columns)
+    assert [line for line in table(0.3, "csv").splitlines() if line.split(",")[3] == ""]  # programs find every column
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -16,6 +16,7 @@ from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.evaluate.answer_figures import answer_summary
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.evaluate.no_round import trained_sites
 from edgefl_trainer.evaluate.one_class import others
 from edgefl_trainer.evaluate.report import sites_report
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS
@@ -61,4 +62,5 @@ def summary_of(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     apart = {name: found for name, found in figures.items() if found.get("held_out")}
     held_out = {"held_out": {"sites": sorted(apart), **federation_summary(apart)}} if apart else {}
     several = {"several_classes": found} if (found := others(trained)) else {}
-    return {**federation_summary(trained), **several, **held_out, **answer_summary(trained)}
+    absent = trained_sites({"sites": trained})
+    return {**federation_summary(trained), **several, **absent, **held_out, **answer_summary(trained)}

@@ -35,11 +35,13 @@ from edgefl_trainer.evaluate.calibration import (
 )
 from edgefl_trainer.evaluate.intervals import AskedRows, Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
+from edgefl_trainer.evaluate.no_round import trained_sites
 from edgefl_trainer.evaluate.report import thin_sites
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.learning.unusual_features import with_usual
 from edgefl_trainer.models.answers import SHARED, AnswerModule
-from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.backbone_names import BACKBONE_FILE
+from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreOptions
 
@@ -70,6 +72,8 @@ def results_of(
     for name, part in parts_taken(method, task.rounds, read_metrics(folder), sorted(sites)).items():
         for answered in (results, *results.get("further", {}).values()):
             answered["sites"][name]["took_part"] = part
+    for answered in (results, *results.get("further", {}).values()):
+        answered.update(trained_sites(answered))
     return results
 
 

@@ -183,8 +183,7 @@ def render_comparison(experiment: Experiment, found: Sequence[Found], style: str
             for part, lines in tables
         ]
         return json.dumps({"title": experiment.title, "tables": content}, indent=2, allow_nan=False) + "\n"
-    write = markdown if style == "md" else latex
-    return "\n".join(write(*_page(part, lines), texts[part.name]) for part, lines in tables)
+    return "\n".join(_written(style, part, lines, texts[part.name]) for part, lines in tables)
 
 
 def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> str:
@@ -279,8 +278,8 @@ def _schedule(settings: RunSettings) -> str:
     return f"{settings.preset}, {rounds} of {counted(settings.epochs, 'epoch')}{labels}{share}"
 
 
-def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells: ours, then the paper's, under each heading that has them."""
+def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Heads and cells: ours, then the paper's, under each heading that has them; and the heads that no row fills."""
     head, columns = ["method"], []
     for i, column in enumerate(part.columns):
         printed = any(line.paper[i] for line in lines)
@@ -301,7 +300,19 @@ def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[lis
     if any(line.seconds_before is not None for line in lines):
         head.append("time before")
         columns.append([time_text(line.seconds_before) for line in lines])
-    return head, [[line.label, *(cells[i] for cells in columns)] for i, line in enumerate(lines)]
+    filled = [any(cell != UNDEFINED for cell in cells) for cells in columns]
+    kept = [cells for cells, full in zip(columns, filled, strict=True) if full]
+    told = [one for one, full in zip(head[1:], filled, strict=True) if full]
+    left = [one for one, full in zip(head[1:], filled, strict=True) if not full]
+    return ["method", *told], [[line.label, *(cells[i] for cells in kept)] for i, line in enumerate(lines)], left
+
+
+def _written(style: str, part: Part, lines: Sequence[ComparedRow], text: str) -> str:
+    """The table of a part as Markdown or LaTeX; its caption names the columns in which no row has a figure."""
+    head, body, left = _page(part, lines)
+    some = any(line.seeds for line in lines)
+    told = f"{text} Without a figure in any row, and left out: {', '.join(left)}." if left and some else text
+    return (markdown if style == "md" else latex)(head, body, told)
 
 
 def _shown(cell: Cell, column: Column) -> str:

@@ -6,7 +6,7 @@ sites but the held-out ones, which have a column too. `all rows` is the figure o
 mean over classes and not over sites. `evaluate.tables.text` writes the rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.answer_figures import USUAL, usual_runs
 from edgefl_trainer.evaluate.no_round import in_no_round
-from edgefl_trainer.evaluate.one_class import FEWER, is_one_class, mark_of
+from edgefl_trainer.evaluate.one_class import FEWER, is_one_class, mark_of, one_class_of
 
 Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``reported_rows`` (val, test)."""
@@ -47,7 +47,8 @@ class TableRow:
     one_class: tuple[str, ...]  # sites whose figure says nothing, see `evaluate.one_class`
     held_out: tuple[str, ...]  # sites that were never to train and are in no mean
     no_round: tuple[str, ...]  # sites that took part in no round of some of its runs
-    several: Figure  # `mean` without those; spread over the same
+    several: Figure  # `mean` without the sites of one class; spread over the same
+    trained: Figure  # `mean` without the sites of no round; spread over the same
     pooled: Figure  # over all rows of these sites together; spread over seeds
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
@@ -128,7 +129,8 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
     names = sorted({name for run in runs for name in run["sites"]})
     per_site = {name: _figure([run["sites"].get(name, {}).get(metric) for run in runs], ddof) for name in names}
     over_sites = [_over_sites(run, metric, ddof) for run in runs]
-    several_of = [_over_sites(run, metric, ddof, every=False)[0] for run in runs]
+    several_of = [_over_sites(run, metric, ddof, one_class_of(run))[0] for run in runs]
+    trained_of = [_over_sites(run, metric, ddof, in_no_round(run))[0] for run in runs]
     return TableRow(
         method=run_name(first),
         preset=first.get("preset"),
@@ -142,6 +144,7 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
         held_out=tuple(name for name in names if any(run["sites"].get(name, {}).get("held_out") for run in runs)),
         no_round=tuple(name for name in names if any(name in in_no_round(run) for run in runs)),
         several=_figure([found.mean for found in several_of], ddof) if several else several_of[0],
+        trained=_figure([found.mean for found in trained_of], ddof) if several else trained_of[0],
         pooled=_figure([run.get("pooled", {}).get(metric) for run in runs], ddof),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
@@ -177,10 +180,10 @@ def of_fewer(runs: Sequence[Summary], metric: str) -> list[str]:
     )
 
 
-def _over_sites(run: Summary, metric: str, ddof: int, *, every: bool = True) -> tuple[Figure, float | None]:
-    """Mean and spread over all sites but held-out ones, and the worst of them; all, or those of more than one class."""
-    sites = [site for site in run["sites"].values() if not site.get("held_out")]
-    found = [site.get(metric) for site in sites if every or not is_one_class(site)]
+def _over_sites(run: Summary, metric: str, ddof: int, without: Collection[str] = ()) -> tuple[Figure, float | None]:
+    """Mean and spread over all sites but held-out ones and those of `without`, and the worst of them."""
+    sites = [site for name, site in run["sites"].items() if name not in without and not site.get("held_out")]
+    found = [site.get(metric) for site in sites]
     worst = max if metric in LOWER_IS_BETTER else min
     return _figure(found, ddof), worst((float(value) for value in found if value is not None), default=None)
 

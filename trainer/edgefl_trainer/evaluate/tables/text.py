@@ -31,13 +31,14 @@ from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 FORMATS = ("md", "csv", "json", "latex")
 MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
 UNDEFINED = "–"
-WITHOUT = f"mean without {MARK}"  # column
+WITHOUT, TRAINED = f"mean without {MARK}", f"mean without {no_round.MARK}"  # columns
 SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
 LATEX = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
     "–": "--",
     "†": r"\dag{}",
+    "‡": r"\ddag{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 } | {letter: "\\" + letter for letter in "_%&#${}"}
@@ -67,12 +68,13 @@ def render_table(
         return _csv(rows, names)
     names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
-    marked = any(row.one_class for row in rows)
+    marked, absent = any(row.one_class for row in rows), any(row.no_round for row in rows)
     head = [
         "method",
         *names,
         "mean ± std",
         *([WITHOUT] if marked else []),
+        *([TRAINED] if absent else []),
         "worst",
         *(["all rows"] if pooled else []),
         "up / round",
@@ -80,20 +82,25 @@ def render_table(
         "time",
     ]
     body = [
-        _cells(row, name, names, pooled, marked, few) for row, name, few in zip(rows, named(rows), fewer, strict=True)
+        _cells(row, name, names, (marked, absent, pooled), few)
+        for row, name, few in zip(rows, named(rows), fewer, strict=True)
     ]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
 def _cells(
-    row: TableRow, name: str, names: Sequence[str], pooled: bool, marked: bool, fewer: Collection[str]
+    row: TableRow, name: str, names: Sequence[str], shown: tuple[bool, bool, bool], fewer: Collection[str]
 ) -> list[str]:
+    """A line; `shown`: whether there are the columns of means without one-class sites, and without absent ones, and of
+    all rows together.
+    """
     marks = {**dict.fromkeys(fewer, FEWER), **dict.fromkeys(row.one_class, MARK)}
+    marks |= {site: marks.get(site, "") + no_round.MARK for site in row.no_round}
     sites = [_shown(row.sites.get(site, Figure(mean=None))) + marks.get(site, "") for site in names]
-    without = [_shown(row.several)] if marked else []
+    means = [_shown(figure) for figure, there in zip((row.several, row.trained), shown[:2], strict=True) if there]
     traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]
-    together = [_shown(row.pooled)] if pooled else []
-    return [name, *sites, _shown(row.mean), *without, _shown(Figure(mean=row.worst)), *together, *traffic]
+    together = [_shown(row.pooled)] if shown[2] else []
+    return [name, *sites, _shown(row.mean), *means, _shown(Figure(mean=row.worst)), *together, *traffic]
 
 
 def _shown(figure: Figure) -> str:
@@ -128,6 +135,8 @@ def caption(
         *unlike(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
+    if any(row.no_round for row in rows):
+        marked += f" {no_round.MARK} {no_round.SAYS}; left out of `{TRAINED}`."
     marked += told_of_fewer(name for runs in runs_of_rows(summaries) for name in of_fewer(runs, metric))
     return "; ".join(parts + ([machine] if machine else [])) + "." + marked
 
@@ -202,6 +211,7 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
     site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
     end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std"]
     end += ["bytes_up_per_round", "bytes_down_per_round", "seconds", "one_class", "several", "several_std", "no_round"]
+    end += ["trained", "trained_std"]
     writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
     for row in rows:
         figures = [row.sites.get(name, Figure(mean=None)) for name in names]
@@ -210,6 +220,7 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
         finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst, row.pooled.mean, row.pooled.std]
         finish += [row.bytes_up_per_round, row.bytes_down_per_round, row.seconds]
         finish += [" ".join(row.one_class), row.several.mean, row.several.std, " ".join(row.no_round)]
+        finish += [row.trained.mean, row.trained.std]
         writer.writerow([*start, *sites, *finish])
     return out.getvalue()
 
