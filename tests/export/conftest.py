@@ -16,7 +16,8 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, save_predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.losses import class_prior
-from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, frozen_network, load_backbone, weights_of
+from edgefl_trainer.models.backbone_names import BACKBONE_FILE
+from edgefl_trainer.models.backbones import backbone_bytes, frozen_network, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions

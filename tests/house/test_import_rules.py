@@ -69,7 +69,7 @@ FLOORS = {
     ),
     "edgefl_trainer": (
         "cli", "commands", "live", "experiments", "engine", "methods", "learning", "evaluate", "data", "contract",
-        "models", "losses", "rollout", "augment", "torch_seed", "bounds", "typed_values", "errors",
+        "models", "losses", "rollout", "augment", "torch_seed", "bounds", "typed_values", "declared_names", "errors",
     ),
     "edgefl_export": (
         "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",

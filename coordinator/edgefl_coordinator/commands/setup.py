@@ -209,7 +209,8 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
 
 
 def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> dict[str, Any]:
-    from edgefl_trainer.models.backbones import is_trained, load_backbone
+    from edgefl_trainer.models.backbone_names import is_trained
+    from edgefl_trainer.models.backbones import load_backbone
 
     if _learns_network(method) and is_trained(name):
         raise OperatorError(

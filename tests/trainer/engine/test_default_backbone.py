@@ -7,7 +7,7 @@ from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbones import is_trained
+from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.shipped import USUAL, shipped_backbones
 
 WARD = ("folder:x",)

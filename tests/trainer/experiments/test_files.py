@@ -16,7 +16,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.experiments.files import Experiment, plan_of, read_experiment
 from edgefl_trainer.experiments.planning import Choice, commands, expanded, place_of, plan_runs, pretraining_of
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbones import is_trained
+from edgefl_trainer.models.backbone_names import is_trained
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))

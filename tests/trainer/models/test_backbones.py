@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.architectures import Architecture, build_vit, initialise, parse_architecture
-from edgefl_trainer.models.backbones import architecture_of, backbone_bytes, is_trained, load_backbone, weights_of
+from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbones import architecture_of, backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.network_kind import network_kind
 
 SMALL = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)

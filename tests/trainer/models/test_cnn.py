@@ -15,15 +15,8 @@ import torch
 from edgefl_protocol import digest
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError, SettingError
-from edgefl_trainer.models.backbones import (
-    backbone_bytes,
-    build_network,
-    frozen_network,
-    is_trained,
-    load_backbone,
-    names_fresh_network,
-    weights_of,
-)
+from edgefl_trainer.models.backbone_names import is_trained, names_fresh_network
+from edgefl_trainer.models.backbones import backbone_bytes, build_network, frozen_network, load_backbone, weights_of
 from edgefl_trainer.models.cnn import CNNOutput, FrozenCNN
 from edgefl_trainer.models.pixels import normalised, pixel_scale
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions

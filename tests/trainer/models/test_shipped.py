@@ -23,7 +23,8 @@ from edgefl_trainer.engine.probing import even_draw
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import BackboneError, RunError
 from edgefl_trainer.models import shipped
-from edgefl_trainer.models.backbones import is_trained, load_backbone
+from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.shipped import shipped_backbones
 
 FOLDER = Path(__file__).parents[3] / "backbones"
@@ -232,10 +233,11 @@ def test_the_recipe_is_that_of_the_shipped_file(record, tmp_path, monkeypatch):
         raise RunError("enough")
 
     monkeypatch.setattr(run, "run", refuse)
-    monkeypatch.setenv("EDGEFL_DATA", "elsewhere")
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    (tmp_path / "fed_isic2019_84.zip").touch()
     [learned] = record["learned"]
     assert edgefl_train(*shlex.split(os.path.expandvars(learned["command"]))[1:]).sentence() == "enough"
-    data = "manifest:elsewhere/fed_isic2019_84.zip"
+    data = f"manifest:{tmp_path}/fed_isic2019_84.zip"
     assert CliRunner().invoke(main, ["--data", data, "--run", str(tmp_path / "run")]).exit_code == 1
     assert asked[0] == asked[1]
 

@@ -85,15 +85,21 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
 
     The schedule is the paper's for the kind of network and the mode; the preset shortens it.
     """
-    from edgefl_trainer.commands.results_text import summary_text
-    from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.engine.run import run
-    from edgefl_trainer.engine.settings import resolve
+    from edgefl_trainer.data.specs import check_there
+    from edgefl_trainer.engine.folder import check_finished
+    from edgefl_trainer.engine.settings import given_settings, resolve
 
     assignments = [f"mode={options.pop('mode')}", *_checked(options.pop("assignments"))]
     if options["classes"] is not None:
         options["classes"] = names(options["classes"])
     options["data"] = options["data"] or None
+    check_finished(run_dir)  # this and what follows needs no PyTorch, whose import is slow
+    given_settings("finetune", options, None, assignments)
+    check_there(options["data"] or ())
+    from edgefl_trainer.commands.results_text import summary_text
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.engine.run import run
+
     settings = resolve("finetune", flags_of(open_run(run_dir), options), None, assignments)
     with tells_how_to_go_on(resuming(out)):
         summary = run(settings, out, resume=resume)

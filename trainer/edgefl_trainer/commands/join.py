@@ -111,12 +111,17 @@ def join(
     """
     from edgefl_protocol.durable import read_given, read_passphrase
     from edgefl_protocol.records.invite import MAX_INVITE_CHARS, PREFIX
+    from edgefl_trainer.data.specs import parse_spec
+
+    given = None if invite is None else read_given(invite, 2 * MAX_INVITE_CHARS, PREFIX)
+    for spec in options["data"]:
+        parse_spec(spec)  # this and what is before it needs no PyTorch, whose import takes seconds
     from edgefl_trainer.live import Join, SiteOptions
     from edgefl_trainer.live import join as take_part
 
     call = Join(
         folder=out,
-        invite=None if invite is None else read_given(invite, 2 * MAX_INVITE_CHARS, PREFIX),
+        invite=given,
         ca=options.pop("ca"),
         proxy=options.pop("proxy"),
         once=options.pop("once"),

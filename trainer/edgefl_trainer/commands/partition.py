@@ -87,7 +87,6 @@ def partition(
     from edgefl_trainer.data.errors import PartitionError
     from edgefl_trainer.data.partition import make_partition
     from edgefl_trainer.data.partition_plan import PartitionPlan
-    from edgefl_trainer.evaluate.partition_plot import plot_partition
 
     picture = out.with_suffix(".png")
     if picture == out:
@@ -99,6 +98,8 @@ def partition(
             raise PartitionError(f"{path} exists already: name another file, or overwrite it with --force.")
     wanted = None if classes is None else names(classes)
     made = make_partition(data, PartitionPlan(by=dirichlet_by, **numbers), seed, wanted)
+    from edgefl_trainer.evaluate.partition_plot import plot_partition  # with matplotlib, which takes a second
+
     write_atomic(out, made.to_bytes())
     write_atomic(picture, plot_partition(made))
     click.echo(json.dumps(partition_json(made)) if as_json else partition_text(made))

@@ -107,10 +107,10 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     `edgefl-train run --resume --out DIR` continues the run in DIR and needs nothing else.
     """
     from edgefl_protocol.errors import EdgeflError
-    from edgefl_trainer.commands.results_text import summary_text
-    from edgefl_trainer.engine.folder import begun_settings
-    from edgefl_trainer.engine.run import run as run_federation
-    from edgefl_trainer.engine.settings import resolve, resolve_again
+    from edgefl_trainer.data.specs import check_there
+    from edgefl_trainer.engine.folder import begun_settings, check_begun, check_free
+    from edgefl_trainer.engine.settings import given_settings, resolve, resolve_again
+    from edgefl_trainer.models.backbone_names import check_name
 
     assignments, config = options.pop("assignments"), options.pop("config")
     del options["engine"]  # there is one
@@ -126,7 +126,15 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     elif options["data"] is None and config is None:
         raise EdgeflError("no data is named: give --data SPEC, such as --data folder:PATH.", "setting")
     else:
+        given, _, data = given_settings(method, options, config, assignments)  # without PyTorch, whose import is slow
+        check_there(data)
+        check_name(given.get("backbone", "tiny"))
+        check_free(out)
+        check_begun(out, resume=resume)
         settings = resolve(method, options, config, assignments)
+    from edgefl_trainer.commands.results_text import summary_text
+    from edgefl_trainer.engine.run import run as run_federation
+
     with tells_how_to_go_on(resuming(out)):
         summary = run_federation(settings, out, resume=resume)
     click.echo(json.dumps(summary) if as_json else summary_text(summary))

@@ -60,6 +60,10 @@ def table(
     """
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.errors import EdgeflError
+    from edgefl_trainer.engine.folder import check_finished, run_folders
+
+    for one in (path for folder in runs for path in run_folders(folder)):
+        check_finished(one)  # needs no PyTorch, whose import takes seconds
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.evaluate.chance import chance_of
     from edgefl_trainer.evaluate.metric_plot import plot_metric
@@ -69,7 +73,7 @@ def table(
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.finished import environment_of, find_runs, run_folders
+    from edgefl_trainer.experiments.finished import environment_of, find_runs
     from edgefl_trainer.experiments.variants import told_apart
 
     ddof = 1 if spread == "sample" else 0

@@ -79,6 +79,16 @@ def read_spec(spec: Spec, seed: int, *, gaps: bool = False) -> SourceRows:
     return table
 
 
+def check_there(specs: Sequence[str]) -> None:
+    """Refuse a SPEC whose path does not exist, before anything is read: its reader says what is missing.
+
+    A `DataError` as of `parse_spec` and `read_spec`.
+    """
+    for spec in map(parse_spec, specs):
+        if spec.body and not Path(spec.body).expanduser().exists():
+            read_spec(spec, 0)
+
+
 def read_specs(specs: Sequence[Spec], seed: int, *, gaps: bool = False) -> list[SourceRows]:
     """Read the rows of several SPECs, see `read_spec`.
 

@@ -19,6 +19,7 @@ from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_setti
 from edgefl_trainer.errors import RunError
 
 CONFIG = "config.toml"
+SUMMARY = "summary.json"
 LOCK = ".lock"
 INPUTS = "inputs.json"
 MAX_INPUTS_BYTES = 1 << 16
@@ -49,13 +50,18 @@ def check_free(folder: Path, own: Collection[str] = (CONFIG,), what: str = "no r
         raise RunError(f"{folder} holds {what}, but it holds {found}: name a new or empty folder with --out.")
 
 
+def check_begun(folder: Path, *, resume: bool) -> None:
+    """Refuse, by a `RunError`, a folder that holds a run which was not asked to be resumed."""
+    if (folder / CONFIG).exists() and not resume:
+        raise RunError(f"{folder} already holds a run: add --resume to continue it, or name another --out.")
+
+
 def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     """Refuse, by a `RunError`, a folder that holds another run, or one that was not asked to be resumed."""
+    check_begun(folder, resume=resume)
     path = folder / CONFIG
     if not path.exists():
         return
-    if not resume:
-        raise RunError(f"{folder} already holds a run: add --resume to continue it, or name another --out.")
     before = read_settings(path)
     then, now = _compared(before), _compared(settings)
     for name in [*then, *(name for name in now if name not in then)]:
@@ -88,10 +94,35 @@ def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> N
             )
 
 
+def check_finished(folder: Path) -> None:
+    """Refuse, by a `RunError`, a folder that is no run directory, or whose run is not finished."""
+    if not (folder / CONFIG).exists():
+        raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
+    if (folder / SUMMARY).exists():
+        return
+    if is_worked_on(folder):
+        raise RunError(
+            f"the run in {folder} is still running in another process: wait until that ends, then type this again."
+        )
+    raise RunError(f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`.")
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none."""
+    if (folder / CONFIG).exists():
+        return [folder]
+    below = sorted(path.parent for path in folder.rglob(CONFIG))
+    finished = [path for path in below if finished_summary(path) is not None]
+    if not finished:
+        what = "holds no finished run" if below else "is not a run directory, and holds none"
+        raise RunError(f"{folder} {what}: name one that `edgefl-train run … --out` made.")
+    return finished
+
+
 def finished_summary(folder: Path) -> dict[str, Any] | None:
     """Read the results of a finished run; None where they are missing or damaged and have to be made (again)."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / SUMMARY).read_text())
         if (folder / "models").exists():
             json.loads((folder / "calibration.json").read_text())
     except (OSError, ValueError):

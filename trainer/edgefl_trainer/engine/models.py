@@ -22,13 +22,14 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Examples, Prediction, Predictor
-from edgefl_trainer.engine.folder import is_worked_on, make_folder
+from edgefl_trainer.engine.folder import CONFIG, SUMMARY, check_finished, make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.models.answers import AnswerModule, answer_options_from_json, answer_options_to_json
-from edgefl_trainer.models.backbones import BACKBONE_FILE, frozen_network, load_backbone
+from edgefl_trainer.models.backbone_names import BACKBONE_FILE
+from edgefl_trainer.models.backbones import frozen_network, load_backbone
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule, options_from_json, options_to_json
 
@@ -108,22 +109,12 @@ class FinishedRun:
 
 def open_run(folder: Path) -> FinishedRun:
     """Open a run directory; a `RunError` where it is none, or its run is not finished."""
-    files = {name: folder / name for name in ("config.toml", "summary.json", "calibration.json")}
-    if not files["config.toml"].exists():
-        raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
-    if not files["summary.json"].exists():
-        if is_worked_on(folder):
-            raise RunError(
-                f"the run in {folder} is still running in another process: wait until that ends, then type this again."
-            )
-        raise RunError(
-            f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`."
-        )
-    settings = read_settings(files["config.toml"])
+    check_finished(folder)
+    settings = read_settings(folder / CONFIG)
     try:
-        summary = json.loads(files["summary.json"].read_text())
+        summary = json.loads((folder / SUMMARY).read_text())
         judged = (folder / "models").exists()  # a run that learned a backbone has neither models nor calibration
-        calibration = json.loads(files["calibration.json"].read_text()) if judged else {}
+        calibration = json.loads((folder / "calibration.json").read_text()) if judged else {}
     except (OSError, ValueError) as error:
         raise RunError(
             f"the results in {folder} are damaged ({error}): run it again with --resume.", "damaged"

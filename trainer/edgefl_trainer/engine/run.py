@@ -43,7 +43,8 @@ from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
-from edgefl_trainer.models.backbones import is_trained, load_backbone, weights_of
+from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbones import load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import BackboneSpec
 

@@ -1,36 +1,40 @@
 """What a run is asked to do: presets, a TOML file, flags and `--set`, each overriding the one before.
 
 Guarantees: the resolved settings are plain values, complete, validated before any work begins, and written to
-`config.toml`; a run started from that file is the same run.
+`config.toml`; a run started from that file is the same run. This module imports the methods, and with them PyTorch,
+only where it needs one: a wrong name, value, path or key is refused before.
 """
 
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import tomli_w
 from msgspec import Meta
 
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.payload import Scalar
 from edgefl_protocol.rules import bounds
-from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.data.specs import asks_questions, parse_spec
 from edgefl_trainer.data.tasks import parse_groups
+from edgefl_trainer.declared_names import method_names, setting_keys
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import BackboneError, RunError, SettingError
-from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbones import FORMS, names_fresh_network
+from edgefl_trainer.models.backbone_names import FORMS, names_fresh_network
 from edgefl_trainer.models.network_kind import names_learned_positions
 from edgefl_trainer.models.shipped import usual_backbone
 from edgefl_trainer.typed_values import allowed, hints, nearest, read_value
+
+if TYPE_CHECKING:
+    from edgefl_trainer.contract import Method
 
 HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
@@ -76,14 +80,9 @@ class RunSettings:
     hyper: Mapping[str, HyperValue] = field(default_factory=dict)  # hyper-parameters of the method
 
     def __post_init__(self) -> None:
-        for name, wanted in hints(RunSettings).items():
-            read_value(getattr(self, name), wanted, name)
-        try:
-            parse_groups(self.task)
-        except DataError as error:
-            raise SettingError(str(error)) from error
+        _check_values(vars(self))
 
-    def build_method(self) -> Method:
+    def build_method(self) -> "Method":
         """Make the method with its hyper-parameters, for the kind of examples that the data has."""
         method: Method = build(lambda: blank(self.method, self.data), self.hyper)
         return method
@@ -139,14 +138,11 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
         SettingError: unknown method, setting, hyper-parameter or kind of data, or a value out of range.
         StorageError: the file cannot be read.
     """
+    given, named, data = given_settings(method, flags, config, assignments)
+    from edgefl_trainer.contract import declared  # with PyTorch: nothing that can be told without it comes after this
+
     kind = method_class(method)
-    given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
-    given |= {name: value for name, value in flags.items() if value is not None}
-    data = read_value(given.get("data", ()), tuple[str, ...], "data")
     preset: PresetName = given.get("preset", "bench84")
-    if preset not in get_args(PresetName):
-        raise SettingError(f"there is no preset {preset!r}; did you mean {nearest(str(preset), get_args(PresetName))}?")
-    named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
     named |= dict(assignment(blank(method, data), text) for text in assignments)
     values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named, data)}
     hyper = dict(values.pop("hyper", {})) | named
@@ -167,7 +163,6 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     if "backbone" not in values and preset != "tiny" and declared(kind).encoder is None:
         settings = replace(settings, backbone=_usual_backbone(settings.image_px))
     settings.build_method()  # a value out of range shows here, before any data is read
-    _check_specs(settings.data)
     return settings
 
 
@@ -179,16 +174,51 @@ def resolve_again(
     Whether they still are the same run's, `engine.folder.check_claim` says. A `SettingError` as in `resolve`.
     """
     method = method or before.method
-    given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
-    given |= {name: value for name, value in flags.items() if value is not None}
-    named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
-    data = read_value(given.get("data", before.data), tuple[str, ...], "data")
+    given, named, data = given_settings(method, flags, config, assignments, before.data)
     named |= dict(assignment(blank(method, data), text) for text in assignments)
     own = before.hyper if method == before.method else {}
     settings = replace(before, **given | {"method": method, "hyper": {**own, **named}})
     settings.build_method()
-    _check_specs(settings.data)
     return settings
+
+
+def given_settings(
+    method: str,
+    flags: Mapping[str, Any],
+    config: Path | None,
+    assignments: Sequence[str],
+    usual_data: tuple[str, ...] = (),
+) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Read what file and flags give: the settings, the hyper-parameters of the file, the data.
+
+    A `SettingError` for a method, preset, kind of data or key of `--set` that there is not, and for a value that a
+    setting cannot have.
+    """
+    check_method(method)
+    given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
+    given |= {name: value for name, value in flags.items() if value is not None}
+    data: tuple[str, ...] = read_value(given.get("data", usual_data), tuple[str, ...], "data")
+    preset = given.get("preset", "bench84")
+    if preset not in get_args(PresetName):
+        raise SettingError(f"there is no preset {preset!r}; did you mean {nearest(str(preset), get_args(PresetName))}?")
+    named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
+    _check_values(given)
+    _check_specs(data)
+    keys = None if any(map(asks_questions, data)) else setting_keys(method)
+    for text in assignments if keys is not None else ():
+        _key_and_value(text, keys or ())
+    return given, named, data
+
+
+def _check_values(given: Mapping[str, Any]) -> None:
+    """Refuse, by a `SettingError`, a given setting of another type or out of range."""
+    for name, wanted in hints(RunSettings).items():
+        if name in given:
+            read_value(given[name], wanted, name)
+    try:
+        parse_groups(given.get("task", "all"))
+    except DataError as error:
+        raise SettingError(str(error)) from error
 
 
 def _usual_backbone(image_px: int) -> str:
@@ -210,27 +240,39 @@ def _check_specs(specs: Sequence[str]) -> None:
         raise SettingError(str(error)) from error
 
 
-def method_class(name: str) -> type[Method]:
-    """Find a method by name; a `SettingError` that names the nearest one where there is none."""
-    if name not in METHODS:
+def check_method(name: str) -> None:
+    """Refuse, by a `SettingError` that names the nearest one, a method that there is not."""
+    known = method_names()
+    if name not in known:
         raise SettingError(
-            f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? `edgefl-train methods` lists all."
+            f"there is no method {name!r}; did you mean {nearest(name, known)}? `edgefl-train methods` lists all."
         )
+
+
+def method_class(name: str) -> "type[Method]":
+    """Find a method by name; a `SettingError` as of `check_method` where there is none."""
+    check_method(name)
+    from edgefl_trainer.methods import METHODS
+
     return METHODS[name]
 
 
-def blank(method: str, data: Sequence[str] = ()) -> Method:
+def blank(method: str, data: Sequence[str] = ()) -> "Method":
     """Make a method with the defaults that it has for this data: pictures alone, or pictures that are asked questions.
 
     One without labels learns from the pictures, whatever is asked about them. A `SettingError` where the data asks
     questions and a method with labels answers none.
     """
+    from edgefl_trainer.contract import declared
+
     kind = method_class(method)
     asking = next((text for text in data if asks_questions(text)), None)
     if asking is None or not kind.needs_labels:
         return kind()
     asked = declared(kind).asked
     if asked is None:
+        from edgefl_trainer.methods import METHODS
+
         able = [name for name in sorted(METHODS) if declared(METHODS[name]).asked]
         raise SettingError(
             f"{asking} asks questions about its pictures, and {method} answers none: use {', '.join(able)}."
@@ -246,7 +288,7 @@ def preset_of(
     data: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """Return what a preset stands for with one method, a backbone's name, hyper-parameters that are given, and data."""
-    found = presets.preset_of(METHODS[method], preset, backbone, hyper or {}, asked=any(map(asks_questions, data)))
+    found = presets.preset_of(method_class(method), preset, backbone, hyper or {}, asked=any(map(asks_questions, data)))
     known = hyper_types(blank(method, data))
     return {**found, "hyper": {name: value for name, value in found.get("hyper", {}).items() if name in known}}
 
@@ -305,16 +347,8 @@ def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
 
 def assignment(method: Any, text: str) -> tuple[str, HyperValue]:
     """Read `key=value` by the type of the method's field; a `SettingError` where there is no such key or value."""
-    key, equals, value = text.partition("=")
     known = hyper_types(method)
-    if not known:
-        raise SettingError(f"--set {text}: this method has no hyper-parameters; leave --set out.")
-    if not equals:
-        raise SettingError(f"--set {text}: write KEY=VALUE with one of these keys: {', '.join(sorted(known))}.")
-    if key not in known:
-        alike = difflib.get_close_matches(key, sorted(known), n=3)
-        meant = f" Did you mean {' or '.join(alike)}?" if alike else ""
-        raise SettingError(f"--set {text}: there is no key {key!r}; the keys are {', '.join(sorted(known))}.{meant}")
+    key, value = _key_and_value(text, known)
     wanted = known[key]
     try:
         if wanted is bool:
@@ -331,17 +365,33 @@ def assignment(method: Any, text: str) -> tuple[str, HyperValue]:
     return key, value
 
 
+def _key_and_value(text: str, known: Collection[str]) -> tuple[str, str]:
+    """Cut `key=value` in two; a `SettingError` where there is no such key."""
+    key, equals, value = text.partition("=")
+    if not known:
+        raise SettingError(f"--set {text}: this method has no hyper-parameters; leave --set out.")
+    if not equals:
+        raise SettingError(f"--set {text}: write KEY=VALUE with one of these keys: {', '.join(sorted(known))}.")
+    if key not in known:
+        alike = difflib.get_close_matches(key, sorted(known), n=3)
+        meant = f" Did you mean {' or '.join(alike)}?" if alike else ""
+        raise SettingError(f"--set {text}: there is no key {key!r}; the keys are {', '.join(sorted(known))}.{meant}")
+    return key, value
+
+
 def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
     """TOML knows lists only; settings are tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
-def check_start(name: str, method: Method | type[Method], backbone: str, preset: str | None) -> None:
+def check_start(name: str, method: "Method | type[Method]", backbone: str, preset: str | None) -> None:
     """Refuse a backbone that the method called `name` cannot start from, before anything is read or fetched.
 
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
     """
+    from edgefl_trainer.contract import declared
+
     if declared(method).encoder and names_learned_positions(backbone):
         raise BackboneError(
             f"{name} needs a network with fixed position embeddings, but those of {backbone} are learned: start "

@@ -8,7 +8,7 @@ from typing import Any
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.federation import read_metrics
 from edgefl_trainer.engine.first_run import first_run
-from edgefl_trainer.engine.folder import CONFIG, finished_summary
+from edgefl_trainer.engine.folder import CONFIG, finished_summary, run_folders
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError
@@ -16,18 +16,6 @@ from edgefl_trainer.experiments.comparison import Found
 from edgefl_trainer.experiments.files import Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import Measurement
 from edgefl_trainer.experiments.planning import federation_of, place_of
-
-
-def run_folders(folder: Path) -> list[Path]:
-    """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none."""
-    if (folder / CONFIG).exists():
-        return [folder]
-    below = sorted(path.parent for path in folder.rglob(CONFIG))
-    finished = [path for path in below if finished_summary(path) is not None]
-    if not finished:
-        what = "holds no finished run" if below else "is not a run directory, and holds none"
-        raise RunError(f"{folder} {what}: name one that `edgefl-train run … --out` made.")
-    return finished
 
 
 def environment_of(folder: Path) -> dict[str, Any]:

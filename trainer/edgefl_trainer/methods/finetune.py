@@ -29,7 +29,8 @@ from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, presets_of
-from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
+from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbones import build_network, frozen_network, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."

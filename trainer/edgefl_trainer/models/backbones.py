@@ -44,15 +44,13 @@ from edgefl_trainer.models.architectures import (
     pooled_width,
     uses_attention,
 )
+from edgefl_trainer.models.backbone_names import backbone_file, check_name, unknown_backbone
 from edgefl_trainer.models.cnn import Backbone, FrozenCNN
-from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
 from edgefl_trainer.torch_seed import seeded
 
-BACKBONE_FILE = "backbone.safetensors"
 MAX_BACKBONE_BYTES = 2 * 1024**3
-FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
 RUNNING_STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
 SELF_SUPERVISED_NAMES = ("mae", "dino", "clip")  # in a name of timm's hub
 
@@ -125,24 +123,18 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
     Raises:
         BackboneError: unknown form, missing file, wrong shape, or an image size it cannot take.
     """
+    check_name(name)
+    if (path := backbone_file(name)) is not None:
+        return _from_file(path, name, image_px)
     kind, _, rest = name.partition(":")
-    if kind == "run":
-        return _from_file(Path(rest) / BACKBONE_FILE, name, image_px)
-    if kind == "file":
-        return _from_file(Path(rest), name, image_px)
     if kind == "timm":
         return _from_timm(rest, name, image_px)
     if kind == "cnn":
         named = CNNArchitecture(cnn=rest, image_px=image_px or DEFAULT_PX)
         return _frozen(build_cnn(rest, seed), name, named, self_supervised=True)
     architecture = parse_architecture(name, image_px or DEFAULT_PX)
-    if name in (shipped := shipped_backbones()):
-        return _from_file(shipped[name], name, image_px)
     if architecture is None:
-        if (told := where_to_get(name)) is not None:
-            raise BackboneError(told)
-        with_us = f", or one that comes with EdgeFL: {', '.join(shipped)}" if shipped else ""
-        raise BackboneError(f"there is no backbone {name!r}: use {FORMS}{with_us}.")
+        raise unknown_backbone(name)
     return _frozen(_fresh_vit(architecture, seed), name, architecture, self_supervised=True)
 
 
@@ -156,16 +148,6 @@ def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]
     load_weights(network, weights, spec.name)
     own = replace(spec, sha256=digest(weights_of(network)))
     return FrozenCNN(network, own) if isinstance(own, CNNSpec) else FrozenViT(network, own)
-
-
-def is_trained(name: str) -> bool:
-    """Tell whether a backbone has trained weights: a bare architecture gives the features of a random network."""
-    return name.partition(":")[0] in {"run", "file", "timm"} or name in shipped_backbones()
-
-
-def names_fresh_network(name: str) -> bool:
-    """Tell whether a name stands for an architecture with fresh weights; not where it stands for nothing."""
-    return name == "tiny" or name.startswith(("cnn:", "vit:"))
 
 
 def load_weights(network: nn.Module, arrays: Mapping[str, NDArray[np.generic]], name: str) -> None:
@@ -214,8 +196,6 @@ def _timm_vit(model: str, image_px: int, seed: int) -> nn.Module:
 
 
 def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
-    if not path.is_file():
-        raise BackboneError(f"there is no backbone at {path}: name the folder of a finished run without labels.")
     try:
         data = read_bounded(path, MAX_BACKBONE_BYTES)
         if data[8:9] != b"{":  # where the header begins, behind its length

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgefl_protocol.strict_json import parse_integers, parse_json
-from edgefl_trainer.models.backbones import BACKBONE_FILE
+from edgefl_trainer.models.backbone_names import BACKBONE_FILE
 from edgefl_trainer.models.shipped import shipped_backbones
 
 NetworkKind = Literal["vit", "cnn"]

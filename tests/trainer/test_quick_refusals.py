@@ -1,0 +1,120 @@
+"""A wrong name, option, path or key is refused before PyTorch is imported, which takes seconds; so is help.
+
+No clock: what counts is which modules a process has imported. Source: docs/design.md 8, "Start-up is part of the
+product: nothing heavy is imported before it is used".
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from edgefl_trainer.cli import cli
+from edgefl_trainer.declared_names import method_names, setting_keys
+from edgefl_trainer.engine.settings import hyper_types
+from edgefl_trainer.methods import METHODS
+
+HEAVY = ("torch", "timm", "scipy", "sklearn", "matplotlib")
+DATA = "lesions:sites=2,images=40"
+RUN = ("run", "fedevprompt", "--out", "new")
+WRONG = [
+    (("run", "fedevpromt", "--data", DATA, "--out", "new"), "did you mean fedevprompt"),
+    ((*RUN, "--data", "foldr:x"), "did you mean folder:x?"),
+    ((*RUN, "--data", "folder:nosuch"), "No folder or zip file at nosuch"),
+    ((*RUN, "--data", "manifest:nosuch.csv"), "No manifest at nosuch.csv"),
+    ((*RUN, "--data", DATA, "--set", "lr_had=1"), "there is no key 'lr_had'"),
+    ((*RUN, "--data", "folder:nosuch", "--task", "A=B"), "Task 'A=B' is not known"),  # before anything is read
+    ((*RUN, "--data", DATA, "--set", "lr_head"), "write KEY=VALUE"),
+    ((*RUN, "--data", DATA, "--rounds", "0"), "rounds is 0; allowed: at least 1"),
+    ((*RUN, "--data", DATA, "--labels", "2"), "labels is 2.0; allowed: above 0, at most 1"),
+    ((*RUN, "--data", DATA, "--task", "A=B"), "Task 'A=B' is not known"),
+    ((*RUN, "--data", DATA, "--preset", "big"), "'big' is not one of 'tiny', 'bench84', 'paper'"),
+    ((*RUN, "--data", DATA, "--backbone", "tny"), "there is no backbone 'tny'"),
+    ((*RUN, "--data", DATA, "--backbone", "run:nosuch"), "there is no backbone at nosuch/backbone.safetensors"),
+    (("run", "random-init", "--data", DATA, "--set", "lr=1", "--out", "new"), "has no hyper-parameters"),
+    (("run", "local", "--data", DATA, "--out", "."), "name a new or empty folder with --out"),
+    (("run", "local", "--data", DATA, "--out", "begun"), "already holds a run: add --resume"),
+    (("evaluate", "nosuch", "--data", DATA), "nosuch is not a run directory"),
+    (("evaluate", "finished", "--data", "foldr:x"), "did you mean folder:x?"),
+    (("predict", "begun", "a.png", "--site", "a"), "the run in begun is not finished"),
+    (("table", "nosuch"), "nosuch is not a run directory"),
+    (("finetune", "nosuch", "--mode", "local", "--labels", "0.1", "--out", "new"), "nosuch is not a run directory"),
+    (
+        ("finetune", "finished", "--mode", "local", "--labels", "0.1", "--out", "new", "--set", "lrr=1"),
+        "there is no key 'lrr'",
+    ),
+    (("methods", "nosuch"), "there is no method 'nosuch'"),
+    (("partition", "--data", "foldr:x", "--scheme", "iid", "--sites", "2", "-o", "p.json"), "did you mean folder:x?"),
+    (("data", "foldr:x"), "did you mean folder:x?"),
+    (("join", "nosuch", "--data", DATA, "--out", "new"), "there is no file nosuch"),
+    (("experiment", "nosuch.toml", "--out", "new"), "'nosuch.toml' does not exist"),
+]
+PROBE = f"""
+import contextlib, io, json, sys
+from edgefl_trainer import cli
+for arguments in json.loads(sys.stdin.read()):
+    sys.argv, told = ["edgefl-train", *arguments], io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
+            cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    print(json.dumps([code, told.getvalue(), [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+
+
+def asked(commands, folder):
+    """Exit status, text, and heavy modules so far, of one command after the other in one fresh process."""
+    found = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=True,
+    )
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def test_what_is_mistyped_is_refused_without_pytorch(tmp_path):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.toml").write_text("")
+    (tmp_path / "finished").mkdir()
+    for name in ("config.toml", "summary.json"):
+        (tmp_path / "finished" / name).write_text("")
+    answers = asked([arguments for arguments, _ in WRONG], tmp_path)
+    assert len(answers) == len(WRONG)
+    for (arguments, words), (code, told, heavy) in zip(WRONG, answers, strict=True):
+        assert words in told and code in (1, 2), (arguments, told)
+        assert heavy == [], (arguments, heavy)
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_needs_no_pytorch(tmp_path):
+    commands = [["--help"], *([name, "--help"] for name in cli.commands)]
+    answers = asked(commands, tmp_path)
+    assert [(code, heavy) for code, _, heavy in answers] == [(0, [])] * len(commands)
+
+
+def test_a_method_that_exists_still_needs_it(tmp_path):
+    """So the tests above look at the modules that count."""
+    [[code, _, heavy]] = asked([["methods", "local"]], tmp_path)
+    assert code == 0 and "torch" in heavy
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_text_names_what_the_class_has(name):
+    """Else a key that there is would be refused; a method that is added is looked at, too."""
+    keys = setting_keys(name)
+    assert keys is None or set(keys) == set(hyper_types(METHODS[name])), name
+
+
+def test_most_methods_are_understood_from_their_text():
+    assert sum(setting_keys(name) is not None for name in METHODS) >= len(METHODS) / 2
+
+
+def test_a_method_that_was_added_to_the_loaded_table_is_one(monkeypatch):
+    monkeypatch.setitem(METHODS, "added", METHODS["local"])
+    assert "added" in method_names() and setting_keys("added") is None

@@ -1,0 +1,48 @@
+"""What the name of a backbone stands for, without building it: quick, so that a wrong name is refused at once.
+
+`models.backbones` says which forms there are, and builds them.
+"""
+
+from pathlib import Path
+
+from edgefl_trainer.errors import BackboneError
+from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
+
+BACKBONE_FILE = "backbone.safetensors"
+FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
+
+
+def is_trained(name: str) -> bool:
+    """Tell whether a backbone has trained weights: a bare architecture gives the features of a random network."""
+    return name.partition(":")[0] in {"run", "file", "timm"} or name in shipped_backbones()
+
+
+def names_fresh_network(name: str) -> bool:
+    """Tell whether a name stands for an architecture with fresh weights; not where it stands for nothing."""
+    return name == "tiny" or name.startswith(("cnn:", "vit:"))
+
+
+def backbone_file(name: str) -> Path | None:
+    """Return the file of a backbone, there or not; None where its name stands for no file."""
+    kind, _, rest = name.partition(":")
+    if kind == "run":
+        return Path(rest) / BACKBONE_FILE
+    return Path(rest) if kind == "file" else shipped_backbones().get(name)
+
+
+def check_name(name: str) -> None:
+    """Refuse, by a `BackboneError`, a name of no known form, and one whose file is not there."""
+    path = backbone_file(name)
+    if path is not None and not path.is_file():
+        raise BackboneError(f"there is no backbone at {path}: name the folder of a finished run without labels.")
+    if path is None and not name.startswith("timm:") and not names_fresh_network(name):
+        raise unknown_backbone(name)
+
+
+def unknown_backbone(name: str) -> BackboneError:
+    """Say that there is no such backbone, and which there are, or how to come by it."""
+    if (told := where_to_get(name)) is not None:
+        return BackboneError(told)
+    shipped = shipped_backbones()
+    with_us = f", or one that comes with EdgeFL: {', '.join(shipped)}" if shipped else ""
+    return BackboneError(f"there is no backbone {name!r}: use {FORMS}{with_us}.")
