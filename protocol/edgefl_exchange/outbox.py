@@ -309,6 +309,25 @@ class Outbox:
             ) from error
 
 
+def forget_outbox(path: Path) -> int:
+    """Delete an outbox whose member's keys are gone, and say how many items it held: nobody can open or send them.
+
+    A `StorageError` where it cannot be deleted.
+    """
+    if not path.exists():
+        return 0
+    count = 0
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:  # a damaged one goes, too
+        (count,) = db.execute("SELECT COUNT(*) FROM item").fetchone()
+    try:
+        for file in (*path.with_name(f"{path.name}.files").glob("*"), *path.parent.glob(f"{path.name}*")):
+            if file.is_file():
+                file.unlink()
+    except OSError as error:
+        raise StorageError(f"cannot delete {error.filename}: {error.strerror}; check the disk", "storage") from error
+    return count
+
+
 def learned_key(federation: str, round_number: int) -> str:
     """Make the key of the reply that was learned in a round."""
     return hashlib.sha256(f"{LEARNED}\0{federation}\0{round_number}".encode()).hexdigest()[:32]

@@ -17,6 +17,7 @@ from edgefl_client.commands.options import (
     passphrase_option,
     report,
 )
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_client.sharing.enrolled_device import Device
@@ -74,6 +75,9 @@ def enrol(
         f"{found['name']} is {found['state']} in {found['federation']}; "
         f"tell the operator this fingerprint: {found['fingerprint']}"
     )
+    if found["dropped"]:
+        old = counted(found["dropped"], "item")
+        click.echo(f"edgefl: the outbox held {old} of a membership that is gone; no key opens them: dropped", err=True)
     if not (wait and as_json):
         report(found, as_json, text)
     if not home.policy_file.exists():

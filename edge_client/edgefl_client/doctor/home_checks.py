@@ -1,6 +1,6 @@
 """Checks of `edgefl doctor` on what lies in the home folder: modes, space, signers, learned values, policy, outbox.
 
-None needs a key, a membership or a network, and none writes.
+None needs a key or a network, and none writes.
 """
 
 import shutil
@@ -12,11 +12,14 @@ from edgefl_client.sharing.policy import load_policy
 from edgefl_client.sharing.spending import read_spent
 from edgefl_client.sharing.waiting_items import list_waiting
 from edgefl_client.trust.signers import signers_in_force
+from edgefl_exchange.errors import NotEnrolled
+from edgefl_exchange.membership import load_membership
 from edgefl_exchange.trust_records import load_revoked
 from edgefl_protocol.sentences import counted
 
 _MIB = 2**20
 LITTLE_MIB, TOO_LITTLE_MIB = 1024, 64  # free on the disk
+UNKNOWN_KEYS = "the coordinator did not know this device's keys when it was last asked, so it takes none"
 OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
 
 
@@ -122,6 +125,15 @@ def check_policy(home: Home, now_ms: int) -> Iterator[Finding]:
     yield Finding(check="policy", state="ok", found=said)
 
 
+def _nobody_takes(home: Home) -> str:
+    """Say why nothing of the outbox can be sent; "" where it can."""
+    try:
+        known = not load_membership(home.member).unknown_ms
+    except NotEnrolled:
+        return "the membership that they are for is gone"
+    return "" if known else UNKNOWN_KEYS
+
+
 def check_outbox(home: Home, now_ms: int) -> Iterator[Finding]:
     """Check that nothing in the outbox is about to be dropped."""
     items = list_waiting(home, now_ms)
@@ -133,6 +145,13 @@ def check_outbox(home: Home, now_ms: int) -> Iterator[Finding]:
         f"{counted(len(items), 'item waits', 'items wait')}, {sum(one.bytes for one in items):,} bytes; the "
         f"oldest is {oldest_days:.1f} days old"
     )
+    if lost := _nobody_takes(home):
+        yield Finding(
+            check="outbox", state="warn", found=f"{said}; {lost}",
+            advice=f"edgefl advanced outbox drop ID drops one now, edgefl sync after {OLDEST_ITEM_DAYS} days, and "
+                   "enrolling anew all of them",
+        )  # fmt: skip
+        return
     if oldest_days > OLD_ITEM_DAYS:
         yield Finding(
             check="outbox", state="warn", found=f"{said} and is dropped after {OLDEST_ITEM_DAYS} days",

@@ -4,9 +4,11 @@ import json
 from typing import Any
 
 from edgefl_client.doctor.findings import DAY_MS
+from edgefl_client.doctor.home_checks import UNKNOWN_KEYS
 from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import load_policy
+from edgefl_client.sharing.waiting_items import list_waiting
 from edgefl_client.trust import models
 from edgefl_client.trust.signers import Signers, signers_in_force
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, TlsRefused, Unavailable
@@ -43,7 +45,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     try:
         membership = load_membership(home.member)
     except NotEnrolled:
-        return report
+        return report | {"waiting": len(list_waiting(home, device.clock_ms()))}
     if online and membership.state != "joining":
         try:
             with device.member() as member:
@@ -53,6 +55,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
                 "number": task.round,
                 "state": task.state,
                 "replied": task.replied,
+                "refused": task.refused,
                 "stuck": task.stuck or None,
             }
             report["coordinator"] = {"reachable": True, "error": None}
@@ -68,6 +71,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "role": membership.role,
         "state": membership.state,
         "fingerprint": membership.fingerprint,
+        "keys_known": not load_membership(home.member).unknown_ms,  # as the last answer said, which nobody signed
     }
     if home.outbox_file.exists():
         with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
@@ -159,19 +163,23 @@ def status_text(report: dict[str, Any]) -> str:
         f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",
     ]
     if member is None:
-        return "\n".join([*lines, "member of no federation; to join one: edgefl enrol INVITE"])
+        lines.append("member of no federation; to join one: edgefl enrol INVITE")
+        left = f"waiting in the outbox: {report['waiting']}, of a membership that is gone: edgefl enrol drops them"
+        return "\n".join([*lines, *([left] if report["waiting"] else [])])
     unsure = " when the coordinator last said so" if asked is not None and not asked["reachable"] else ""
     lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}{unsure}")
     if member["state"] == "pending":
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")
     if turn is not None:
-        lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
+        reply = "refused" if turn["refused"] else "sent" if turn["replied"] else "not sent"
+        lines.append(f"round: {turn['number']}, {turn['state']}, reply {reply}")
         lines += [turn["stuck"]] if turn["stuck"] else []
     if report["learning"] and report["learning"]["counted_round"]:
         lines.append(f"last round learned here that counted: {report['learning']['counted_round']}")
     if asked is not None and asked["error"] is not None:
         lines.append(f"coordinator: {asked['error']['message']}")
-    return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
+    lost = "" if member["keys_known"] or not report["waiting"] else f"; {UNKNOWN_KEYS}: see edgefl doctor"
+    return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}{lost}"])
 
 
 def _knows(model: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, read_ca
-from edgefl_exchange.outbox import Outbox
+from edgefl_exchange.outbox import Outbox, forget_outbox
 from edgefl_exchange.transport import Transport
 from edgefl_protocol.records.invite import decode_invite
 
@@ -61,8 +61,7 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
     invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
     check_role(invite, "device")
     again = (device.home.member / "membership.json").exists()
-    if not again:
-        _forget_rounds(device.home)
+    dropped = 0 if again else _forget_membership(device.home)
     folder = device.home.prepare(device.home.member)
     own_ca = trust_certificate(folder, invite, None if ca is None else read_ca(ca))
     draft = Membership(
@@ -82,6 +81,7 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
         "role": membership.role,
         "state": membership.state,
         "fingerprint": membership.fingerprint,
+        "dropped": dropped,
     }
 
 
@@ -104,8 +104,8 @@ def _as_it_stands(device: Device, known: Membership) -> Membership:
         return known
 
 
-def _forget_rounds(home: Home) -> None:
-    """Remove what a membership that is gone left of its rounds: numbers and names may come again."""
+def _forget_membership(home: Home) -> int:
+    """Remove what a membership that is gone left, and say how many items waited: numbers and names may come again."""
     forget_all(home)
     if home.learning.exists():
         from edgefl_client.learning.live_round import (
@@ -113,6 +113,7 @@ def _forget_rounds(home: Home) -> None:
         )
 
         forget_federation(home)
+    return forget_outbox(home.outbox_file)
 
 
 def today() -> datetime.date:

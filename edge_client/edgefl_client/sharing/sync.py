@@ -12,6 +12,7 @@ sections 9 and 10; docs/security.md, replay window and idempotency.
 """
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.member import Member
-from edgefl_exchange.outbox import LEARNED, WorkItem
+from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import file_bytes
 from edgefl_protocol.errors import BundleError, EdgeflError
@@ -48,7 +49,9 @@ from edgefl_protocol.payload import Payload
 from edgefl_protocol.rules.feature_rows import RECEIVED
 from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 from edgefl_protocol.rules.travels import travels_of
+from edgefl_protocol.sentences import counted
 
+_LOG = logging.getLogger("edgefl.exchange")
 HELD_BACK = "held_back"
 NOT_PUBLISHED = "the operator has published no model yet"
 ASK_AGAIN_S, MOST_ASK_AGAIN_S = 5.0, 30.0  # between two questions whether the operator has approved; it doubles
@@ -122,6 +125,7 @@ def run_sync(
             "phase": task.phase,
             "deadline_ms": task.deadline_ms,
             "replied": last.replied,
+            "refused": task.refused,
             "stuck": stuck or None,
         },
         "bundle": _bundle_facts(first.bundle),
@@ -166,7 +170,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
         federation = member.membership.federation
         if reply is not None:
             outbox.put_learned(federation, number, reply.to_bytes(), member.now_ms())
-        task = member.task()
+        task = _task(member, outbox)
         allowed = _held_back if hold else permit(home, load_policy(home), member.now_ms)
         sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
         task = _after(member, task, sent)
@@ -186,6 +190,16 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
             queued=learned[0] if learned else None,
             keys_changed=member.keep_fresh(),
         )
+
+
+def _task(member: Member, outbox: Outbox) -> TaskReply:
+    """Ask for the task; where the answer is that nobody knows these keys, what waits grows no older than it may."""
+    try:
+        return member.task()
+    except Unavailable as error:
+        if error.keys_unknown and (dropped := outbox.expire(member.now_ms())):
+            _LOG.warning("%s dropped from the outbox, which nobody would take: too old", counted(dropped, "item"))
+        raise
 
 
 def _after(member: Member, before: TaskReply, sent: Sequence[Delivery]) -> TaskReply:
@@ -246,6 +260,8 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
     if task.state != "open":
         now = f"round {task.round} is {task.state}" if task.round else "the first has not begun"
         return "not_open", f"no round is open, {now}"
+    if task.refused:
+        return "reply_refused", f"the reply of round {task.round} was refused"
     if before.replied:
         return "replied", f"round {task.round} has this device's reply"
     if before.queued is not None:  # also of an earlier round: until its answer is here, nobody knows what it left

@@ -19,6 +19,7 @@ from edgefl_client.doctor.drawn_picture import drawn_picture
 from edgefl_client.doctor.findings import Finding
 from edgefl_exchange.errors import TlsRefused, Unavailable
 from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.records.invite import encode_invite
 
 DAY_MS = 86_400_000
 
@@ -69,6 +70,41 @@ def test_a_device_that_was_shut_out_is_not_in_order(run, device, live):
         assert "was shut out" in found["advice"] and str(run.home / "member") in found["advice"]
     live.members = known
     assert run("sync")[0] == 0 and diagnosed(run)[1]["keys"]["state"] == "ok"
+
+
+def test_what_waits_for_a_coordinator_that_shut_the_device_out_is_told_and_bounded(run, device, live, monkeypatch):
+    """It waited for ever: only an exchange drops what is older than 30 days. Source: docs/security.md 2.5."""
+    assert run("sync")[0] == 0 and run("contribute", "--labels", device / "labels.csv")[0] == 0
+    known, live.members = live.members, {}
+    assert run("sync")[0] == 1
+    found = diagnosed(run, "--offline")[1]["outbox"]
+    assert found["state"] == "warn" and "1 item waits" in found["found"]
+    assert "the coordinator did not know this device's keys when it was last asked" in found["found"]
+    assert "edgefl advanced outbox drop ID" in found["advice"] and "after 30 days" in found["advice"]
+    told = json.loads(run("status", "--json")[1])
+    assert (told["waiting"], told["membership"]["keys_known"]) == (1, False)
+    assert "waiting in the outbox: 1; the coordinator did not know this device's keys" in run("status")[1]
+    here_ns, there_ms = time.time_ns(), live.now_ms
+    for days, left in ((29, 1), (31, 0)):
+        monkeypatch.setattr(time, "time_ns", lambda days=days: here_ns + days * DAY_MS * 1_000_000)
+        live.now_ms = there_ms + days * DAY_MS
+        assert run("sync")[0] == 1 and json.loads(run("status", "--json")[1])["waiting"] == left
+    monkeypatch.setattr(time, "time_ns", lambda: here_ns)
+    live.members, live.now_ms = known, there_ms
+    assert run("sync")[0] == 0 and json.loads(run("status", "--json")[1])["membership"]["keys_known"]
+
+
+def test_enrolling_anew_drops_what_the_keys_that_are_gone_had_encrypted(run, device, live, invite):
+    """No key opens it, and every sync of the new membership ended with `outbox_damaged`."""
+    assert run("sync")[0] == 0 and run("contribute", "--labels", device / "labels.csv")[0] == 0
+    (run.home / "member").rename(device / "member-that-is-gone")
+    assert "waiting in the outbox: 1, of a membership that is gone" in run("status")[1]
+    assert "the membership that they are for is gone" in diagnosed(run, "--offline")[1]["outbox"]["found"]
+    code, _, err = run("enrol", encode_invite(live.invite("device-2"), live.now_ms))
+    assert code == 0 and "the outbox held 1 item of a membership that is gone" in err
+    assert not list(run.home.glob("outbox.sqlite3*"))
+    live.approve("device-2")
+    assert run("sync")[0] == 0 and json.loads(run("status", "--json")[1])["waiting"] == 0
 
 
 FINDINGS = (
