@@ -1,6 +1,7 @@
 """Sending what waits in the outbox: an item is promised to a round durably, sent, and deleted after a signed answer.
 
-A contribution that comes too late waits for a later round. What was learned in a round (`LEARNED`) answers its
+A contribution that comes too late waits for a later round; one that comes after this member's reply was refused takes
+its place where the coordinator says that it may. What was learned in a round (`LEARNED`) answers its
 broadcast alone: it is dropped when that round is over. Guarantees: whoever depends on what became of an item is told
 before the item is forgotten, and told again after a crash in between. Source: docs/security.md, replay window and
 idempotency.
@@ -91,7 +92,7 @@ class Courier:
             ExchangeError: no signed answer came; the items stay.
         """
         done: list[Delivery] = []
-        task, answered = self.task, self.task.replied
+        task, answered = self.task, self.task.replied and not self.task.correctable
         items = [item for item in self.outbox.items(federation) if item.kind in ("reply", LEARNED)]
         items.sort(key=lambda item: item.round is None)  # stable: what was promised to a round is settled first
         for item in items:

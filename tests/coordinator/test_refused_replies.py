@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import judge
 from edgefl_coordinator.rounds.refused import _sentence
+from edgefl_coordinator.store.tables import audit
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
@@ -26,6 +28,10 @@ PHASES = ("train", "train")
 
 def reply(far: float = 1.0, images: int = 52) -> Payload:
     return Payload({"head.bias": SENT + np.float32(far)}, {"site_sha256": "0" * 64, "n_train": images})
+
+
+MISSHAPEN = Payload({"head.bias": np.ones(3, np.float32)}, reply().scalars)
+SHAPE = "the array head.bias is float32 with shape (3,), but in the round's broadcast it is float32 with shape (4,)"
 
 
 def mean(chosen: Any) -> dict[str, np.ndarray]:
@@ -47,9 +53,8 @@ def worker(folder: Path, timeout_s: float) -> None:
     write_result(folder, JobResult(data, PHASES, made if data else {}, verdict.refused, verdict.problem))
 
 
-@pytest.fixture
-def federation(make_coordinator, tools, clock) -> Any:
-    """Three servers of 52 images and one of 764 without a grant, whose reply is refused; all four are needed."""
+def begun(make_coordinator: Any, tools: Any, clock: Any, odd: Payload) -> Any:
+    """Three servers of 52 images and a fourth that replied otherwise and was refused; all four are needed."""
     coordinator = make_coordinator(
         task={"shares_maps": False},
         rounds={"quorum_min": 4, "quorum_target": 4, "min_cohort": 2, "count": 2},
@@ -61,9 +66,21 @@ def federation(make_coordinator, tools, clock) -> Any:
     coordinator.serving = True
     clock.now_ms += 5000
     for member in members:
-        assert isinstance(member.reply(1, payload=reply(20.0, 764) if member is members[3] else reply()), Payload)
+        assert isinstance(member.reply(1, payload=odd if member is members[3] else reply()), Payload)
     assert step(coordinator, worker)
     return coordinator, members
+
+
+@pytest.fixture
+def federation(make_coordinator, tools, clock) -> Any:
+    """The fourth has 764 images without a grant, and lies too far off."""
+    return begun(make_coordinator, tools, clock, reply(20.0, 764))
+
+
+@pytest.fixture
+def misshapen(make_coordinator, tools, clock) -> Any:
+    """The fourth has an array of another shape."""
+    return begun(make_coordinator, tools, clock, MISSHAPEN)
 
 
 def task_of(member: Any) -> TaskReply:
@@ -157,6 +174,54 @@ def test_who_was_shut_out_is_not_judged_again(federation, tools) -> None:
     approve(coordinator, tools, members[0], 60)
     assert OPERATIONS["status"](coordinator, {})["replies"] == 3
     assert len(list(coordinator.store.home.blobs.iterdir())) == 1 + 4 + 3
+
+
+def test_a_reply_of_the_wrong_form_is_corrected_in_its_round(misshapen) -> None:
+    """It waited for the next round, which could not open without it: docs/security.md 4."""
+    coordinator, members = misshapen
+    told = task_of(members[3])
+    assert told.refused and told.correctable and told.refusal.startswith(f"the reply of round 1 was refused: {SHAPE}; ")
+    assert not task_of(members[0]).refused and not task_of(members[0]).correctable
+    before = set(coordinator.store.home.blobs.iterdir())
+    ReplyReply.from_payload(members[3].reply(1, payload=reply(), idem="the-corrected-one"))
+    assert len(before - set(coordinator.store.home.blobs.iterdir())) == 1  # the refused one is deleted
+    assert not task_of(members[3]).refusal and task_of(members[3]).replied
+    assert step(coordinator, worker)
+    assert task_of(members[3]).round == 2 and not OPERATIONS["status"](coordinator, {})["refused"]
+    with coordinator.store.transaction() as connection:
+        events = list(connection.scalars(select(audit.c.event)))
+    assert events.count("reply_corrected") == 1 and events.count("reply_accepted") == 5
+
+
+def test_a_correction_weakens_neither_replay_nor_idempotency(misshapen) -> None:
+    """docs/security.md 2.5: an `idem` has one payload and one answer, and content that was refused stays refused."""
+    _, members = misshapen
+    again = members[3].reply(1, payload=MISSHAPEN, idem="the-same-content-again")
+    assert (again.code, again.message) == ("bad_contribution", f"the reply of round 1 was refused: {SHAPE}")
+    assert members[3].reply(1, payload=reply()).code == "idem_conflict"  # under the key of the refused one
+    first = members[3].reply(1, payload=MISSHAPEN)  # a retry of it: the first answer, and no effect
+    assert isinstance(first, Payload) and task_of(members[3]).correctable
+    fixed = members[3].reply(1, payload=reply(), idem="the-corrected-one")
+    assert members[3].reply(1, payload=reply(), idem="the-corrected-one") == fixed
+    assert members[3].reply(1, payload=reply(2.0), idem="one-more-in-the-round").code == "round_closed"
+
+
+def test_a_reply_is_corrected_once_in_a_round(misshapen) -> None:
+    """So that nobody tries out what passes."""
+    coordinator, members = misshapen
+    other = Payload({"head.bias": np.ones(5, np.float32)}, reply().scalars)
+    ReplyReply.from_payload(members[3].reply(1, payload=other, idem="wrong-another-time"))
+    assert step(coordinator, worker)
+    told = task_of(members[3])
+    assert told.refused and not told.correctable and "(5,)" in told.refusal
+    assert members[3].reply(1, payload=reply(), idem="the-third-attempt").code == "bad_contribution"
+
+
+def test_a_reply_that_lies_too_far_off_is_not_corrected(federation) -> None:
+    """Whoever may try again learns how far is allowed."""
+    _, members = federation
+    assert task_of(members[3]).refused and not task_of(members[3]).correctable
+    assert members[3].reply(1, payload=reply(), idem="one-that-is-nearer").code == "bad_contribution"
 
 
 def test_a_reason_is_one_printable_line() -> None:

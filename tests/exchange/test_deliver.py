@@ -1,5 +1,6 @@
 """What becomes of an item that waits: settled, kept for the next round, or dropped."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from edgefl_exchange.delivery import Delivery, settle
 from edgefl_exchange.errors import Unavailable
 from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.messages.requests import Refusal
+from edgefl_protocol.messages.task_reply import CORRECTABLE
 
 KEY = bytes(32)
+REFUSED = f"the reply of round 1 was refused: the array a is float16{CORRECTABLE}"
 
 
 def test_deliver_settles_a_promised_item_in_its_own_round(member, coordinator, wire, tmp_path, net):
@@ -51,6 +54,19 @@ def test_deliver_drops_only_what_can_never_be_taken(member, coordinator, tmp_pat
         (done,) = member.deliver(outbox, member.task())
         assert (done.outcome, done.code) == ("refused", "bad_contribution")
         assert outbox.items("skin") == []
+
+
+@pytest.mark.parametrize(
+    "stuck", [REFUSED, f"{REFUSED}; round 1 is stuck since 9:00", REFUSED.replace("1 was", "0 was"), ""]
+)
+def test_another_contribution_takes_the_place_of_a_refused_one(member, coordinator, tmp_path, net, stuck):
+    """Else it waits for the next round, as beside any reply of this one. docs/security.md 4."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        task = dataclasses.replace(member.task(), replied=True, stuck=stuck)
+        sent = member.deliver(outbox, task)
+        taken = stuck.startswith(REFUSED)
+        assert [one.outcome for one in sent] == ["accepted"] * taken and outbox.count() == 1 - taken
 
 
 @pytest.mark.parametrize("state", ["waiting", "closed", "done"])

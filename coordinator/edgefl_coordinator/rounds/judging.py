@@ -43,6 +43,7 @@ ReplyForm = tuple[tuple[str, str], ...]
 _ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
 _BESIDE = frozenset({"features"})  # what says something without anything that is averaged
 _GRANT = ", and more with a grant of {}"  # how a reason ends where the claimed images would explain the distance
+_FAR = "it lies {:.3g} times as far from the broadcast as the median reply; "  # how a reason of rule (3) begins
 _GRANTED = re.compile(re.escape(_GRANT).replace(r"\{\}", r"([1-9][0-9]*)") + r"\Z")
 _CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 
@@ -200,8 +201,8 @@ def _too_far(replies: Replies, broadcasts: Replies, protection: Protection) -> d
     ratios = granted_ratios(replies, protection.granted if protection.settings.rule == "mean" else claimed)
     explained = {name: FARTHEST * ratio * typical for name, ratio in granted_ratios(replies, claimed).items()}
     return {
-        name: f"it lies {distance / typical:.3g} times as far from the broadcast as the median reply; "
-        f"{FARTHEST * ratios[name]:.3g} times is allowed for its {counted(claimed[name], 'image')}"
+        name: _FAR.format(distance / typical)
+        + f"{FARTHEST * ratios[name]:.3g} times is allowed for its {counted(claimed[name], 'image')}"
         + (_GRANT.format(claimed[name]) if distance <= explained[name] else "")
         for name, distance in distances.items()
         if distance > FARTHEST * ratios[name] * typical
@@ -212,6 +213,11 @@ def grant_that_allows(reason: str) -> int | None:
     """Return how many images have to be granted so that a reply refused for this reason counts; None where none do."""
     found = _GRANTED.search(reason)
     return int(found.group(1)) if found else None
+
+
+def is_of_form(reason: str) -> bool:
+    """Tell whether a reply was refused for its form, or as one that the method cannot use; not for where it lies."""
+    return not reason.startswith(_FAR.partition("{")[0])
 
 
 def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | None, str]:

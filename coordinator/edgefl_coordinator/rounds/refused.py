@@ -1,8 +1,9 @@
 """Replies that aggregation refused: why, until when they are kept, and what their senders hear.
 
 Guarantees: a refused reply counts for nothing; it is kept while its round is open, so that it can be judged again after
-the operator changed what is allowed, and nobody has to learn or send it again; its sender is told round and reason.
-Source: docs/security.md 4 and check 46.
+the operator changed what is allowed, and nobody has to learn or send it again; its sender is told round and reason. One
+refused for its form may be replaced once by another (`stored_rounds.accept_reply`); never one that lies too far off:
+whoever may try again learns how far is allowed. Source: docs/security.md 4 and check 46.
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select
 
 from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds.judging import grant_that_allows
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import members as member_table
 from edgefl_coordinator.store.tables import refused_replies, replies
-from edgefl_protocol.messages.task_reply import REPLY_REFUSED
+from edgefl_protocol.messages.task_reply import CORRECTABLE, REPLY_REFUSED
 
 _MAX_REASON = 500  # characters of a reason that a member is told
 
@@ -46,6 +48,13 @@ def take_back(connection: Connection, now_ms: int, number: int) -> None:
         audit.append(connection, now_ms, "judged_again", str(number), {"replies": count})
 
 
+def forget(connection: Connection, now_ms: int, member: MemberRow, number: int) -> None:
+    """Forget that a member's reply of a round was refused, for another takes its place."""
+    mine = (refused_replies.c.number == number) & (refused_replies.c.skid == member.skid)
+    connection.execute(delete(refused_replies).where(mine))
+    audit.append(connection, now_ms, "reply_corrected", member.name, {"round": number})
+
+
 def reason_of(connection: Connection, skid: str, number: int) -> str | None:
     """Return why a member's reply of a round was refused, or None."""
     mine = (refused_replies.c.number == number) & (refused_replies.c.skid == skid)
@@ -70,14 +79,16 @@ def grants_missing(connection: Connection, number: int) -> dict[str, int]:
     return {name: most for name, most in images.items() if most is not None and name in approved}
 
 
-def told_to(connection: Connection, skid: str, number: int, state: str, *, replied: bool) -> str:
+def told_to(
+    connection: Connection, skid: str, number: int, state: str, *, replied: bool, correctable: bool = False
+) -> str:
     """Say that this member's reply of the current round was refused, and why; "" where it was not.
 
-    Until it has replied in the current round, the same of the round before.
+    Until it has replied in the current round, the same of the round before. `correctable`: another may replace it.
     """
     if (why := reason_of(connection, skid, number)) is not None:
         kept = "; it is judged again if the operator grants more images or changes what is allowed"
-        return _sentence(number, why) + (kept if state == "open" else "")
+        return _sentence(number, why) + ((kept + CORRECTABLE * correctable) if state == "open" else "")
     if not replied and (why := reason_of(connection, skid, number - 1)) is not None:
         return f"{_sentence(number - 1, why)}; the round went on without it"
     return ""

@@ -3,8 +3,8 @@
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
 to a member for whom it holds the contributions of enough others; a reply that aggregation refused counts for nothing,
-and its sender does not reply again in that round (`refused`). Source: docs/security.md, reliability and exchange policy
-(checks 46, 51, 64).
+and its sender replies again in that round at most once, with another content (`refused`). Source: docs/security.md,
+reliability and exchange policy (checks 46, 51, 64).
 """
 
 import json
@@ -17,7 +17,7 @@ from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import refused as refusals
-from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
+from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
 from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit
@@ -26,6 +26,7 @@ from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_r
 from edgefl_coordinator.store.tables import members as member_table
 
 _BOUNDED = "bounded_{}"  # the fact that holds whose reply of a round counted for less than it said
+_CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
 _OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
 
 
@@ -85,14 +86,17 @@ def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round 
 
 def accept_reply(
     connection: Connection, settings: CoordinatorSettings, now_ms: int, member: MemberRow, number: int, reply: Accepted
-) -> None:
+) -> list[str]:
     """Store a reply in the open round; the round closes at once when that completes its target.
+
+    One that aggregation refused gives way to it: returns the blobs to delete after the commit.
 
     Raises:
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused
-            an earlier reply of this member in this round.
+            an earlier reply of this member in this round that this one cannot replace.
     """
     check_reply_due(connection, settings.rounds, now_ms, member, number)
+    replaced = _make_room(connection, now_ms, member, number, reply.blob.sha256)
     beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
     row = {"number": number, "skid": member.skid, "idem": reply.idem, "arrays": len(reply.names), "beside": int(beside)}
     stored = {"blob": reply.blob.name, "sha256": reply.blob.sha256, "bytes": reply.blob.size}
@@ -100,6 +104,7 @@ def accept_reply(
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
     advance(connection, settings.rounds, now_ms)
+    return replaced
 
 
 def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> None:
@@ -112,8 +117,31 @@ def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, m
     if has_replied(connection, member.skid, number):
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
     why = refusals.reason_of(connection, member.skid, number)
-    if why is not None:
-        raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
+    if why is not None and not correctable(connection, member.skid, number):
+        raise _refused(number, why)
+
+
+def correctable(connection: Connection, skid: str, number: int) -> bool:
+    """Tell whether a member may replace its refused reply of a round: it was of the wrong form, and is its first."""
+    why = refusals.reason_of(connection, skid, number)
+    return why is not None and is_of_form(why) and fact(connection, _CORRECTED.format(number, skid)) is None
+
+
+def _make_room(connection: Connection, now_ms: int, member: MemberRow, number: int, sha256: str) -> list[str]:
+    """Drop the refused reply that another one replaces, and its blob; refuse the same content again."""
+    why = refusals.reason_of(connection, member.skid, number)
+    if why is None:
+        return []
+    mine = (replies.c.number == number) & (replies.c.skid == member.skid)
+    if connection.scalar(select(replies.c.sha256).where(mine)) == sha256:
+        raise _refused(number, why)
+    refusals.forget(connection, now_ms, member, number)
+    set_fact(connection, _CORRECTED.format(number, member.skid), True)
+    return _drop(connection, mine)
+
+
+def _refused(number: int, why: str) -> RefusedError:
+    return RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
 
 
 def has_replied(connection: Connection, skid: str, number: int) -> bool:

@@ -31,7 +31,8 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     number = current.number if current else 0
     exchanges = phases(connection)
     state, replied = round_state(connection), stored_rounds.has_replied(connection, member.skid, number)
-    refusal = refused.told_to(connection, member.skid, number, state, replied=replied)
+    again = stored_rounds.correctable(connection, member.skid, number)
+    refusal = refused.told_to(connection, member.skid, number, state, replied=replied, correctable=again)
     stuck = stuck_sentence(how_it_stands(connection, rounds, now_ms, served=True, named=False), number)
     return TaskReply(
         method=task.method.rsplit(":", 1)[-1],

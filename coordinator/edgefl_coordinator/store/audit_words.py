@@ -35,6 +35,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "refused": "{who} was refused on {route}: {code}",
     "reply_accepted": "{who} replied in round {round}, {bytes} bytes",
     "reply_bounded": "the reply of {who} in round {round} counted for less than it said",
+    "reply_corrected": "{who} replaces its refused reply of round {round}",
     "reply_refused": "the reply of {who} in round {round} was refused",
     "revoked": "{who} was shut out",
     "root_published": "root set {version} was published",

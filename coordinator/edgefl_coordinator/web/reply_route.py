@@ -50,13 +50,13 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin, spare
-        stored_rounds.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
+        replaced = stored_rounds.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
         _check_handed_on(connection, settings.task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
         if not isinstance(request.reply, BlobReference):
-            return answer, []
-        return answer, uploads.remove(connection, member.skid, request.reply.blob)
+            return answer, replaced
+        return answer, [*replaced, *uploads.remove(connection, member.skid, request.reply.blob)]
 
     try:
         answer, spare = transact(call, effect)

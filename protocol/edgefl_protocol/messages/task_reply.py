@@ -35,6 +35,8 @@ _MAX_TRAVELS = 16
 MAX_SENTENCE = 1000  # characters
 REPLY_REFUSED = "the reply of round"  # how `stuck` begins where aggregation refused this member's reply
 
+CORRECTABLE = "; another contribution may replace it, once in this round"  # how that ends where this is so
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReply:
@@ -76,6 +78,16 @@ class TaskReply:
     def refusal(self) -> str:
         """Why this member's reply, of this round or the one before, was refused: the first part of `stuck`, or ""."""
         return self.stuck.split(f"; round {self.round} is stuck")[0] if self.stuck.startswith(REPLY_REFUSED) else ""
+
+    @property
+    def refused(self) -> bool:
+        """Whether aggregation refused this member's reply of this round."""
+        return self.refusal.startswith(f"{REPLY_REFUSED} {self.round} was refused")
+
+    @property
+    def correctable(self) -> bool:
+        """Whether aggregation refused it, and takes another one in its place."""
+        return self.refused and self.refusal.endswith(CORRECTABLE)
 
     @property
     def takes_features(self) -> bool:

@@ -45,7 +45,7 @@ def test_the_whole_way(run, device, live, lab, capsys):
     }
     assert json.loads(run("sync", "--json")[1])["sent"] == []
     status = json.loads(run("status", "--json")[1])
-    assert status["round"] == {"number": 1, "state": "open", "replied": True, "stuck": None}
+    assert status["round"] == {"number": 1, "state": "open", "replied": True, "refused": False, "stuck": None}
     assert status["membership"]["state"] == "approved"
 
 

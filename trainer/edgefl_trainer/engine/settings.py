@@ -1,8 +1,7 @@
 """What a run is asked to do: presets, a TOML file, flags and `--set`, each overriding the one before.
 
 Guarantees: the resolved settings are plain values, complete, validated before any work begins, and written to
-`config.toml`; a run started from that file is the same run. This module imports the methods, and with them PyTorch,
-only where it needs one: a wrong name, value, path or key is refused before.
+`config.toml`; a run started from that file is the same run. What is mistyped is refused before PyTorch is imported.
 """
 
 import difflib
@@ -183,11 +182,7 @@ def resolve_again(
 
 
 def given_settings(
-    method: str,
-    flags: Mapping[str, Any],
-    config: Path | None,
-    assignments: Sequence[str],
-    usual_data: tuple[str, ...] = (),
+    method: str, flags: Mapping[str, Any], config: Path | None, assignments: Sequence[str], usual: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Read what file and flags give: the settings, the hyper-parameters of the file, the data.
 
@@ -197,7 +192,7 @@ def given_settings(
     check_method(method)
     given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
     given |= {name: value for name, value in flags.items() if value is not None}
-    data: tuple[str, ...] = read_value(given.get("data", usual_data), tuple[str, ...], "data")
+    data: tuple[str, ...] = read_value(given.get("data", usual), tuple[str, ...], "data")
     preset = given.get("preset", "bench84")
     if preset not in get_args(PresetName):
         raise SettingError(f"there is no preset {preset!r}; did you mean {nearest(str(preset), get_args(PresetName))}?")
@@ -205,8 +200,9 @@ def given_settings(
     _check_values(given)
     _check_specs(data)
     keys = None if any(map(asks_questions, data)) else setting_keys(method)
-    for text in assignments if keys is not None else ():
-        _key_and_value(text, keys or ())
+    if keys is not None:
+        for text in assignments:
+            _key_and_value(text, keys)
     return given, named, data
 
 

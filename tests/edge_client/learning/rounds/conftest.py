@@ -57,6 +57,7 @@ class Learner:
         one = self.coordinator
         one.effects, one.answers, one.replied, one.window, one.round = [], {}, set(), ReplayWindow(), 1
         one.state, one.refuse, one.line, one.method, one.travels = "open", {}, "main", "fedevprompt", ()
+        one.stuck = ""
         made = replace(self, home=Home(root), wire=type(self.wire)(one))
         made.open_round(1)
         return made

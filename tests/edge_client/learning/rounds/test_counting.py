@@ -37,6 +37,12 @@ def test_a_round_is_learned_and_answered_in_one_sync(device: Learner) -> None:
     assert device.standing == f"1 {found['learning']['state_sha256']}"
     again = device.report()
     assert (again["learning"]["state"], again["learning"]["code"], again["sent"]) == ("skipped", "replied", [])
+    device.coordinator.stuck = "the reply of round 1 was refused: it lies 20 times as far"  # by aggregation, later
+    refused = device.report()
+    assert (refused["learning"]["code"], refused["round"]["refused"], again["round"]["refused"]) == (
+        "reply_refused", True, False,
+    )  # fmt: skip
+    assert "reply refused\n" in status_text(run_status(device.holder, online=True))
     status = run_status(Device(home=device.home), online=False)
     assert status["learning"]["counted_round"] == 1 and status["learning"]["table"].endswith("labels.csv")
     assert "last round learned here that counted: 1" in status_text(status)
