@@ -7,6 +7,7 @@ product: nothing heavy is imported before it is used".
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from edgefl_trainer.methods import METHODS
 
 HEAVY = ("torch", "timm", "scipy", "sklearn", "matplotlib")
 DATA = "lesions:sites=2,images=40"
+TABLE = str(Path(__file__).parents[2] / "experiments" / "fedevprompt-table-1.toml")
 RUN = ("run", "fedevprompt", "--out", "new")
 WRONG = [
     (("run", "fedevpromt", "--data", DATA, "--out", "new"), "did you mean fedevprompt"),
@@ -49,6 +51,8 @@ WRONG = [
     (("data", "foldr:x"), "did you mean folder:x?"),
     (("join", "nosuch", "--data", DATA, "--out", "new"), "there is no file nosuch"),
     (("experiment", "nosuch.toml", "--out", "new"), "'nosuch.toml' does not exist"),
+    (("experiment", TABLE, "--out", "new", "--rows", "nosuch"), "nosuch"),
+    (("experiment", TABLE, "--out", "new", "--seeds", "x"), "use whole numbers"),
 ]
 PROBE = f"""
 import contextlib, io, json, sys

@@ -80,11 +80,8 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """
     from edgefl_trainer.engine.folder import check_free
-    from edgefl_trainer.experiments.comparison import TRIAL, render_comparison
     from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.finished import find_runs
     from edgefl_trainer.experiments.planning import OWN, commands, plan_runs, pretraining_of
-    from edgefl_trainer.experiments.running import run_planned
 
     table = read_experiment(file)
     planned = plan_runs(table, _choice(out, **options), os.environ)
@@ -93,6 +90,10 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
             click.echo(line)
         return
     check_free(out, OWN, "no runs of an experiment")
+    from edgefl_trainer.experiments.comparison import TRIAL, render_comparison  # with matplotlib, which takes a second
+    from edgefl_trainer.experiments.finished import find_runs
+    from edgefl_trainer.experiments.running import run_planned
+
     told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     known = f"tiny: seconds to minutes a run, {TRIAL}" if options["tiny"] else f"the file's figures: {told}"
     first = pretraining_of(planned)
