@@ -1,6 +1,6 @@
 """One question about one picture: what is answered, what is refused, and what is said of it.
 
-Source: docs/reference/answers.md, docs/decisions/0044.
+Source: docs/reference/answers.md, docs/decisions/0046 and 0048.
 """
 
 import numpy as np
@@ -37,8 +37,11 @@ def test_the_most_probable_answer_with_its_confidence():
     assert headline(found) == "yes, confidence 70%" and next_answers(found, 2) == "Next: no 20%"
 
 
+WORD_RULES = ("no_known_word", "unknown_word", "unread_word")
 REFUSED = {
     "no_known_word": ({"probabilities": None, "question": read_question("pneumothorax?", VOCABULARY)}, "knows no word"),
+    "unknown_word": ({"question": read_question("Is there tuberculosis?", VOCABULARY)}, "does not know tuberculosis"),
+    "unread_word": ({"question": read_question("Is there air, is there fluid?", VOCABULARY)}, "the first 4 words"),
     "size": ({"small": True}, "fewer pixels than the model reads"),
     "unsure": ({"unsure_above": 0.8}, "too unsure (entropy 0.802 nats; the rule refuses above 0.800)"),
     "unseen_answer": ({"seen": (True, False, True)}, "never met in its own questions"),
@@ -59,11 +62,11 @@ def test_each_rule_refuses_and_no_answer_is_named(reason):
 
 def test_rules_without_a_threshold_or_date_are_not_tried():
     assert answer(unsure_above=None, expired=False).rules_tried == (
-        "no_known_word", "size", "unseen_answer", "model_expired",
+        *WORD_RULES, "size", "unseen_answer", "model_expired",
     )  # fmt: skip
-    assert answer().rules_tried == ("no_known_word", "size", "unsure", "unseen_answer")
+    assert answer().rules_tried == (*WORD_RULES, "size", "unsure", "unseen_answer")
     nothing = answer(None, read_question("x", VOCABULARY))
-    assert nothing.rules_tried == ("no_known_word", "size") and nothing.probabilities == {}
+    assert nothing.rules_tried == (*WORD_RULES, "size") and nothing.probabilities == {}
     assert answer(unsure_above=None, probabilities=(0.34, 0.33, 0.33)).answer == "no"
 
 
@@ -86,11 +89,53 @@ def test_words_that_are_not_known_and_words_that_come_too_late_are_told():
     read = read_question("Is there (really) air, or is there a tube?", VOCABULARY)
     assert read.unknown == ("really",) and read.unread == ("or", "is", "there", "a", "tube")
     assert read.tokens.tolist() == [2, 3, 1, 4]
-    told = not_read(answer(question=read))
-    assert told == [
-        "Not known to the model, so not asked: really.",
-        "Too late in the question to be read: or, is, there, a and tube.",
+    found = answer(question=read)
+    assert found.refuse_reasons == ("unknown_word", "unread_word") and found.answer is None
+    assert not_read(found) == [
+        "Ask in other words: without really this would be another question.",
+        "Ask in fewer words: without or and tube this would be another question.",
     ]
+
+
+@pytest.mark.parametrize("probabilities", [(0.2, 0.7, 0.1), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)])
+def test_an_unknown_word_refuses_whatever_the_answer_would_be(probabilities):
+    """The figures stay, marked as refused: docs/design.md 5."""
+    found = answer(probabilities, read_question("Is there tuberculosis?", VOCABULARY), unsure_above=None)
+    assert found.refuse_reasons == ("unknown_word",) and found.confidence is None
+    told = found.to_json(3)
+    assert (told["answer"], told["refused"], told["unknown_words"]) == (None, True, ["tuberculosis"])
+    assert [one["confidence"] for one in told["answers"]] == sorted(
+        (pytest.approx(share) for share in probabilities), key=lambda one: -one.expected
+    )
+    assert next_answers(found, 3) is None
+
+
+def test_a_function_word_refuses_nothing_and_is_told():
+    found = answer(question=read_question("Is there an air", VOCABULARY))
+    assert found.answer == "yes" and headline(found) == "yes, confidence 70%, asked without: an"
+    assert not_read(found) == ["Not known to the model, so not asked: an."]
+    late = answer(question=read_question("there is there air is it", VOCABULARY))
+    assert late.answer == "yes" and not_read(late) == ["Too late in the question to be read: is and it."]
+
+
+def test_a_refusal_for_words_stays_short_however_long_the_question():
+    words = [f"w{i}" for i in range(90)]
+    for text in ("is " + " ".join(words), "is " + "a" * 900, "is there air is " + " ".join(words)):
+        found = answer(question=read_question(text, VOCABULARY))
+        assert found.refused and len(headline(found)) < 200 and all(len(one) < 200 for one in not_read(found))
+
+
+def test_a_negation_is_told_with_the_answer():
+    """A network weighs words: nothing says that it turns the answer round."""
+    vocabulary = Questions(("is", "there", "no", "air"), 4)
+    found = answer(question=read_question("Is there no air?", vocabulary))
+    assert found.answer == "yes" and found.to_json(1)["negating_words"] == ["no"]
+    assert not_read(found) == [
+        "The question negates (no), and the model weighs words, not logic: this may be the answer to the opposite "
+        "question. Ask without a negation."
+    ]
+    assert not_read(answer(question=read_question("Is there no air?", vocabulary), small=True)) == []
+    assert not_read(answer()) == [] and answer().to_json(1)["negating_words"] == []
 
 
 def test_a_known_word_that_comes_too_late_does_not_count():

@@ -18,9 +18,23 @@ if TYPE_CHECKING:
     from edgefl_protocol.pictures.answer import PictureAnswer
 
 
+def one_question(context: click.Context, words: tuple[str, ...]) -> str:
+    """Take the question, one argument; a usage error that names quotes where there are several."""
+    if len(words) > 1:
+        asked = " ".join(words).replace('"', "")
+        raise click.UsageError(f'the question must stand in quotes: {context.command_path} IMAGE "{asked}"', context)
+    return words[0]
+
+
 @click.command()
 @click.argument("image", metavar="IMAGE")
-@click.argument("question", metavar="QUESTION")
+@click.argument(
+    "question",
+    nargs=-1,
+    required=True,
+    callback=lambda context, _, words: one_question(context, words),
+    metavar="QUESTION",
+)
 @model_option
 @trust_option
 @json_option

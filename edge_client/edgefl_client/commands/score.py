@@ -180,7 +180,8 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
 def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None) -> None:
     """Make the folder of drawings, and say what any model has said of it before its first result."""
     from edgefl_protocol.bundle.card_words import weaknesses
-    from edgefl_protocol.bundle.shown_map import how_true
+    from edgefl_protocol.bundle.question_words import why_no_map
+    from edgefl_protocol.bundle.shown_map import no_map
 
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
@@ -195,9 +196,9 @@ def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None) 
             "newer one.",
             err=True,
         )
-    if heatmaps is not None and (bundle.card.map is None or not bundle.card.map.shown):
-        said = how_true(bundle.card.map, "picture" if bundle.questions is None else "question")
-        click.echo(f"{said} The pictures are drawn without a map.", err=True)
+    why_not = no_map(bundle.card.map) if bundle.questions is None else why_no_map(bundle.card.map, bundle.questions)
+    if heatmaps is not None and why_not is not None:
+        click.echo(f"{why_not} The pictures are drawn without a map.", err=True)
 
 
 @contextmanager

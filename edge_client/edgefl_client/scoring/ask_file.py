@@ -65,11 +65,11 @@ def _answered(
 def _drawn(
     job: AskingJob, answer: PictureAnswer, picture: "AskedPicture", pixels: NDArray[np.uint8], sha256: str
 ) -> PictureAnswer:
-    from edgefl_client.scoring.answer_picture import draw_answer  # only those who draw pay for loading fonts
-    from edgefl_client.scoring.heatmap import png_bytes
+    from edgefl_client.scoring.drawing.answer_picture import draw_answer  # only those who draw pay for loading fonts
+    from edgefl_client.scoring.drawing.heatmap import png_bytes
 
     assert job.drawings is not None
-    path, digits = drawing_file(job.drawings, answer.image or "", sha256)
+    path, digits = drawing_file(job.drawings, answer.image or "", sha256, answer.question.text)
     asker = job.asker
     explanation = asker.explain(picture, answer)
     drawn = draw_answer(pixels, answer, asker.network.fit, explanation, asker.how_right, job.top, digits)

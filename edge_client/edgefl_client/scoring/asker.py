@@ -11,7 +11,7 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Network, Photo
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import shown_weaknesses
-from edgefl_protocol.bundle.question_words import kept_from_learning
+from edgefl_protocol.bundle.question_words import kept_from_learning, why_no_map
 from edgefl_protocol.bundle.shown_map import how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
@@ -119,10 +119,11 @@ class Asker:
         )
 
     def explain(self, picture: AskedPicture, answer: PictureAnswer) -> Explanation:
-        """Make the map of where it looked, where the bundle found that true, and say how true it is."""
+        """Make the map of where it looked, where the bundle found that it looks and how true the map is."""
         said = self.network.bundle.card.map
-        if said is None or not said.shown:
-            return Explanation(None, how_true(said, "question"))
+        why_not = why_no_map(said, self.questions)
+        if said is None or why_not is not None:
+            return Explanation(None, why_not or how_true(said, "question"))
         if answer.answer is None:
             return Explanation(None, "No map is drawn: there is no answer that it could explain.")
         values, fall, without = answer.map, None, None

@@ -4,12 +4,11 @@ A question is known by the SHA-256 of its text: it may name a patient. Numbers a
 the same bits.
 """
 
-import hashlib
 import json
 from typing import Any, Final
 
 from edgefl_client.scoring.log_file import LogForm
-from edgefl_client.scoring.score_files import Failure, Result
+from edgefl_client.scoring.score_files import Failure, Result, text_sha256
 from edgefl_protocol.pictures.answer import PictureAnswer
 from edgefl_protocol.pictures.score import Score
 
@@ -131,7 +130,7 @@ def _numbers(score: Score) -> dict[str, Any]:
 
 def answer_columns(question: str, result: PictureAnswer | Failure) -> dict[str, Any]:
     """Fill the columns of a result; numbers are written so that reading them gives the same bits."""
-    asked = {"question_sha256": hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()}
+    asked = {"question_sha256": text_sha256(question)}
     if isinstance(result, Failure):
         return {**asked, "error_code": result.code}
     return {

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
 _DIGITS = 16  # of the SHA-256 of a picture, in the name and the last line of its heat map
+_QUESTION_DIGITS = 8  # of the SHA-256 of a question, in the name of its picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,11 +188,21 @@ def read_picture(
         return Failure(image=name, code="missing", message="this is not a valid file name; check it"), None, None
 
 
-def drawing_file(folder: Path, name: str, sha256: str) -> tuple[Path, str]:
-    """Name the drawing of a picture in this folder, and give the digits that its last line tells."""
+def drawing_file(folder: Path, name: str, sha256: str, question: str | None = None) -> tuple[Path, str]:
+    """Name the drawing of a picture in this folder, and give the digits that its last line tells.
+
+    Args:
+        question: what was asked, of which the name has the first digits of the SHA-256: the text may name a patient.
+    """
     stem = "standard-input" if name == STANDARD_INPUT else Path(name).stem
     digits = sha256[:_DIGITS]
-    return folder / f"{stem}-{digits}{_DRAWN}", digits
+    asked = "" if question is None else f"-{text_sha256(question)[:_QUESTION_DIGITS]}"
+    return folder / f"{stem}-{digits}{asked}{_DRAWN}", digits
+
+
+def text_sha256(question: str) -> str:
+    """Give the SHA-256 by which a question is known: its text may name a patient."""
+    return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _load(name: str, task: ScoringJob) -> _Loaded:
@@ -226,8 +237,8 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Scor
     ):
         return score
     path, digits = drawing_file(folder, photo.name, photo.sha256)
-    from edgefl_client.scoring.heatmap import png_bytes  # only those who draw pay for loading fonts
-    from edgefl_client.scoring.score_picture import draw_heatmap
+    from edgefl_client.scoring.drawing.heatmap import png_bytes  # only those who draw pay for loading fonts
+    from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 
     explanation = task.scorer.explain(photo.found, score)
     write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, task.scorer.network.fit, explanation, digits)))

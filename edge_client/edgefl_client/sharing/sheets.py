@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from edgefl_client.scoring.heatmap import colours, png_bytes, text_font
+from edgefl_client.scoring.drawing.caption import text_font
+from edgefl_client.scoring.drawing.heatmap import colours, png_bytes
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
 

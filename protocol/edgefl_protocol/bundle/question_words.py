@@ -12,6 +12,7 @@ from typing import Final
 from edgefl_protocol.bundle.figures import HALF, figures_of, number, site_figures, temperature_at_bound
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.question_table import LEAST_TRIED, QuestionTable, TriedQuestions
+from edgefl_protocol.bundle.shown_map import ShownMap, no_map
 from edgefl_protocol.pictures.referral import in_force
 from edgefl_protocol.sentences import counted
 
@@ -20,7 +21,7 @@ _NAMES: Final = {
     "accuracy_open_questions": "of open questions",
     "accuracy_closed_questions": "of closed questions",
 }
-_NO_THRESHOLD: Final = "No threshold says when it is too unsure, so it answers every question of which it knows a word."
+_NO_THRESHOLD: Final = "No threshold says when it is too unsure, so it answers every question whose words it knows."
 
 
 def question_lines(card: Card, labels: Labels, table: QuestionTable) -> tuple[str, str]:
@@ -66,6 +67,16 @@ def not_looking(table: QuestionTable) -> str | None:
     if table.tried is None or table.tried.other_picture is None or table.looks:
         return None
     return f"This model was not found to look at the picture: {_with_other_pictures(table.tried)}."
+
+
+def why_no_map(said: ShownMap | None, table: QuestionTable) -> str | None:
+    """Say why a device draws no map beside any answer of this model; None where it draws one.
+
+    A map of where a model looked would say of one that was not found to look that it does, however true the map.
+    """
+    if table.looks is False:
+        return "No map is drawn: this model was not found to look at the picture."
+    return no_map(said, "question")
 
 
 def _not_fitted(table: QuestionTable) -> str | None:

@@ -183,6 +183,11 @@ def how_true(said: ShownMap | None, noun: str = "picture") -> str:
     return f"No map is drawn: what the best map marks matters little more than any other place. {figures}"
 
 
+def no_map(said: ShownMap | None, noun: str = "picture") -> str | None:
+    """Say why no map is drawn beside any picture; None where one is."""
+    return None if said is not None and said.shown else how_true(said, noun)
+
+
 def level_words(said: ShownMap) -> str:
     """Say why no map of one picture is drawn although the bundle shows one: no place stands out in it."""
     if said.kind == "occlusion":

@@ -4,11 +4,15 @@ Guarantees: an answer is the most probable one of those that the site learned; w
 and the probabilities beside it are no finding. The rules, in the order in which reasons are listed:
 
 1. `no_known_word`: no word that the network reads of the question is in its table. It is then not run at all.
-2. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+2. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
+3. `unread_word`: such a word stands behind the last one that the network reads.
+4. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-3. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
-4. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-5. `model_expired`: the bundle is past its expiry date.
+5. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
+6. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+7. `model_expired`: the bundle is past its expiry date.
+
+The first three look at the question alone (docs/decisions/0048).
 
 That no rule refuses never means that the answer is right.
 """
@@ -23,9 +27,19 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.referral import entropy_nats, in_force
 from edgefl_protocol.pictures.score import ModelInfo, RolloutMap
-from edgefl_protocol.rules.questions import FIRST, Questions, check_question, token_ids, words_of
+from edgefl_protocol.rules.questions import (
+    FIRST,
+    Questions,
+    check_question,
+    content_words,
+    negations,
+    token_ids,
+    words_of,
+)
 
-REFUSALS: Final = ("no_known_word", "size", "unsure", "unseen_answer", "model_expired")
+REFUSALS: Final = (
+    "no_known_word", "unknown_word", "unread_word", "size", "unsure", "unseen_answer", "model_expired",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +55,21 @@ class ReadQuestion:
     def known(self) -> bool:
         """Whether any word that is read is in the table."""
         return bool((self.tokens >= FIRST).any())
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The words that are read and not known on which an answer may hang."""
+        return content_words(self.unknown)
+
+    @property
+    def cut_off(self) -> tuple[str, ...]:
+        """The words that are not read on which an answer may hang, each once."""
+        return tuple(dict.fromkeys(content_words(self.unread)))
+
+    @property
+    def negations(self) -> tuple[str, ...]:
+        """The words that negate, each once: a network weighs words and knows no logic."""
+        return negations(words_of(self.text))
 
 
 def read_question(text: str, vocabulary: Questions) -> ReadQuestion:
@@ -102,6 +131,7 @@ class PictureAnswer:
             "rules_tried": list(self.rules_tried),
             "unknown_words": list(self.question.unknown),
             "unread_words": list(self.question.unread),
+            "negating_words": list(self.question.negations),
             "entropy_nats": self.entropy_nats,
             "entropy_from": self.entropy_from,
             "heatmap": self.heatmap,
@@ -150,6 +180,8 @@ def make_answer(
     unsure_from = rules.unsure_in_force
     found = {
         "no_known_word": not question.known,
+        "unknown_word": question.known and bool(question.missed),
+        "unread_word": question.known and bool(question.cut_off),
         "size": small,
         "unsure": entropy is not None and unsure_from is not None and entropy > unsure_from,
         "unseen_answer": best is not None and not rules.seen[best],

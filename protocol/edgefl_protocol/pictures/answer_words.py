@@ -1,13 +1,18 @@
 """What an answer says in words: the answer and its confidence, or why there is none, and what was not read.
 
-Guarantees: a refusal names no answer; no sentence says that an answer is right. Two numbers that differ are never
-written alike where a rule compares them. Source: docs/decisions/0046.
+Guarantees: a refusal names no answer, and one for the question's words names these; no sentence says that an answer is
+right; no list of words grows with the question. Two numbers that differ are never written alike where a rule
+compares them. Source: docs/decisions/0046 and 0048.
 """
+
+from collections.abc import Sequence
+from typing import Final
 
 from edgefl_protocol.pictures.answer import PictureAnswer
 from edgefl_protocol.pictures.wording import apart, digits_apart, percent
 from edgefl_protocol.sentences import listed
 
+LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
 NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
@@ -21,7 +26,7 @@ def headline(answer: PictureAnswer) -> str:
     """Say the answer, its confidence and what was left out of the question, or that there is no answer and why."""
     if answer.answer is None:
         return f"No answer: {'; '.join(_reason(answer, one) for one in answer.refuse_reasons)}"
-    left_out = f", asked without: {listed(answer.question.unknown)}" if answer.question.unknown else ""
+    left_out = f", asked without: {_few(answer.question.unknown)}" if answer.question.unknown else ""
     return f"{answer.answer}, confidence {_likely(answer, answer.answer)}{left_out}"
 
 
@@ -34,12 +39,22 @@ def next_answers(answer: PictureAnswer, top: int) -> str | None:
 
 
 def not_read(answer: PictureAnswer) -> list[str]:
-    """Say in sentences which words of the question told the model nothing."""
-    said = []
-    if answer.question.unknown:
-        said.append(f"Not known to the model, so not asked: {listed(answer.question.unknown)}.")
-    if answer.question.unread:
-        said.append(f"Too late in the question to be read: {listed(answer.question.unread)}.")
+    """Say in sentences which words of the question told the model nothing, what negates, and what to do."""
+    asked, reasons, said = answer.question, answer.refuse_reasons, []
+    if "unknown_word" in reasons:
+        said.append(f"Ask in other words: without {_few(asked.missed)} this would be another question.")
+    elif asked.unknown:
+        other = " Ask in other words." if "no_known_word" in reasons else ""
+        said.append(f"Not known to the model, so not asked: {_few(asked.unknown)}.{other}")
+    if "unread_word" in reasons:
+        said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
+    elif asked.unread:
+        said.append(f"Too late in the question to be read: {_few(asked.unread)}.")
+    if asked.negations and not answer.refused:
+        said.append(
+            f"The question negates ({_few(asked.negations)}), and the model weighs words, not logic: this may be the "
+            "answer to the opposite question. Ask without a negation."
+        )
     return said
 
 
@@ -72,7 +87,16 @@ def _digits(answer: PictureAnswer) -> int:
 
 
 def _reason(answer: PictureAnswer, reason: str) -> str:
+    if reason == "unknown_word":
+        return f"the model does not know {_few(answer.question.missed)}"
+    if reason == "unread_word":
+        return f"the question is too long, of which the model reads the first {len(answer.question.tokens)} words"
     if reason != "unsure" or answer.entropy_nats is None or answer.entropy_from is None:
         return _REASONS[reason]
     number, limit = apart(answer.entropy_nats, answer.entropy_from)
     return f"the model is too unsure (entropy {number} nats; the rule refuses above {limit})"
+
+
+def _few(words: Sequence[str]) -> str:
+    """List words of the question as `listed` does, long ones cut."""
+    return listed([one if len(one) <= LONGEST_WORD else f"{one[:LONGEST_WORD]}..." for one in words])

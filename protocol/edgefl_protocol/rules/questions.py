@@ -4,12 +4,15 @@ Server and device both call this, so that a question asked on a device is the on
 
 Guarantees: the same text and table give the same numbers; no text is read beyond `MAX_CHARACTERS`; number 0 is
 padding, 1 a word that is not in the table, and 2 the table's first word. An answer that is normalised again stays.
-Source: docs/reference/data.md (questions); for answers `tools/compute_softscore.py` of MEVF (Nguyen et al., 2019).
+Whether a word counts depends on the word alone, never on an answer.
+Source: docs/reference/data.md (questions); for answers `tools/compute_softscore.py` of MEVF (Nguyen et al., 2019); for
+words that do not count the stop list of the Glasgow Information Retrieval Group; for negations the single words of
+NegEx (Chapman et al., 2001). docs/decisions/0048.
 """
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -24,6 +27,19 @@ LENGTH: Final = 20  # words of a question that a network reads: 99.9 % of VQA-RA
 PADDING: Final = 0
 UNKNOWN: Final = 1
 FIRST: Final = 2  # number of the table's first word
+
+FUNCTION_WORDS: Final = frozenset({
+    "a", "an", "the", "this", "that", "these", "those", "there", "and", "of", "please",
+    "i", "me", "my", "we", "us", "our", "you", "your", "it", "its", "they", "them", "their",
+    "am", "is", "are", "was", "were", "be", "been", "being", "has", "have", "had", "do",
+    "can", "could", "will", "would", "should", "may", "might", "must",
+})  # fmt: skip
+"""Articles, pronouns and auxiliary verbs of English: an answer hardly hangs on whether one of them is read. Negations,
+words of choice, place, number and sex, and the words that begin a question are not among them."""
+NEGATIONS: Final = frozenset({
+    "no", "not", "nor", "neither", "never", "none", "without", "cannot", "absent", "absence", "lack", "lacks",
+    "lacking", "negative",
+})  # fmt: skip
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _WORD = re.compile(r"\d*\.\d+[^\W_]*%?|[^\W_]+(?:'[^\W_]+)*%?")  # 2.5cm, .5, patient's, 50%
@@ -88,6 +104,21 @@ def token_ids(text: str, words: Mapping[str, int], length: int) -> NDArray[np.in
 def known_words(text: str, words: Mapping[str, int]) -> int:
     """Count the words of a question that are in the table."""
     return sum(word in words for word in words_of(text))
+
+
+def content_words(words: Iterable[str]) -> tuple[str, ...]:
+    """Keep the words that an answer may hang on: all but `FUNCTION_WORDS`. In other languages every word is kept."""
+    return tuple(word for word in words if word not in FUNCTION_WORDS)
+
+
+def negations(words: Sequence[str]) -> tuple[str, ...]:
+    """List the English words that negate, each once.
+
+    The second part of a choice does not: `yes/no`, `with or without contrast`.
+    """
+    before = zip(("", *words), words, strict=False)
+    found = (word for last, word in before if last not in ("or", "yes") and (word in NEGATIONS or word[-3:] == "n't"))
+    return tuple(dict.fromkeys(found))
 
 
 def _plain(text: str) -> str:

@@ -19,7 +19,8 @@ from edgefl_protocol.pictures.imaging import decode, prepare
 
 KEYS = [
     "image", "question", "answer", "confidence", "answers", "refused", "refuse_reasons", "rules_tried",
-    "unknown_words", "unread_words", "entropy_nats", "entropy_from", "heatmap", "heatmap_fall", "model", "milliseconds",
+    "unknown_words", "unread_words", "negating_words", "entropy_nats", "entropy_from", "heatmap", "heatmap_fall",
+    "model", "milliseconds",
 ]  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def asked(run, ward):
 
 
 def test_json_has_the_documented_keys_and_the_formulas_figures(asked, ward):
-    code, out, err = asked("Which organ is shown, doctor?", "--json", "--top", "3")
+    code, out, err = asked("Which organ is shown, please?", "--json", "--top", "3")
     assert code == 0 and "Research use only" in err
     told = json.loads(out)
     assert list(told) == KEYS
@@ -50,17 +51,17 @@ def test_json_has_the_documented_keys_and_the_formulas_figures(asked, ward):
     wanted = expected(prepare(decode((ward / "CANARY.png").read_bytes()), bundle.preprocess), told["question"])
     assert told["answer"] == ANSWERS[int(wanted.argmax())] and told["confidence"] == pytest.approx(wanted.max())
     assert [one["confidence"] for one in told["answers"]] == pytest.approx(sorted(wanted, reverse=True)[:3], abs=1e-6)
-    assert told["unknown_words"] == ["doctor"] and told["unread_words"] == [] and told["refused"] is False
+    assert told["unknown_words"] == ["please"] and told["unread_words"] == [] and told["refused"] is False
     assert told["entropy_from"] == 1.3 and told["model"]["sha256"] == bundle.sha256
     assert told["model"]["better_than_chance"] is True and told["heatmap"] is None
 
 
 def test_a_person_reads_answer_confidence_what_was_not_asked_and_what_an_answer_is_not(asked):
-    code, out, _ = asked("Which organ is shown, doctor?")
+    code, out, _ = asked("Which organ is shown, please?")
     assert code == 0
     for words in (
-        "CANARY.png: lung, confidence ", ", asked without: doctor\n", "Next: liver ",
-        "Not known to the model, so not asked: doctor.",
+        "CANARY.png: lung, confidence ", ", asked without: please\n", "Next: liver ",
+        "Not known to the model, so not asked: please.",
         "Of 150 questions kept from learning it answered 75, 60 of these rightly (80.0%).",
         "The most probable of the 5 answers that this model knows; it can give no other, and it may be wrong.",
     ):  # fmt: skip
@@ -75,6 +76,32 @@ def test_a_refusal_is_a_result_and_names_no_answer(asked):
     told = json.loads(asked("pneumothorax?", "--json")[1])
     assert (told["answer"], told["confidence"], told["answers"], told["entropy_nats"]) == (None, None, [], None)
     assert told["refuse_reasons"] == ["no_known_word"]
+
+
+def test_a_question_of_which_a_word_is_unknown_gets_no_answer(asked, ward):
+    """Without the word it would be another question: docs/decisions/0048."""
+    code, out, _ = asked("Which organ is shown, tuberculosis?")
+    assert code == 0 and out.splitlines()[0].endswith("No answer: the model does not know tuberculosis")
+    assert out.splitlines()[1] == "Ask in other words: without tuberculosis this would be another question."
+    assert "lung" not in out and "confidence" not in out and "may be wrong" not in out
+    told = json.loads(asked("Which organ is shown, tuberculosis?", "--json", "--log", ward / "log.sqlite")[1])
+    assert (told["answer"], told["confidence"], told["refused"]) == (None, None, True)
+    assert told["refuse_reasons"] == ["unknown_word"] and told["answers"][0]["answer"] == "lung"
+    (row,) = rows(ward / "log.sqlite")
+    assert (row["answer"], row["refused"], row["refuse_reasons"]) == (None, 1, "unknown_word")
+
+
+def test_a_negation_is_told(asked, ward):
+    told = json.loads(asked("Which organ is not shown?", "--json")[1])
+    assert told["refuse_reasons"] == ["unknown_word"] and told["negating_words"] == ["not"]
+
+
+def test_a_question_without_quotes_is_told_of_them(run, ward):
+    code, out, err = run("ask", ward / "CANARY.png", "is", "there", "a", "fracture", "--model", ward / "ask.edgefl")
+    assert (code, out) == (2, "")
+    assert 'the question must stand in quotes: edgefl ask IMAGE "is there a fracture"' in err
+    code, out, err = run("ask", ward / "CANARY.png", "--model", ward / "ask.edgefl")
+    assert (code, out) == (2, "") and "Missing argument 'QUESTION'" in err
 
 
 def test_too_unsure(asked, ward):
@@ -137,15 +164,18 @@ def test_the_picture_has_question_answer_and_map(asked, ward, said):
     assert code == 0
     digest = hashlib.sha256((ward / "CANARY.png").read_bytes()).hexdigest()
     told = json.loads(out)
-    assert told["heatmap"] == str(ward / "maps" / f"CANARY-{digest[:16]}.heatmap.png")
-    assert (ward / "maps" / f"CANARY-{digest[:16]}.heatmap.png").stat().st_size
+    asked_digest = hashlib.sha256(b"which organ is shown?").hexdigest()
+    file = ward / "maps" / f"CANARY-{digest[:16]}-{asked_digest[:8]}.heatmap.png"
+    assert told["heatmap"] == str(file) and file.stat().st_size
     words = " ".join(said)
     for part in ("Question: which organ is shown?", "Answer: lung, confidence", "Where the model looked",
                  "Measured on 96 questions", "answered by vqa/all version 1", "kept from learning", digest[:16],
                  "may be wrong"):  # fmt: skip
         assert part in words
     said.clear()
+    first = file.read_bytes()
     asked("pneumothorax?", "--heatmap", ward / "maps")
+    assert len(list((ward / "maps").iterdir())) == 2 and file.read_bytes() == first  # a file for each question
     refused = " ".join(said)
     assert "No answer: the model knows no word" in refused and "lung" not in refused
 
@@ -170,7 +200,8 @@ def test_a_picture_that_cannot_be_drawn_costs_no_answer(asked, ward):
     if os.geteuid() == 0:
         (ward / "maps").mkdir()
         digest = hashlib.sha256((ward / "CANARY.png").read_bytes()).hexdigest()[:16]
-        (ward / "maps" / f"CANARY-{digest}.heatmap.png").mkdir()  # a folder where the file should go
+        asked_digest = hashlib.sha256(b"which organ?").hexdigest()[:8]
+        (ward / "maps" / f"CANARY-{digest}-{asked_digest}.heatmap.png").mkdir()  # a folder where the file should go
     code, out, err = asked("which organ?", "--json", "--heatmap", ward / "maps")
     assert code == 1 and json.loads(out)["answer"] == "lung" and json.loads(out)["heatmap"] is None
     assert "no heat map" in err
@@ -184,18 +215,19 @@ def rows(path):
 
 def test_the_log_holds_figures_and_no_words(asked, ward):
     """docs/security.md, check 70: the same for answers; a question may name a patient."""
-    log, question = ward / "log.sqlite", "which organ, Mrs CANARYNAME?"
+    log, question = ward / "log.sqlite", "which organ, please?"
     told = json.loads(asked(question, "--json", "--log", log)[1])
     assert asked("word " * 10_000, "--log", log)[0] == 1
     assert asked(question, "--log", log, image=ward / "missing.png")[0] == 1
+    assert asked("which organ, Mrs CANARYNAME?", "--log", log)[0] == 0
     found = rows(log)
-    assert len(found) == 3 and b"CANARY" not in log.read_bytes() and log.stat().st_mode & 0o777 == 0o600
+    assert len(found) == 4 and b"CANARY" not in log.read_bytes() and log.stat().st_mode & 0o777 == 0o600
     assert found[0]["question_sha256"] == hashlib.sha256(question.encode()).hexdigest()
     assert found[0]["image_sha256"] == hashlib.sha256((ward / "CANARY.png").read_bytes()).hexdigest()
     assert found[0]["answer"] == told["answer"] and found[0]["entropy_nats"] == told["entropy_nats"]
     best = list(json.loads(found[0]["probabilities"]).items())[:5]
     assert best == [(one["answer"], one["confidence"]) for one in told["answers"]]
-    assert [row["error_code"] for row in found] == [None, "bad_question", "missing"]
+    assert [row["error_code"] for row in found] == [None, "bad_question", "missing", None]
     again = json.loads(asked(question, "--json", "--log", log)[1])
     assert again["answers"] == told["answers"]
 
@@ -233,6 +265,57 @@ def test_what_its_card_says_against_it_is_said_with_every_answer(asked, ward):
     )
     assert "No threshold says when it is too unsure" in err
     assert json.loads(asked("which organ?", "--json", model="blind.edgefl")[1])["model"]["better_than_chance"] is False
+
+
+def test_no_map_is_drawn_of_a_model_that_was_not_found_to_look(asked, ward, said):
+    """However true the map was found: beside the answer it would say that the model looked."""
+    blind = TriedQuestions(
+        questions=150, right=90, answered=75, answered_right=60,
+        other_picture=OtherPicture(right=89, low=0.0, high=0.1),
+    )  # fmt: skip
+    (ward / "blind.edgefl").write_bytes(ask_bundle(tried=blind, unsure_above=None, shown=true_map("attention")))
+    _, out, err = asked("which organ?", "--json", "--heatmap", ward / "maps", model="blind.edgefl")
+    told, words = json.loads(out), " ".join(said)
+    assert told["answer"] and told["heatmap_fall"] is None and told["model"]["better_than_chance"] is False
+    assert "No map is drawn: this model was not found to look at the picture." in words
+    assert "The pictures are drawn without a map." in err
+    assert "Where the model looked" not in words and "outlined" not in words and "Measured on" not in words
+
+
+@pytest.mark.parametrize(
+    ("question", "shown"),
+    [
+        ("肺是否正常?", "The question is written in characters that this picture cannot show."),
+        ("Is there 肺炎?", "Question: Is there ??? A ? may stand for a character that this picture cannot show."),
+        ("which organ? " + "x" * 187, "Question: which organ? xxx"),
+    ],
+)
+def test_any_question_fits_the_picture(asked, ward, lines, question, shown):
+    """Nothing is drawn beyond the edge, and no box stands for a character."""
+    asked(question, "--heatmap", ward / "maps")
+    for text, font, right, width in lines:
+        assert right <= width, text
+        assert all(bytes(font.getmask(one)) != bytes(font.getmask("\uffff")) for one in text), text
+    words = " ".join(text for text, *_ in lines)
+    first, _, last = shown.partition("??? ")
+    assert first in words and last in words
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What is written into the picture: text, font, where it ends and how wide the picture is, in px."""
+    from PIL import ImageDraw
+
+    found = []
+    original = ImageDraw.ImageDraw.text
+
+    def spy(self, at, text, *args, **kwargs):
+        end = at[0] if kwargs.get("anchor") == "ra" else at[0] + kwargs["font"].getlength(text)
+        found.append((text, kwargs["font"], end, self.im.size[0]))
+        return original(self, at, text, *args, **kwargs)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", spy)
+    return found
 
 
 def test_use_and_status_say_what_it_knows(run, ward):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_client.scoring.score_picture import draw_heatmap
 from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_protocol.pictures.score import ModelInfo, Score
 

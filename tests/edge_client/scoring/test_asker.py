@@ -20,7 +20,7 @@ def loaded(**options):
     return load_bundle(ask_bundle(**options), [SIGNER.public], NOW_MS)
 
 
-@pytest.mark.parametrize("question", ["Is there a fracture?", "WHICH organ is shown", "fracture pneumothorax"])
+@pytest.mark.parametrize("question", ["Is there a fracture?", "WHICH organ is shown", "fracture, please"])
 def test_answers_are_those_of_the_formula(question):
     asker = Asker(loaded(unsure_above=None), threads=1)
     prepared = asker.prepare(GREY)
@@ -29,6 +29,14 @@ def test_answers_are_those_of_the_formula(question):
     np.testing.assert_allclose([found.probabilities[name] for name in ANSWERS], wanted, atol=1e-6)
     assert found.answer == ANSWERS[int(wanted.argmax())]
     assert asker.ask(GREY, question).probabilities == found.probabilities
+
+
+def test_an_unknown_word_names_no_answer_and_leaves_the_figures():
+    asker = Asker(loaded(unsure_above=None), threads=1)
+    found = asker.ask(GREY, "fracture pneumothorax")
+    assert (found.answer, found.refuse_reasons) == (None, ("unknown_word",))
+    wanted = expected(asker.prepare(GREY).pixels, "fracture pneumothorax")
+    np.testing.assert_allclose([found.probabilities[name] for name in ANSWERS], wanted, atol=1e-6)
 
 
 def test_bytes_pictures_and_pixels_are_answered_alike(lab):

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper, load_from_string
 from edgefl_client import Scorer
 from edgefl_client.scoring import network
 from edgefl_client.scoring import scorer as scoring
+from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 from edgefl_client.scoring.score_files import ScoringJob, score_files
-from edgefl_client.scoring.score_picture import draw_heatmap
 from edgefl_protocol.bundle import build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true

@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter, ImageFont
 from tests.edge_client.scoring.drawn_pictures import drawn_picture, one_hot, score_with
 
 from edgefl_client import Scorer
-from edgefl_client.scoring.heatmap import (
+from edgefl_client.scoring.drawing.heatmap import (
     ALPHA,
     gap_px,
     overlay,
@@ -249,8 +249,8 @@ def test_a_large_photo_is_reduced_in_place(said, fit):
 _MEASURE = """
 import numpy as np
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_client.scoring.heatmap import png_bytes
-from edgefl_client.scoring.score_picture import draw_heatmap
+from edgefl_client.scoring.drawing.heatmap import png_bytes
+from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
 def peak_kib():

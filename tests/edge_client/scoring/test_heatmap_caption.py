@@ -13,10 +13,10 @@ from tests.edge_client.scoring.drawn_pictures import drawn_picture, one_hot, sco
 
 from edgefl_client import Scorer
 from edgefl_client.commands.score_text import human_line
+from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.pictures import FORMATS, PictureReader
 from edgefl_client.scoring.score_files import ScoringJob, score_files
-from edgefl_client.scoring.score_picture import draw_heatmap
 
 
 def test_caption_says_what_was_found(said):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl_client.scoring.heatmap import colours
+from edgefl_client.scoring.drawing.heatmap import colours
 from edgefl_client.sharing.sheets import CELL_PX, LEAVES, STAYS, SharedMap, draw_maps
 
 RNG = np.random.default_rng(7)

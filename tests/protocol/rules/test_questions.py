@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from edgefl_protocol.errors import QuestionError
 from edgefl_protocol.rules.questions import (
+    FUNCTION_WORDS,
     LENGTH,
     MAX_CHARACTERS,
     Questions,
     check_question,
+    content_words,
     known_words,
+    negations,
     normalised_answer,
     token_ids,
     words_of,
@@ -101,3 +104,58 @@ def test_a_question_of_ten_thousand_words_is_bounded_and_refused() -> None:
     with pytest.raises(QuestionError, match="holds no word"):
         check_question("?!")
     check_question("lung?")
+
+
+def test_function_words_are_a_part_of_a_published_stop_list() -> None:
+    """The Glasgow group's list as scikit-learn has it; words that decide an answer are in that list, and not in ours."""
+    published = pytest.importorskip("sklearn.feature_extraction.text").ENGLISH_STOP_WORDS
+    assert published >= FUNCTION_WORDS
+    decides = {
+        "no",
+        "not",
+        "without",
+        "or",
+        "above",
+        "below",
+        "left",
+        "few",
+        "what",
+        "where",
+        "which",
+        "who",
+        "two",
+        "her",
+    }
+    assert not decides & FUNCTION_WORDS and len(decides & published) > 10
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("Is there a fracture?", ("fracture",)),
+        ("Is it in the left or the right lung?", ("in", "left", "or", "right", "lung")),
+        ("Have these been there", ()),
+        ("肺里有气吗", ("肺", "里", "有", "气", "吗")),
+    ],
+)
+def test_words_that_an_answer_may_hang_on(question: str, words: tuple[str, ...]) -> None:
+    assert content_words(words_of(question)) == words
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("Is there no evidence of blunting of the costophrenic angles?", ("no",)),  # of VQA-RAD, as the next six
+        ("Why are the chostrochondral junctions not seen on this film?", ("not",)),
+        ("was this image taken without motion artifact", ("without",)),
+        ("Is/Are the ribs fractured? -yes/no", ()),  # a choice negates nothing
+        ("Is this MRI with contrast or without contrast?", ()),
+        ("Does this image use contrast or not?", ()),
+        ("Does this CT have contrast or no contrast?", ()),
+        ("Isn’t there a fracture, and are lesions absent?", ("isn't", "absent")),
+        ("No, is there no fracture?", ("no",)),
+        ("Is there a node or a notch?", ()),
+    ],
+)
+def test_negations(question: str, words: tuple[str, ...]) -> None:
+    assert negations(words_of(question)) == words

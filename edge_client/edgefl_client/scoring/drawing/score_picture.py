@@ -10,21 +10,9 @@ from dataclasses import replace
 
 from PIL import Image
 
+from edgefl_client.scoring.drawing.caption import BODY, HEAD, INK, QUIET, SMALL, WARN, CaptionLine
+from edgefl_client.scoring.drawing.heatmap import Photo, Placed, draw_picture, map_lines, origin
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_client.scoring.heatmap import (
-    BODY,
-    HEAD,
-    INK,
-    QUIET,
-    SMALL,
-    WARN,
-    CaptionLine,
-    Photo,
-    Placed,
-    draw_picture,
-    map_lines,
-    origin,
-)
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
     class_title,

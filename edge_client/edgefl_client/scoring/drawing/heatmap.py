@@ -24,22 +24,29 @@ What the drawing keeps to:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from io import BytesIO
 from pathlib import PurePath
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
+from edgefl_client.scoring.drawing.caption import (
+    INK,
+    QUIET,
+    SMALL,
+    WARN,
+    CaptionLine,
+    drawable,
+    text_font,
+    wrapped_lines,
+)
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.pictures.score import ModelInfo
 from edgefl_protocol.rules.hidden_regions import LEAST_SPREAD, grid_side, ground, outlined_cells
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
-Ink = tuple[int, int, int]
 
 ENLARGE_BELOW_PX = 448
 REDUCE_ABOVE_PX = 1600
@@ -56,17 +63,7 @@ _STOPS = (
     (170, 220, 50), (253, 231, 37),
 )  # fmt: skip
 _LIGHT_SKIN, _DARK_SKIN = (232, 190, 172), (96, 62, 48)
-INK, QUIET, WARN = (24, 24, 28), (95, 95, 105), (130, 14, 8)
 _PAPER = (255, 255, 255)
-HEAD, BODY, SMALL = 1.35, 1.0, 0.85  # size of text, in units of the body's
-
-
-class CaptionLine(NamedTuple):
-    """A line of a caption, wrapped where it is drawn."""
-
-    text: str
-    size: float
-    ink: Ink
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,8 @@ def draw_picture(
         placed = place_map(explanation.values, height_px, width_px, fit)
     whole_px = max(beside + width_px if placed else width_px, CAPTION_WIDTH_PX)
     unit = max(14, min(whole_px // (52 if placed else 34), 60))  # px, body text
-    panel = _panel(whole_px, beside, unit, placed, caption(placed, size_words), _map_words(explanation))
+    lines = drawable(caption(placed, size_words))
+    panel = _panel(whole_px, beside, unit, placed, lines, _map_words(explanation))
     picture = Image.new("RGB", (whole_px, height_px + panel.height), _PAPER)
     picture.paste(Image.fromarray(shown), (0, 0))
     if placed is not None:
@@ -305,7 +303,9 @@ def _panel(
     margin = unit
     inner = width_px - 2 * margin
     fonts = {size: text_font(round(unit * size)) for size in {line.size for line in lines}}
-    wrapped = [(part, fonts[size], ink) for text, size, ink in lines for part in _wrap(text, fonts[size], inner)]
+    wrapped = [
+        (part, fonts[size], ink) for text, size, ink in lines for part in wrapped_lines(text, fonts[size], inner)
+    ]
     heights = [round(font.size * 1.4) for _, font, _ in wrapped]
     top, legend_px = round(unit * 2.4), round(unit * 3.4) if placed else 0
     panel = Image.new("RGB", (width_px, top + legend_px + sum(heights) + margin), _PAPER)
@@ -344,32 +344,3 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     draw.line((sample, middle, sample + 2 * unit, middle), fill=_PAPER, width=max(1, rim // 3))
     words = "outlined: {} of {} parts".format(*placed.outlined)
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=INK)
-
-
-def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:
-    lines: list[str] = []
-    line = ""
-    for word in text.split():
-        longer = f"{line} {word}".strip()
-        if line and font.getlength(longer) > width_px:
-            lines.append(line)
-            line = word
-        else:
-            line = longer
-    return [*lines, line]
-
-
-@lru_cache(maxsize=32)
-def text_font(size_px: int) -> ImageFont.FreeTypeFont:
-    """Load Pillow's own scalable font, so that no font file of the machine is needed.
-
-    Args:
-        size_px: height of a line, less its gap.
-
-    Raises:
-        OSError: this Pillow was built without fonts.
-    """
-    font = ImageFont.load_default(size_px)
-    if not isinstance(font, ImageFont.FreeTypeFont):
-        raise OSError("heat maps need a Pillow with FreeType, and this one was built without; install another Pillow")
-    return font

@@ -1,27 +1,17 @@
 """The picture of an answer: photo, map (`heatmap`), the question, and what is answered to it.
 
-The caption says the question, the answer with its confidence and the next ones, or why there is no answer; which words
-told the model nothing; how often it was right on questions kept from learning; and what an answer is not.
+The caption says the question, or that the font lacks its characters; the answer with its confidence and the next ones,
+or why there is no answer; which words told the model nothing, and which negate; how often it was right on questions
+kept from learning; and what an answer is not.
 """
 
 from dataclasses import replace
 
 from PIL import Image
 
+from edgefl_client.scoring.drawing.caption import BODY, HEAD, INK, SMALL, WARN, CaptionLine, has_glyph
+from edgefl_client.scoring.drawing.heatmap import Photo, Placed, draw_picture, map_lines, origin
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_client.scoring.heatmap import (
-    BODY,
-    HEAD,
-    INK,
-    SMALL,
-    WARN,
-    CaptionLine,
-    Photo,
-    Placed,
-    draw_picture,
-    map_lines,
-    origin,
-)
 from edgefl_protocol.pictures.answer import PictureAnswer
 from edgefl_protocol.pictures.answer_words import fall_words, headline, next_answers, not_read, what_it_is
 
@@ -58,11 +48,9 @@ def draw_answer(
 
 
 def _lines(answer: PictureAnswer, how_right: str, top: int) -> list[CaptionLine]:
-    text = "".join(one if one.isprintable() else "?" for one in answer.question.text)
-    asked = text if len(text) <= LONGEST_QUESTION else f"{text[:LONGEST_QUESTION]}..."
     said = headline(answer)
     lines = [
-        CaptionLine(f"Question: {asked}", BODY, INK),
+        CaptionLine(_question(answer.question.text), BODY, INK),
         CaptionLine(said if answer.refused else f"Answer: {said}", HEAD, WARN if answer.refused else INK),
     ]
     if (others := next_answers(answer, top)) is not None:
@@ -71,3 +59,11 @@ def _lines(answer: PictureAnswer, how_right: str, top: int) -> list[CaptionLine]
     lines += [CaptionLine(sentence, BODY, WARN) for sentence in answer.model.warnings]
     lines.append(CaptionLine(how_right, SMALL, INK))
     return lines if answer.refused else [*lines, CaptionLine(what_it_is(answer), SMALL, INK)]
+
+
+def _question(text: str) -> str:
+    """Say the question, or where it is written in another script how the drawing can be told by it."""
+    shown = "".join(one if one.isprintable() else "?" for one in text)
+    if not any(one.isalnum() and has_glyph(one) for one in shown):
+        return "The question is written in characters that this picture cannot show. Its digest is in the file's name."
+    return "Question: " + (shown if len(shown) <= LONGEST_QUESTION else f"{shown[:LONGEST_QUESTION]}...")
