@@ -1,4 +1,4 @@
-"""The command `edgefl`: score pictures, say whose models are trusted, take part in a federation.
+"""The command `edgefl`: score pictures, answer questions about them, trust signers, take part in a federation.
 
 Results go to standard output, everything meant for a person in passing to standard error. Exit codes: 0 done,
 1 failed, 2 usage or a missing extra, 3 refused. A known failure is one sentence. Each command is a file of
@@ -42,7 +42,7 @@ class _Group(click.Group):
 @home_option
 @click.pass_context
 def cli(context: click.Context, home_dir: str | None) -> None:
-    """Score skin pictures on this device and take part in a federation. For research use only."""
+    """Score pictures or ask about them on this device, and take part in a federation. For research use only."""
     context.obj = home_dir
 
 

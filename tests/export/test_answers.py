@@ -7,9 +7,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tests.conftest import true_map
 from tests.export.conftest import CLASSES, write_run
 
 from edgefl_export.bundles.assemble import build_members, site_model
+from edgefl_export.bundles.bundle_text import bundle_text, model_facts
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.score import export_answer_graph
 from edgefl_export.int8.calibration import AskedSets, Calibration
@@ -180,3 +182,20 @@ def test_what_cannot_be_exported_is_one_sentence(answer_run):
         build_members(replace(model, predictor=blind))
     with pytest.raises(ExportError, match="picture=hidden"):
         measured_map(run, "north", blind, print)
+
+
+def test_a_person_is_told_that_no_map_is_drawn_where_a_model_was_not_found_to_look(answer_run, shared):
+    """The map may be true all the same: what `edgefl-export bundle` prints is what the device will do."""
+    shown = true_map("attention")
+    blind = replace(TRIED, other_picture=OtherPicture(right=20, low=-0.1, high=0.1))
+    with shared.traces():
+        model = site_model(open_run(answer_run), "north")
+        facts = {
+            tried: model_facts(model, build_members(model, shown=shown, tried=tried), shown, [])
+            for tried in (TRIED, blind)
+        }
+    rest = {"file": "a", "bytes": 1, "sha256": "0", "signers": []}
+    looking, not_looking = (bundle_text({**rest, **facts[tried]}) for tried in (TRIED, blind))
+    assert "map shown: attention." in looking and "No map is drawn" not in looking
+    assert "No map is drawn: this model was not found to look at the picture." in not_looking
+    assert "map shown" not in not_looking

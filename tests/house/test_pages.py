@@ -37,6 +37,12 @@ ELSEWHERE = {
 }
 LONG = {"docs/guides/federation.md", "docs/guides/device.md"}
 PATIENCE_S = 90
+AS_VQA_RAD = {  # drawn pictures are asked what VQA-RAD's sites are
+    "what colour is it": "What is abnormal in this image?",
+    "is it red": "Is the heart enlarged?",
+    "is it green": "Is there a pneumothorax?",
+    "is it blue": "Is the trachea midline?",
+}
 SHELL = set("|&;<>$`*?#\n")  # what only a shell does
 
 
@@ -182,7 +188,7 @@ def _own_files(folder: Path) -> None:
                     folder / f"own/{label}{number}.png"
                 )
                 rows.writerow([f"{label}{number}.png", label, f"{label}-{number}"])
-    asked = make_asked(folder / "vqa_rad", {"HEAD": 24, "CHEST": 48, "ABD": 24})
+    asked = make_asked(folder / "vqa_rad", {"HEAD": 24, "CHEST": 48, "ABD": 24}, words=AS_VQA_RAD)
     shutil.copy(next((asked / "images").glob("chest-*.png")), folder / "chest.png")
     shutil.make_archive(str(asked), "zip", asked)
 

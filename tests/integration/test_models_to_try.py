@@ -4,9 +4,11 @@ The page's figures are those of the signed cards; licence and size are what the 
 """
 
 import json
+import os
 import re
 import shlex
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from PIL import Image
 from edgefl_client.cli import cli as device_cli
 from edgefl_protocol.bundle import Card, load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
+from edgefl_protocol.pictures.answer import read_question
 from edgefl_trainer.data.lesions import draw_lesion
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/models"
@@ -110,6 +113,38 @@ def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
     assert f"it knows {len(knows.vocabulary.words)} words" in told["answers"]
     assert "VQA-RAD is CC0 1.0" in bundle.card.licence_note and "CC BY-NC 4.0" in bundle.card.licence_note
     assert f"{ASKED}.edgefl" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+
+
+REFUSED = {"Is there tuberculosis?": "unknown_word", "Tuberculosis?": "no_known_word"}  # by the pages, to show it
+PAGES = ("docs/guides/medical-vqa.md", "examples/models/README.md")
+
+
+def questions_of_pages() -> set[str]:
+    """Every question that a page asks, on the command line or in Python."""
+    text = "".join((FOLDER.parents[1] / page).read_text(encoding="utf-8") for page in PAGES)
+    return {*re.findall(r'edgefl ask \S+ "([^"]+)"', text), *re.findall(r'\.ask\(.*, "([^"]+)"\)', text)}
+
+
+def test_the_pages_ask_in_words_that_a_model_of_vqa_rad_knows() -> None:
+    data = (FOLDER / f"{ASKED}.edgefl").read_bytes()
+    table = load_bundle(data, [read_public_key(FOLDER / "signing.pub").public], 1_800_000_000_000).questions
+    assert table is not None
+    asked = questions_of_pages()
+    assert len(asked) >= 5 and set(REFUSED) <= asked
+    for question in asked:
+        read = read_question(question, table.vocabulary)
+        found = None if read.whole else "unknown_word" if read.known else "no_known_word"
+        assert found == REFUSED.get(question), question
+
+
+@pytest.mark.data
+@pytest.mark.skipif("EDGEFL_DATA" not in os.environ, reason="EDGEFL_DATA is not set: no VQA-RAD")
+def test_the_pages_ask_what_pictures_of_the_chest_are_asked() -> None:
+    """As VQA-RAD has it, but for those that show a refusal."""
+    with zipfile.ZipFile(Path(os.environ["EDGEFL_DATA"]) / "vqa_rad.zip") as archive:
+        rows = json.loads(archive.read("trainset.json"))
+    real = {row["question"].strip() for row in rows if row["image_organ"] == "CHEST"}
+    assert questions_of_pages() - set(REFUSED) <= real
 
 
 def test_the_command_that_asks(tmp_path, monkeypatch):

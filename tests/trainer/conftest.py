@@ -194,7 +194,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ward: str, mae: Path) -> 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 
 
-def make_asked(root: Path, counts: Mapping[str, int], *, test: int = 0, seed: int = 0) -> Path:
+def make_asked(
+    root: Path, counts: Mapping[str, int], *, test: int = 0, seed: int = 0, words: Mapping[str, str] | None = None
+) -> Path:
     """Coloured pictures in VQA-RAD's layout, by organ: two questions about each, which the picture alone answers.
 
     Open: which colour, three answers. Closed: whether it is a colour, as often as not. So a model that does not look
@@ -203,6 +205,7 @@ def make_asked(root: Path, counts: Mapping[str, int], *, test: int = 0, seed: in
     Args:
         counts: training pictures of each organ (HEAD, CHEST, ABD).
         test: test pictures of each organ; 0: no `testset.json`.
+        words: what to ask in place of a question.
     """
     rng, names = np.random.default_rng(seed), list(COLOURS)
     lists: dict[str, list[dict]] = {"trainset.json": [], "testset.json": []}
@@ -221,7 +224,12 @@ def make_asked(root: Path, counts: Mapping[str, int], *, test: int = 0, seed: in
             ]
             for question, answer, kind, asked in questions:
                 found = lists["trainset.json" if i < count else "testset.json"]
-                given = {"question": question, "answer": answer, "answer_type": kind, "question_type": asked}
+                given = {
+                    "question": (words or {}).get(question, question),
+                    "answer": answer,
+                    "answer_type": kind,
+                    "question_type": asked,
+                }
                 found.append({"qid": len(found), **about, **given})
     for file, found in lists.items():
         if found:

@@ -20,7 +20,7 @@ from edgefl_client.commands.options import bundle_text, device_of, home_option, 
 @home_option
 @click.pass_context
 def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: bool, home_dir: str | None) -> None:
-    """Score with the model in FILE from now on. It needs no network.
+    """Use the model in FILE from now on, to score or to answer with. It needs no network.
 
     FILE must be signed by somebody this device trusts. Compare the key id with the signer over another channel before
     you name a key: whoever holds it decides what this device says. A member of a federation

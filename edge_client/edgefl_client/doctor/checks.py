@@ -106,6 +106,7 @@ def _probe(
     """Ask the second process for runtime, model and times."""
     found: list[Finding] = []
     measured: dict[str, Any] | None = None
+    gives = "score"
     steps = ["runtime", "model", *(["speed"] if speed else [])]
     try:
         for told in probe(home.root, model, trusted, speed=speed, floors=floors):
@@ -117,10 +118,11 @@ def _probe(
             elif step == "runtime":
                 found.append(_runtime(told))
             elif step == "model":
+                gives = "answer" if told["answers"] else "score"
                 found += [_model(told, now_ms), *_quality(told)]
             else:
                 measured = told
-                found.append(_speed(told))
+                found.append(_speed(told, gives))
     except ProbeEnded as error:
         found.append(
             Finding(
@@ -145,10 +147,11 @@ def _runtime(told: dict[str, Any]) -> Finding:
     )
 
 
-def _speed(measured: dict[str, Any]) -> Finding:
+def _speed(measured: dict[str, Any], gives: str) -> Finding:
+    """Say how long the model takes; `gives` is what it gives to a picture, a score or an answer."""
     slowest = max(one["p95_milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
     memory = f"memory {measured['peak_memory_mib']:g} MiB at most, including the drawn photo and this check"
-    took = f"a score took up to {slowest:g} ms"
+    took = f"{'an' if gives == 'answer' else 'a'} {gives} took up to {slowest:g} ms"
     if was_busy(measured):
         again = "other work was running, so measure again when the device is idle"
         return Finding(check="speed", state="ok", found=f"{took}; {memory}; {again}")
@@ -157,7 +160,7 @@ def _speed(measured: dict[str, Any]) -> Finding:
         return Finding(check="speed", state="ok", found=said)
     return Finding(
         check="speed", state="warn", found=f"{took}, and a person waits from {SLOW_MS:,} ms on; {memory}",
-        advice="the scores are right; a smaller model, or the same one in 8 bits, is faster",
+        advice="that changes no result; a smaller model, or the same one in 8 bits, is faster",
     )  # fmt: skip
 
 

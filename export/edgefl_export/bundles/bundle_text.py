@@ -11,7 +11,8 @@ from edgefl_export.parity.step_parity import StepParity
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.bundle.card_words import card_lines
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
-from edgefl_protocol.bundle.shown_map import ShownMap, how_true
+from edgefl_protocol.bundle.question_words import why_no_map
+from edgefl_protocol.bundle.shown_map import ShownMap, how_true, no_map
 
 
 def model_facts(model: SiteModel, members: Members, shown: ShownMap, steps: Sequence[StepParity]) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def _question_facts(card: Card, files: Mapping[str, bytes]) -> dict[str, Any]:
         "words": len(table.vocabulary.words),
         "tried": None if table.tried is None else asdict(table.tried),
         "told": card_lines(card, labels, table),
+        "no_map": why_no_map(card.map, table),
     }
 
 
@@ -47,7 +49,8 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
     shown = ShownMap.from_json(facts["map"])
     said = how_true(shown, "picture" if facts["questions"] is None else "question")
-    lines.append(f"map shown: {shown.kind}. {said}" if shown.shown else said)
+    why_not = no_map(shown) if facts["questions"] is None else facts["questions"]["no_map"]
+    lines.append(f"map shown: {shown.kind}. {said}" if why_not is None else why_not)
     lines += [] if facts["questions"] is None else facts["questions"]["told"]
     if facts["suspicion"]:
         lines.append(facts["suspicion"]["statement"])
@@ -60,7 +63,8 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     if facts["int8"]:
         found = facts["int8"]
         lines.append(
-            f"8 bits compared with fp32 on {found['images']} images: {found['same_class']:.2%} get the same class "
+            f"8 bits compared with fp32 on {found['images']} images: {found['same_class']:.2%} get the same "
+            f"{'class' if facts['questions'] is None else 'answer'} "
             f"(at least 99% must), and the uncertainty changes by {found['change']:.1e} on average (at most 1e-02)"
         )
     if facts["training"]:

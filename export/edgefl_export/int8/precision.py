@@ -111,8 +111,9 @@ def choose_layers(
         kept = tuple(ranked[:most])
         made = open_session(quantiser.build(kept))
         judged = agreement(expected, graph_scores(made, tensors, pictures, BATCH, questions))
+        gets = "pictures get the same class" if questions is None else "questions get the same answer"
         report(
-            f"{counted(len(kept), 'layer')} in float: {judged.same_class:.2%} of the pictures get the same class, and "
+            f"{counted(len(kept), 'layer')} in float: {judged.same_class:.2%} of the {gets}, and "
             f"their uncertainty changes by {judged.change:.1e}"
         )
         if judged.within(0.5):

@@ -67,6 +67,11 @@ class ReadQuestion:
         return tuple(dict.fromkeys(content_words(self.unread)))
 
     @property
+    def whole(self) -> bool:
+        """Whether no rule refuses the question for its words: every one that an answer may hang on is read."""
+        return self.known and not self.missed and not self.cut_off
+
+    @property
     def negations(self) -> tuple[str, ...]:
         """The words that negate, each once: a network weighs words and knows no logic."""
         return negations(words_of(self.text))

@@ -330,7 +330,7 @@ def test_use_and_status_say_what_it_knows(run, ward):
 
 def test_doctor_tries_a_question(ward, monkeypatch):
     """What the second process finds, asked in this one."""
-    from edgefl_client.doctor.checks import _model, _quality
+    from edgefl_client.doctor.checks import _model, _quality, _speed
     from edgefl_client.doctor.measure import measure
     from edgefl_client.doctor.second_process import _model as tried
 
@@ -338,7 +338,8 @@ def test_doctor_tries_a_question(ward, monkeypatch):
     assert facts["answers"] and not facts["asks_always"] and set(facts["probabilities"]) == set(ANSWERS)
     assert "answers a question about a drawn picture" in _model(facts, NOW_MS).found
     assert [one.state for one in _quality(facts)] == ["ok"]
-    assert len(measure(work(), work).to_json()["rows"]) == 4
+    measured = measure(work(), work).to_json()
+    assert len(measured["rows"]) == 4 and _speed(measured, "answer").found.startswith("an answer took up to ")
     assert TRIED.questions == 150
 
 

@@ -21,6 +21,7 @@ from edgefl_protocol.bundle.question_table import (
     QuestionTable,
     TriedQuestions,
 )
+from edgefl_protocol.bundle.question_words import why_no_map
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.rules.questions import Questions, words_of
 
@@ -138,6 +139,10 @@ def test_whatever_the_rule_makes_of_questions_can_be_written_and_read(texts, len
     table = QuestionTable(Questions(words, length), facts)
     assert QuestionTable.from_bytes(table.to_bytes()) == table
     assert table.looks is (interval[0] > 0)
+    shown, why_not = true_map("attention"), why_no_map(true_map("attention"), table)
+    assert (why_not is None) is table.looks  # however true the map is
+    assert why_not in (None, "No map is drawn: this model was not found to look at the picture.")
+    assert shown.shown and why_no_map(None, table) is not None
 
 
 WRONG_GRAPHS = {

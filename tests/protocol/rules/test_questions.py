@@ -107,7 +107,7 @@ def test_a_question_of_ten_thousand_words_is_bounded_and_refused() -> None:
 
 
 def test_function_words_are_a_part_of_a_published_stop_list() -> None:
-    """The Glasgow group's list as scikit-learn has it; words that decide an answer are in that list, and not in ours."""
+    """The Glasgow group's list as scikit-learn has it; words that decide are in that list, not in ours."""
     published = pytest.importorskip("sklearn.feature_extraction.text").ENGLISH_STOP_WORDS
     assert published >= FUNCTION_WORDS
     decides = {

@@ -167,6 +167,22 @@ def test_other_questions_are_judged_with_the_words_of_the_run(learned, tmp_path,
     assert found["accuracy"] <= 18 / 24
 
 
+def test_sentences_about_questions_speak_of_no_lesion_and_no_class(learned, asked, tmp_path):
+    """Pictures of the skin have those: what a person reads of questions is about pictures, questions and answers."""
+    judged = ("evaluate", learned["seen"], "--data", asked)
+    done = [
+        edgefl_train("data", asked),
+        edgefl_train("data", f"{asked}@split=iid:5000"),
+        edgefl_train(*judged),
+        edgefl_train(*judged, "--plot", tmp_path / "a.png"),
+    ]
+    for one in done:
+        assert "lesion" not in one.out + one.err and "manifest" not in one.out + one.err, one.out + one.err
+    assert "15 % of each site's pictures" in done[0].out and "but the data holds only" in done[1].out
+    assert "named with @split=test is judged whole" in done[2].out
+    assert done[3].sentence().endswith("this run answers questions, and the picture is of classes: leave --plot out.")
+
+
 def test_a_run_of_one_kind_is_not_judged_on_the_other(learned, asked, ward, finished):
     done = edgefl_train("evaluate", learned["seen"], "--data", ward)
     assert "learned from questions about pictures, and the data holds pictures alone" in done.sentence()

@@ -66,7 +66,8 @@ def survey_text(found: "Survey") -> str:
     splits = [
         name for name in ("train", "val", "test", "unlabelled", "") if any(key[1] == name for key in found.splits)
     ]
-    head = ["site", *found.classes, "lesions" if found.vocabulary is None else "pictures", *splits]
+    shown = "lesions" if found.vocabulary is None else "pictures"
+    head = ["site", *found.classes, shown, *splits]
     lines = [head]
     for site in found.sites:
         counts = [found.counts[site, label] for label in found.classes]
@@ -74,7 +75,7 @@ def survey_text(found: "Survey") -> str:
         lines.append([site, *(str(count) if count else "–" for count in [*counts, len(found.lesions[site]), *dealt])])
     text = [_table(lines)]
     if "train" in splits:
-        text.append("a run tunes on some of the train rows: 15 % of each site's lesions, unless @rows says otherwise")
+        text.append(f"a run tunes on some of the train rows: 15 % of each site's {shown}, unless @rows says otherwise")
     if found.vocabulary is not None:
         words, answers = len(found.vocabulary.questions.words), len(found.vocabulary.answers)
         text.append(f"training questions: {counted(words, 'word')}, {counted(answers, 'answer')}")

@@ -56,10 +56,16 @@ def evaluate(
     from edgefl_trainer.commands.results_text import map_lines, not_judged, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.no_round import part_lines
 
+    run = open_run(run_dir)
+    if plot is not None and run.questions is not None:
+        raise SettingError(
+            "nothing to draw: this run answers questions, and the picture is of classes: leave --plot out."
+        )
     report = (lambda line: click.echo(line, err=True)) if maps else None
-    summary = judge_run(open_run(run_dir), data, device, ood, report, site)
+    summary = judge_run(run, data, device, ood, report, site)
     click.echo(f"reported on {summary['reported_rows']} rows", err=True)
     own = [f"all sites of the data are judged with the model of {site}"] if site is not None else []
     lines = [*own, *part_lines(summary), *site_lines(summary), *not_judged(summary), *map_lines(summary)]

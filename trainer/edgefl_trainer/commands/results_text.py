@@ -91,12 +91,13 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
 def not_judged(summary: Mapping[str, Any]) -> list[str]:
     """Say how many rows of the judged sites were left out, and what has them judged; nothing where none was."""
     rows, judged = summary["labelled"], sum(site["n_test"] for site in summary["sites"].values())
-    what = "questions" if USUAL in summary else "pictures"
+    what, how = "pictures", "In a manifest, a column split that says test has all of them judged"
+    if USUAL in summary:
+        what, how = "questions", "A file of questions that is named with @split=test is judged whole"
     if judged == rows:
         return []
     return [
-        f"{rows - judged:,} of {rows:,} {what} are not judged: they are no `{summary['reported_rows']}` rows. In a "
-        "manifest, a column split that says test has all of them judged"
+        f"{rows - judged:,} of {rows:,} {what} are not judged: they are no `{summary['reported_rows']}` rows. {how}"
     ]
 
 
@@ -108,7 +109,7 @@ def answer_lines(summary: Mapping[str, Any]) -> list[str]:
     head = f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}"
     lines = [f"{head}   {'accuracy, 95 % interval':<23}{'open':>10}{'closed':>10}{'usual':>12}"]
     for name, site in summary["sites"].items():
-        whole = f"{_pct(site['accuracy'])}{_interval_of(site, 'accuracy')}"
+        whole = f"{_pct(site['accuracy'])}{_interval_of(site, 'accuracy', 'pictures')}"
         beside = "".join(f"{_pct(site.get(f'accuracy{part}')):>10}" for part in PARTS[1:])
         usual = _pct(site.get(USUAL, {}).get("accuracy"))
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {whole:<23}{beside}{usual:>12}")
@@ -184,12 +185,15 @@ def _recall(summary: Mapping[str, Any]) -> list[str]:
     return [head, *recall_lines(pooled_matrix(found), summary["classes"], known, summary["reported_rows"])]
 
 
-def _interval_of(site: Mapping[str, Any], metric: str) -> str:
-    """A site's interval, or why there is none: rows that are all right, or all wrong, do not vary when drawn."""
+def _interval_of(site: Mapping[str, Any], metric: str, drawn: str = "lesions") -> str:
+    """A site's interval, or why there is none: rows that are all right, or all wrong, do not vary when drawn.
+
+    `drawn` is what the draws of the interval are made of.
+    """
     bounds = site.get(f"{metric}_interval")
     if bounds is None or bounds[0] < bounds[1]:
         return _interval(bounds)
-    why = {0.0: "all are wrong", 1.0: "all are right"}.get(site[metric], "all draws of its lesions give the same")
+    why = {0.0: "all are wrong", 1.0: "all are right"}.get(site[metric], f"all draws of its {drawn} give the same")
     return f" (no interval: {why})"
 
 

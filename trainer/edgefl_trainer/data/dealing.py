@@ -121,9 +121,10 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
     """
     strata = {row.lesion: f"{row.split}\0{row.stratum}" for row in sorted(rows, key=_row_key, reverse=True)}
     if len(strata) < sites:
+        what = "lesion" if rows[0].question is None else "picture"
         raise DataError(
             f"@split=iid:{sites} asks for {counted(sites, 'site')}, but the data holds only "
-            f"{counted(len(strata), 'lesion')}: write @split=iid:{len(strata)} or less."
+            f"{counted(len(strata), what)}: write @split=iid:{len(strata)} or less."
         )
     width = len(str(sites))
     order = sorted(lesion_order(strata, "iid", seed), key=lambda lesion: strata[lesion])

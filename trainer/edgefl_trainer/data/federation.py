@@ -173,7 +173,9 @@ def _targets(
 
 def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> list[str]:
     told = [line for table in tables for line in table.warnings]
-    told += [*told_of_questions(rows, found.labels), *alike_sites(found.sites)]
+    if found.questions is not None:
+        told += told_of_questions(rows, found.labels, found.questions.vocabulary)
+    told += alike_sites(found.sites)
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:
         told += near_classes(Counter(found.classes[label] for label in found.labels if label >= 0))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.pictures.answer import read_question
 from edgefl_protocol.rules.questions import Questions, token_ids, words_of
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError, TaskError
@@ -142,8 +143,8 @@ def no_picture(pixels: FilePixels) -> str:
     )
 
 
-def told_of_questions(rows: Sequence[Row], labels: NDArray[np.int64]) -> list[str]:
-    """Write what bears on the figures of test questions: pictures that were learned from, and unknown answers."""
+def told_of_questions(rows: Sequence[Row], labels: NDArray[np.int64], questions: Questions) -> list[str]:
+    """Write what bears on the figures of test questions: pictures that were learned from, unknown answers and words."""
     found = []
     asking = [(row, label) for row, label in zip(rows, labels, strict=True) if row.question and row.site]
     learned = {row.lesion for row, _ in asking if row.split == "train"}
@@ -160,7 +161,17 @@ def told_of_questions(rows: Sequence[Row], labels: NDArray[np.int64]) -> list[st
                 f"{other} of the {counted(len(asked), 'question')} of {split} have an answer that no training question "
                 "has: they count as wrong"
             )
+        if refused := sum(_is_refused(row, questions) for row, _ in asking if row.split == split):
+            found.append(
+                f"{refused} of the {counted(len(asked), 'question')} of {split} hold a word that no training question "
+                "has, or that comes too late to be read: a device refuses them, and here they are judged all the same"
+            )
     return found
+
+
+def _is_refused(row: Row, questions: Questions) -> bool:
+    """Whether a device refuses a question for its words alone."""
+    return not read_question(question_of(row).text, questions).whole
 
 
 def _files(table: SourceRows) -> FilePixels:

@@ -233,7 +233,7 @@ def _asked(found: Survey, rows: Sequence[Row]) -> Survey:
             found.warnings.append(
                 f"site {site} has {counted(number, 'question')}: too few to learn from and to judge on"
             )
-    found.warnings.extend(told_of_questions(rows, answer_labels(rows, vocabulary.answers)))
+    found.warnings.extend(told_of_questions(rows, answer_labels(rows, vocabulary.answers), vocabulary.questions))
     return replace(found, vocabulary=vocabulary)
 
 

@@ -216,10 +216,8 @@ def data_line(federation: Federation) -> str:
     """Write how much data a run has; `edgefl-train data SPEC` shows it site by site."""
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
-    return (
-        f"data: {counted(len(federation.sites), 'site')}, "
-        f"{counted(len(federation.classes), 'class', 'classes')}; rows: {told}"
-    )
+    named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
+    return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}"
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
