@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result
 from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store import store
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -234,6 +236,22 @@ def start_rounds(coordinator: Coordinator) -> None:
     """Open the first round."""
     OPERATIONS["start"](coordinator, {})
     assert step(coordinator, toy_worker)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _statements() -> Iterator[None]:
+    """Have SQLAlchemy compile a statement once: it keeps those of an engine, and each store of a test has its own."""
+    made, dialect, compiled = store.create_engine, None, {}
+
+    def create(*given: Any, **named: Any) -> Any:
+        nonlocal dialect
+        engine = made(*given, **named)
+        dialect = engine.dialect = dialect or engine.dialect
+        engine.update_execution_options(compiled_cache=compiled)
+        return engine
+
+    with mock.patch.object(store, "create_engine", create):
+        yield
 
 
 @pytest.fixture
