@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from click.testing import CliRunner
 from tests.export.conftest import CLASSES, make_predictor, write_run
-from tests.shared import Shared, operators_read_once
+from tests.shared import Shared
 
 from edgefl_export import cli
 from edgefl_protocol.bundle import Bundle, load_bundle
@@ -71,7 +71,7 @@ def _exported(shared: Shared, name: str, write: Callable[[Path], Path]) -> Learn
         assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
         words = ["bundle", str(run), "--site", "north", "--federation", "skin", "--with-training", "--json"]
         more = ["--sign", str(folder / "keys"), "--created", str(CREATED_MS // 1000)]
-        with operators_read_once():
+        with shared.traces():
             result = runner.invoke(cli.main, [*words, *more, "-o", str(folder / "north.edgefl")])
         assert result.exit_code == 0, result.stderr
         (folder / "told.json").write_text(result.stdout)

@@ -132,7 +132,7 @@ def test_the_card_of_the_command_line_says_why_no_map_is_shown(built):
 
 
 @pytest.mark.slow
-def test_a_bundle_carries_the_map_that_was_found_true(measured_run, tmp_path, lab, monkeypatch):
+def test_a_bundle_carries_the_map_that_was_found_true(measured_run, tmp_path, lab, shared, monkeypatch):
     """Through the command line: the card, the text, and a graph whose occlusion passed its gate."""
     from edgefl_export.bundles import shown_map
 
@@ -142,7 +142,8 @@ def test_a_bundle_carries_the_map_that_was_found_true(measured_run, tmp_path, la
     assert call.invoke(cli.main, ["keygen", str(tmp_path / "keys")]).exit_code == 0
     output = tmp_path / "m.edgefl"
     arguments = ["bundle", str(measured_run), "--site", "north", "--sign", str(tmp_path / "keys"), "-o", str(output)]
-    made = call.invoke(cli.main, arguments)
+    with shared.traces():
+        made = call.invoke(cli.main, arguments)
     assert made.exit_code == 0, made.stderr
     assert (
         "map shown: occlusion. Measured on 96 pictures: hiding the strongest quarter" in made.stdout

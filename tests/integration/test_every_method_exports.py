@@ -58,7 +58,7 @@ def train(method: str, folder: Path, setting: str | None, backbone: str, data: s
         more += ["--set", "b_blocks=1"]  # of its two
     told(
         trainer_cli, "run", method, "--data", data, "--task", "nevus", "--preset", "tiny", "--backbone", backbone,
-        "--image-px", "36", "--device", "cpu", "--out", folder, *more,
+        "--image-px", "36", "--device", "cpu", "--rounds", "1", "--epochs", "1", "--out", folder, *more,
     )  # fmt: skip
     return folder
 
@@ -126,7 +126,9 @@ def pictures_drawn(run: Path, signer: Path, photos: list[Path]) -> int:
     assert told(export_cli, "verify", bundle, "--trust", public)[0]["verified"] is True
     expected = told(trainer_cli, "predict", run, *photos, "--site", "site-1")
     asked = ("score", *photos, "--model", bundle, "--trust", public, "--home", folder / "home")
-    found = told(device_cli, *asked)
+    drawn = ask(device_cli, *asked, "--json", "--heatmap", folder / "maps")
+    assert drawn.exit_code == 0, drawn.stderr
+    found = [json.loads(line) for line in drawn.stdout.splitlines()]
     assert len(found) == len(expected) == len(photos)
     for device, trainer in zip(found, expected, strict=True):
         assert device.keys() == trainer.keys()
@@ -140,7 +142,5 @@ def pictures_drawn(run: Path, signer: Path, photos: list[Path]) -> int:
         )
     first, second = (score["probabilities"] for score in found)
     assert first != second  # two pictures, two answers: the picture reaches the model
-    drawn = ask(device_cli, *asked, "--json", "--heatmap", folder / "maps")
-    pictures = [json.loads(line)["heatmap"] for line in drawn.stdout.splitlines()]
     assert ("No map is drawn" in drawn.stderr) is not facts["map"]["shown"]
-    return sum(picture is not None for picture in pictures)
+    return sum(score["heatmap"] is not None for score in found)
