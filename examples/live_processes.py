@@ -1,8 +1,8 @@
 """How `live_federation.py` runs commands: each in a process of its own, as when a person types it.
 
-Servers and devices are started from their console scripts. The commands that learn or export with PyTorch are forked
-from one process that has imported it, so that a machine imports it once and not a dozen times: what they run is the
-same entry point with the same words.
+The coordinator's server and the devices are started from their console scripts. All other commands are forked from one
+process that has imported what they need, so that a machine imports PyTorch once and not a dozen times: what they run is
+the same entry point with the same words.
 """
 
 import importlib
@@ -27,12 +27,14 @@ PATIENCE_S = 900  # longest wait for one step of somebody else, on a busy machin
 ENTRIES = {
     "edgefl-train": "edgefl_trainer.cli",
     "edgefl-export": "edgefl_export.cli",
-    "edgefl-coordinator init": "edgefl_coordinator.cli",
+    "edgefl-coordinator": "edgefl_coordinator.cli",
 }
 IMPORTED = [
     "edgefl_trainer.engine.run",
     "edgefl_trainer.live",
     "edgefl_export.bundles.training",
+    "edgefl_coordinator.commands.setup",
+    "edgefl_coordinator.web.admin",
     "torch._dynamo",
 ]
 FORKING = multiprocessing.get_context("forkserver")
@@ -120,8 +122,8 @@ def wait_for(done: Callable[[], bool], what: str) -> None:
 
 
 def _entry(words: Sequence[str]) -> str | None:
-    """The module of a command that imports PyTorch; None for the others."""
-    return ENTRIES.get(words[0]) or ENTRIES.get(" ".join(words[:2]))
+    """The module of a command that is forked; None for the others."""
+    return None if words[1] == "serve" else ENTRIES.get(words[0])
 
 
 def _fork(
