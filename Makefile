@@ -51,6 +51,8 @@ wheel: ## The wheel and its bill of materials in dist/, without PyTorch
 test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)
 
+# One more than there are cores: its tests wait for servers, and for what another of them makes.
+test-slow: WORKERS = 3
 test-slow: $(STAMP) ## Only what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
