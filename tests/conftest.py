@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
-from tests.shared import Shared, shared_by
+from tests.shared import forks, shared
 
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
@@ -31,6 +31,7 @@ from edgefl_protocol.pictures.referral import Suspicion
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
+__all__ = ["forks", "shared"]  # fixtures
 MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 GiB in its folders
 HERE = Path(__file__).parent
 # Tests that call networks, losses and methods themselves: there the shapes of tensors are checked at run time.
@@ -209,12 +210,6 @@ def true_map(kind: str, **changes: Any) -> ShownMap:
     advantage = Advantage(value=0.2, low=0.12, high=0.28)
     values = {"why": None, "kind": kind, "pictures": 96, "advantage": advantage}
     return ShownMap(**{**values, "hidden": {"mean": effect, "blur": effect}, **changes})  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    """What this run of the tests makes once for all its processes."""
-    return shared_by(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

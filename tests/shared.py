@@ -22,6 +22,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from tests.forks import Forks
 
 
 class Shared:
@@ -84,10 +85,22 @@ def operators_read_once() -> Iterator[None]:
         yield
 
 
-def shared_by(factory: pytest.TempPathFactory) -> Shared:
-    """The folder of this run: xdist gives each process a temporary folder of its own, beside the others'."""
-    own = factory.getbasetemp()
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """What this run of the tests makes once for all its processes.
+
+    xdist gives each process a temporary folder of its own, beside the others'.
+    """
+    own = tmp_path_factory.getbasetemp()
     return Shared((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared")
+
+
+@pytest.fixture(scope="session")
+def forks(shared: Shared) -> Iterator[Forks]:
+    """Our commands in forks of one process, which all tests share."""
+    found = Forks(shared.folder)
+    yield found
+    found.close()
 
 
 def _export_modules() -> list[types.ModuleType]:

@@ -10,7 +10,6 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
-from tests.house.forks import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -108,14 +107,6 @@ def environment() -> dict[str, str]:
         "COLUMNS": "80",
         "PYTHONWARNINGS": "ignore",
     }
-
-
-@pytest.fixture(scope="session")
-def forks(environment) -> Iterator[Forks]:
-    """Our commands in forks of one process, which all pages share."""
-    found = Forks(environment)
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="session")

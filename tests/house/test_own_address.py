@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.house.forks import Forks
+from tests.forks import Forks
 from tests.house.test_pages import Reader
 
 from edgefl_coordinator.web.tls import make_development_certificate, server_context

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.house.forks import COMMANDS, Forks
+from tests.forks import COMMANDS, Forks
 from tests.shared import Shared
 from tests.trainer.conftest import make_asked
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.forks import Forks
 from tests.house.test_packaging import DEVICE
 from tests.shared import Shared
 
@@ -44,6 +45,7 @@ HEAVY = {
     "edgefl-coordinator": (["serve"], "coordinator"),
 }
 Outcome = subprocess.CompletedProcess[str]
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python")  # then the program that it works on
 
 
 def succeed(*words: str | Path, **options: object) -> Outcome:
@@ -75,8 +77,8 @@ def device(root: Path, shared: Shared, wheel: Path) -> Path:
     """The `bin` of a fresh environment: dependencies by hash, then the wheel, whose own requirements must then hold."""
 
     def install(place: Path) -> None:
-        succeed(sys.executable, "-m", "venv", place)
-        pip = [place / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        succeed(sys.executable, "-m", "venv", "--without-pip", place)
+        pip = [*PIP, place / "bin/python", "install", "--quiet", "--no-compile"]
         if sys.platform == "linux" and sys.version_info < (3, 14):
             succeed(*pip, "--require-hashes", "--only-binary=:all:", "-r", root / "requirements-device.txt")
         succeed(*pip, "--constraint", root / "constraints.txt", wheel)
@@ -146,7 +148,7 @@ def test_the_bill_of_materials_is_what_a_device_installs(wheel: Path, device: Pa
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     root = bill["metadata"]["component"]
     assert root["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
-    listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")
+    listed = succeed(*PIP, device / "python", "list", "--format=json")
     installed = {entry["name"].lower().replace("_", "-"): entry["version"] for entry in json.loads(listed.stdout)}
     parts = [root, *bill["components"]]
     told = {part["name"]: part["version"] for part in parts}
@@ -169,11 +171,11 @@ def test_a_wheel_says_where_the_other_backbone_is(device: Path, outside) -> None
 
 def test_at_most_17_packages_and_no_framework(device: Path) -> None:
     """docs/design.md 2: the six dependencies and what they need; pip itself is not counted."""
-    listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")
+    listed = succeed(*PIP, device / "python", "list", "--format=json")
     names = {entry["name"].lower() for entry in json.loads(listed.stdout)} - {"pip", "setuptools", "wheel"}
     assert "edgefl-derm" in names and len(names) <= MAX_PACKAGES, sorted(names)
     assert not names & NOT_ON_A_DEVICE
-    succeed(device / "python", "-m", "pip", "check", "--disable-pip-version-check")
+    succeed(*PIP, device / "python", "check")
 
 
 @pytest.mark.parametrize("name", ["edgefl", *HEAVY])
@@ -204,18 +206,24 @@ def test_importing_the_device_package_loads_no_framework(device: Path, outside) 
 
 
 @pytest.fixture(scope="module")
-def made_elsewhere(folder: Path, environment) -> Path:
+def made_elsewhere(folder: Path, environment, forks: Forks) -> Path:
     """On the GPU side: a run, its bundle, its signer's key, a 4:3 photograph and the trainer's own score of it."""
     place = folder / "elsewhere"
     place.mkdir()
-    options = {"cwd": place, "env": {**environment, "EDGEFL_CACHE": str(place / "cache")}}
+
+    def typed(*words: str) -> str:
+        done = forks.run(words, place, {**environment, "EDGEFL_CACHE": str(place / "cache")})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     Image.fromarray(draw_lesion("MEL", site=0, number=3, px=256)[0]).resize((640, 480)).save(place / "photo.jpg")
     data = ("--data", "lesions:sites=2,images=48,px=48")
-    succeed("edgefl-train", "run", "local", *data, "--preset", "tiny", "--out", "run", **options)
-    succeed("edgefl-export", "keygen", "signer", **options)
-    succeed("edgefl-export", "bundle", "run", "--site", "site-1", "--sign", "signer", "-o", "a.edgefl", **options)
-    told = succeed("edgefl-train", "predict", "run", "--site", "site-1", "photo.jpg", "--json", **options)
-    (place / "expected.json").write_text(told.stdout)
+    typed("edgefl-train", "run", "local", *data, "--preset", "tiny", "--out", "run")
+    typed("edgefl-export", "keygen", "signer")
+    typed("edgefl-export", "bundle", "run", "--site", "site-1", "--sign", "signer", "-o", "a.edgefl")
+    (place / "expected.json").write_text(
+        typed("edgefl-train", "predict", "run", "--site", "site-1", "photo.jpg", "--json")
+    )
     return place
 
 

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.forks import Forks
 
 TINY = ("--preset", "tiny", "--image-px", "36", "--device", "cpu")
 MAE = ("--set", "batch=8", "--set", "decoder_width=32")
@@ -264,55 +264,13 @@ def run(method: str, data: str, out: Path, backbone: str, *more: object):
     return edgefl_train("run", method, "--data", data, "--out", out, "--backbone", backbone, *TINY, *more)
 
 
-# The child kills itself with SIGKILL right after a file of that name has been renamed into place: kill −9 at a moment
-# that does not depend on the machine's speed.
-NURSERY = """
-import json, os, pathlib, signal, sys
-import torch, timm, sklearn.linear_model, matplotlib
-import edgefl_trainer.engine.run
-from edgefl_trainer.cli import main
-torch.set_num_threads(1)
-plain = pathlib.Path.replace
-for line in sys.stdin:
-    request = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        def replace(self, target):
-            found = plain(self, target)
-            if str(target).endswith(request["kill_after"]):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
-        pathlib.Path.replace = replace
-        sys.argv = ["edgefl-train", *request["arguments"]]
-        try:
-            main()
-        finally:
-            os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
 @pytest.fixture(scope="session")
-def kill_after(cached: None) -> Iterator[Callable[..., None]]:
+def kill_after(cached: None, forks: Forks) -> Callable[..., None]:
     """`kill_after("phase-0000/east.metrics.json", "run", …)` starts a command; it dies once that file is on disk."""
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
     def run(file: str, *arguments: object) -> None:
-        nursery.stdin.write(json.dumps({"kill_after": file, "arguments": list(map(str, arguments))}) + "\n")
-        nursery.stdin.flush()
-        answer = nursery.stdout.readline().strip()
-        if answer != "-9":
-            nursery.kill()
-            pytest.fail(f"the command ended with {answer!r} before {file} was there: {nursery.stderr.read()[-2000:]}")
+        words = ["edgefl-train", *map(str, arguments)]
+        done = forks.run(words, Path.cwd(), os.environ, kill_after=file)
+        assert done.returncode == -9, f"the command ended with {done.returncode} before {file} was there: {done.stderr}"
 
-    yield run
-    nursery.stdin.close()
-    nursery.wait(timeout=60)
-    nursery.stdout.close()
-    nursery.stderr.close()
+    return run
