@@ -36,6 +36,7 @@ MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 Gi
 HERE = Path(__file__).parent
 # Tests that call networks, losses and methods themselves: there the shapes of tensors are checked at run time.
 SHAPED = [HERE / part for part in ("export", "trainer/learning", "trainer/methods", "trainer/models")]
+REPEATED = {"test_broadcasts.py", "test_contract.py"}  # which call what test_conformance.py calls, on the same networks
 
 
 def pytest_configure() -> None:
@@ -54,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check shapes where tensors are what is tested; whole runs repeat the same calls, a tenth slower if checked."""
     checked = item.path.parent == HERE / "trainer" or any(item.path.is_relative_to(part) for part in SHAPED)
-    jaxtyping.config.update("jaxtyping_disable", not checked)
+    jaxtyping.config.update("jaxtyping_disable", not checked or item.path.name in REPEATED)
 
 
 def pytest_collection_finish() -> None:
