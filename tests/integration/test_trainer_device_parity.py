@@ -43,7 +43,8 @@ def signed(tmp_path_factory, shared: Shared) -> tuple[Path, Path, Path]:
     out = tmp_path_factory.mktemp("parity")
     invoke(
         trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
-        "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", SIDE, "--out", out / "run",
+        "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", SIDE, "--rounds", 1, "--epochs", 1,
+        "--out", out / "run",
     )  # fmt: skip
     invoke(export_cli, "keygen", out / "signer")
     bundle = out / "site.edgefl"

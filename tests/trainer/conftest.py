@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.forks import Forks
+from tests.shared import Shared
 
 TINY = ("--preset", "tiny", "--image-px", "36", "--device", "cpu")
 MAE = ("--set", "batch=8", "--set", "decoder_width=32")
@@ -164,31 +165,37 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ward(tmp_path_factory: pytest.TempPathFactory, cached: None) -> str:
+def ward(shared: Shared, cached: None) -> str:
     """Two sites with two classes: the SPEC of a `folder:`."""
     counts = {"east": {"nevus": 10, "other": 10}, "west": {"nevus": 12, "other": 8}}
-    return f"folder:{make_ward(tmp_path_factory.mktemp('ward'), counts)}"
+    return f"folder:{shared.made('ward', lambda folder: make_ward(folder / 'pictures', counts)) / 'pictures'}"
 
 
 @pytest.fixture(scope="session")
-def mae(tmp_path_factory: pytest.TempPathFactory, ward: str) -> Path:
+def mae(shared: Shared, ward: str) -> Path:
     """A finished `fedmae` run of two rounds."""
-    folder = tmp_path_factory.mktemp("mae") / "run"
-    outcome = edgefl_train("run", "fedmae", "--data", ward, "--out", folder, "--backbone", "tiny", *TINY, *MAE)
-    assert outcome.code == 0, outcome.err
-    return folder
+
+    def make(folder: Path) -> None:
+        words = ("run", "fedmae", "--data", ward, "--out", folder / "run", "--backbone", "tiny")
+        outcome = edgefl_train(*words, *TINY, *MAE)
+        assert outcome.code == 0, outcome.err
+
+    return shared.made("mae", make) / "run"
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, ward: str, mae: Path) -> Mapping[str, Path]:
+def finished(shared: Shared, ward: str, mae: Path) -> Mapping[str, Path]:
     """Finished runs on that backbone, by method."""
-    root = tmp_path_factory.mktemp("finished")
-    for method in ("local", "fedavg", "fedevprompt"):
-        outcome = edgefl_train(
-            "run", method, "--data", ward, "--out", root / method, "--backbone", f"run:{mae}", *TINY, "--json"
-        )
-        assert outcome.code == 0, outcome.err
-    return {method: root / method for method in ("local", "fedavg", "fedevprompt")}
+    methods = ("local", "fedavg", "fedevprompt")
+
+    def make(root: Path) -> None:
+        for method in methods:
+            words = ("run", method, "--data", ward, "--out", root / method, "--backbone", f"run:{mae}")
+            outcome = edgefl_train(*words, *TINY, "--json")
+            assert outcome.code == 0, outcome.err
+
+    root = shared.made("finished", make)
+    return {method: root / method for method in methods}
 
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
