@@ -1,10 +1,11 @@
 """Our commands in forks of one process that has the large libraries loaded: each its own process, none loads them anew.
 
 What a command does to its process (working folder, environment, streams, signals) ends with its fork. All processes of
-one run of the tests share the loaded one: the first that needs it starts it, and it ends with the last that has taken
-it. This file is also its program: `python tests/forks.py SOCKET` ends once commands are taken on the socket.
+one run of the tests share the loaded one. The first that needs it starts it; once none needs it any more it ends, and
+the first waits for that. This file is also its program: `python tests/forks.py SOCKET`.
 """
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -41,13 +43,16 @@ class Forks:
         """Take the loaded process of a folder that all test processes share; start it where there is none."""
         self._folder = folder
         self._streams = Path(tempfile.mkdtemp(prefix="forks-"))
+        self._started: subprocess.Popen[bytes] | None = None
         with (folder / "forks.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             taken = self._take()
             if taken is None:
-                self._start()
+                self._started = self._start()
+            while taken is None:
+                assert self._started and self._started.poll() is None, (folder / "forks.log").read_text()
+                time.sleep(0.1)
                 taken = self._take()
-            assert taken is not None, (folder / "forks.log").read_text()
             self._taken = taken
 
     def run(
@@ -75,24 +80,25 @@ class Forks:
         return subprocess.CompletedProcess(list(words), code, out.read_text(), err.read_text())
 
     def close(self) -> None:
-        """Take the loaded process no longer."""
+        """Take the loaded process no longer; whoever started it waits for its end."""
         self._taken.close()
+        if self._started:
+            self._started.wait()
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         with (self._folder / "forks.log").open("wb") as log:
             words = [sys.executable, "-P", __file__, self._folder / "forks.sock"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-            subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False)
+            return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def _take(self) -> socket.socket | None:
         """A connection for as long as the loaded process is needed; None where none answers."""
-        try:
+        with contextlib.suppress(OSError):
             connection = self._connected(TAKEN)
-        except OSError:
-            return None
-        if connection.recv(1) == TAKEN:
-            return connection
-        connection.close()
+            with contextlib.suppress(ConnectionError):
+                if connection.recv(1) == TAKEN:
+                    return connection
+            connection.close()
         return None
 
     def _connected(self, purpose: bytes) -> socket.socket:
@@ -107,7 +113,7 @@ class Forks:
 
 
 def serve(place: Path) -> NoReturn:
-    """Load, listen, go on in the background, and fork a process for each command until nobody takes this one."""
+    """Load, listen, and fork a process for each command until nobody takes this one."""
     for name in LOADED:
         importlib.import_module(name)
     gc.collect()
@@ -116,10 +122,7 @@ def serve(place: Path) -> NoReturn:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(os.path.relpath(place))
     listening.listen()
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a fork that ended is nobody's concern
+    os.setsid()  # Ctrl-C is for the tests, which then close their connections
     taken: list[socket.socket] = []
     while True:
         ready, _, _ = select.select([listening, *taken], [], [])
@@ -140,13 +143,21 @@ def serve(place: Path) -> NoReturn:
             else:
                 taken.remove(one)
                 one.close()
+        _forget(os.WNOHANG)
         if not taken:
-            os._exit(0)  # without waiting for threads that the first fork left behind
+            _forget(0)
+            os._exit(0)
+
+
+def _forget(how: int) -> None:
+    """Let forks that ended go; their processor time counts as this process's."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, how)[0]:
+            pass
 
 
 def _answer(connection: socket.socket) -> None:
     """Run one command in a process of its own, and tell its exit status."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with connection.makefile("rw") as lines:
         asked = json.loads(lines.readline())
         child = os.fork()
