@@ -10,6 +10,7 @@ from edgefl_trainer.evaluate.answer_figures import answer_figures, answer_summar
 from edgefl_trainer.evaluate.intervals import AskedRows, Scored, pooled
 from edgefl_trainer.evaluate.report import sites_report
 from edgefl_trainer.evaluate.tables.rows import usual_metric
+from edgefl_trainer.evaluate.tables.shares import share_text
 from edgefl_trainer.evaluate.tables.text import render_table
 
 
@@ -81,6 +82,11 @@ def test_the_usual_answer_is_a_row_of_a_table():
     )
 
 
+def row_of(text: str, name: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return line.split("|")
+
+
 def test_a_table_of_answers_shows_accuracy(asked, tmp_path):
     given = ("--data", asked, "--preset", "tiny", "--image-px", "36", "--backbone", "tiny", "--device", "cpu")
     small = ("--set", "width=32", "--set", "heads=2", "--set", "batch=8", "--rounds", "1")
@@ -92,8 +98,13 @@ def test_a_table_of_answers_shows_accuracy(asked, tmp_path):
     assert done.code == 0 and "Accuracy per site" in done.out and "| usual answer" in done.out
     done = edgefl_train("table", tmp_path, "--metric", "accuracy_open_questions")
     assert done.code == 0 and "Accuracy open questions per site" in done.out
-    shares = {}
+    shares, cells = {}, {}
     for method in ("fedavg", "pfl-vqa"):
         found = json.loads((tmp_path / method / "summary.json").read_text())
         shares[method] = found["share_of_models"]
+        cells[method] = [part.strip() for part in row_of(done.out, method)]
+        assert share_text(found["share_of_models"]) in cells[method]
+        assert share_text(found["share_of_full_models"]) in cells[method]
+        assert 0 < found["share_of_full_models"] < found["share_of_models"]
     assert shares["fedavg"] == pytest.approx(1, abs=0.1) and shares["pfl-vqa"] < 0.1
+    assert row_of(done.out, "usual answer").count(" 0 % ") == 2 and "`of what learns` is up / round" in done.out

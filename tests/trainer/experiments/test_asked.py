@@ -38,6 +38,17 @@ def ran(tmp_path_factory, cached):
     return folder / "runs", found
 
 
+def test_shares_of_a_model_stand_in_the_csv(ran):
+    folder, _ = ran
+    text = edgefl_train("table", folder, "--experiment", FILE, "--format", "csv").out
+    summary = json.loads((folder / "organs/local/seed-0/summary.json").read_text())
+    for row in csv.DictReader(io.StringIO(text)):
+        told = (row["share_of_models"], row["share_of_full_models"])
+        of_one = row["row"] in ROWS or row["row"] == "usual answer"
+        assert told == (("0.0", "0.0") if of_one else ("", ""))
+    assert summary["full_model_bytes"] > summary["model_bytes"]
+
+
 def cells(folder: Path) -> dict[tuple[str, str], str]:
     found = edgefl_train("table", folder, "--experiment", FILE, "--format", "csv")
     return {(row["row"], row["column"]): row["ours"] for row in csv.DictReader(io.StringIO(found.out))}
@@ -53,6 +64,7 @@ def test_every_figure_is_that_of_the_runs_summary(ran):
             assert float(shown[label, column]) == pytest.approx(summary[f"mean_{name}"])
             assert float(shown["usual answer", column]) == pytest.approx(summary["usual_answer"][f"mean_{name}"])
         assert float(shown[label, "chest"]) == summary["sites"]["rad-chest"]["accuracy"]
+    assert "| of what learns | of full model |" in found.out and "`of full model` is up / round" in found.out
     assert found.out.count("| usual answer |") == 1 and "nothing here can be compared with the paper" in found.out
 
 

@@ -25,6 +25,7 @@ from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.selection import judged_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.engine.suspicion import save_tune_scores
+from edgefl_trainer.engine.traffic import FULL_MODEL, array_bytes
 from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
@@ -66,6 +67,7 @@ def results_of(
     """Judge what a method learned and keep the network beside it: a learned encoder, or the frozen one of the run."""
     if declared(method).encoder:
         results = learned_backbone_results(folder, method, final, federation, sites)
+        results[FULL_MODEL] = array_bytes(weights_of(backbone.network))
     else:
         save_backbone(folder, backbone)
         results = predictor_results(folder, method, task, final, federation, sites, held_out)
@@ -118,7 +120,7 @@ def predictor_results(
     facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
     further: dict[str, dict[str, Scored]] = defaultdict(dict)
-    size = 0
+    sizes: dict[str, int] = {}
     for name, kept in _kept_rounds(method, task, final, sorted(sites)).items():
         site = sites[name]
         predictor = method.predictor(site, kept.state, kept.broadcast)
@@ -130,7 +132,7 @@ def predictor_results(
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         tuned = judged_rows(site, None) if name in final.selected else judged_rows(site)
-        facts[name], size = _facts_of_trained(site, predictor, kept, task, tuned), _model_bytes(predictor)
+        facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
         seen[name] = predictor.seen
         rows = report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
@@ -155,16 +157,18 @@ def predictor_results(
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
-        **({} if task.questions is None else {"model_bytes": size}),
+        **sizes,
         **federation_report(scored, facts),
         **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
     }
 
 
-def _model_bytes(predictor: Predictor) -> int:
-    """Sum the bytes of what a site has learned: what it would send if it sent its model."""
-    learned = {name: value for name, value in predictor.tensors.items() if not name.startswith((SHARED, "temperature"))}
-    return sum(value.nbytes for value in (*learned.values(), *predictor.network.values()))
+def _sizes(predictor: Predictor, task: Task) -> dict[str, int]:
+    """Sum the bytes of a site's whole model, network included; of one that answers also those that the site learned."""
+    tensors = {name: value for name, value in predictor.tensors.items() if not name.startswith((SHARED, "temperature"))}
+    own = array_bytes(tensors)
+    whole = {FULL_MODEL: own + array_bytes(weights_of(predictor.module.backbone.network))}
+    return whole if task.questions is None else {"model_bytes": own + array_bytes(predictor.network), **whole}
 
 
 def _facts_of_trained(

@@ -43,6 +43,7 @@ from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
+from edgefl_trainer.engine.traffic import shares_of_models, traffic
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
@@ -108,14 +109,15 @@ def write_summary(
 
     `states` are the sites' at the end; `evaluated` is the seconds that judging took.
     """
-    sent = traffic(folder)
+    lines = read_metrics(folder)
+    sent = traffic(lines)
     summary = {
         **head,
         **sent,
-        **share_of_models(head, sent["bytes_up_per_round"]),
+        **shares_of_models(head, lines, sent["bytes_up_per_round"]),
         **speed(folder),
         **privacy_cost(states),
-        "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
+        "seconds": round(sum(float(line["seconds"]) for line in lines) + evaluated, 1),
         **digests,
     }
     write_atomic(folder / "summary.json", _json(summary))
@@ -257,24 +259,6 @@ def environment(settings: RunSettings) -> dict[str, Any]:
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
-
-
-def traffic(folder: Path) -> dict[str, float]:
-    """Sum the bytes of payloads: mean over train rounds of the sum over sites, and the sum of all phases."""
-    lines = read_metrics(folder)
-    rounds = len({line["round"] for line in lines if line["phase"] == "train"}) or 1
-    figures: dict[str, float] = {}
-    for way in ("up", "down"):
-        train = sum(int(line[f"bytes_{way}"]) for line in lines if line["phase"] == "train")
-        figures[f"bytes_{way}_per_round"] = round(train / rounds, 1)
-        figures[f"bytes_{way}_total"] = sum(int(line[f"bytes_{way}"]) for line in lines)
-    return figures
-
-
-def share_of_models(head: Mapping[str, Any], bytes_up: float) -> dict[str, float]:
-    """Compute what a round's replies are of the models that learn, all sites' together; nothing where that is open."""
-    whole = head.get("model_bytes", 0) * sum(not site.get("held_out") for site in head.get("sites", {}).values())
-    return {"share_of_models": bytes_up / whole} if whole else {}
 
 
 def speed(folder: Path) -> dict[str, float]:

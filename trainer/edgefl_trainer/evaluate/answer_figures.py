@@ -70,7 +70,8 @@ def usual_runs(summaries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any
             seeds.add(run.get("seed"))
             kept = {name: run[name] for name in KEPT if name in run}
             sites = {name: site[USUAL] for name, site in run["sites"].items() if USUAL in site}
-            nothing = {"bytes_up_per_round": 0, "bytes_down_per_round": 0}
+            shares = [name for name in ("share_of_models", "share_of_full_models") if name in run]
+            nothing = dict.fromkeys(["bytes_up_per_round", "bytes_down_per_round", *shares], 0)
             pooled = run.get("pooled", {}).get(USUAL, {})
             yield {
                 **kept,

@@ -21,6 +21,7 @@ from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
+from edgefl_trainer.evaluate.tables.shares import COLUMNS, share_columns, share_words
 from edgefl_trainer.evaluate.tables.text import (
     SPREADS,
     UNDEFINED,
@@ -72,6 +73,8 @@ class ComparedRow:
     paper: tuple[str, ...]  # empty texts where the paper has no number
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
+    share_of_models: float | None  # see `evaluate.tables.shares`
+    share_of_full_models: float | None
     seconds: float | None  # of all sites' work, one after the other, judging included
     seconds_before: float | None = None  # the same, of the first stage
 
@@ -101,6 +104,8 @@ def _line(experiment: Experiment, part: Part, row: MethodRow, found: Sequence[Fo
         paper=row.paper.get(part.name, _not_printed(part)),
         bytes_up_per_round=_mean([run.summary["bytes_up_per_round"] for run in runs]),
         bytes_down_per_round=_mean([run.summary["bytes_down_per_round"] for run in runs]),
+        share_of_models=_mean(_known(runs, "share_of_models")),
+        share_of_full_models=_mean(_known(runs, "share_of_full_models")),
         seconds=_mean([run.summary["seconds"] for run in runs]),
         seconds_before=_mean(before),
     )
@@ -116,8 +121,14 @@ def _usual_line(experiment: Experiment, part: Part, runs: Sequence[Mapping[str, 
         paper=_not_printed(part),
         bytes_up_per_round=0,
         bytes_down_per_round=0,
+        share_of_models=_mean(_known(measured, "share_of_models")),
+        share_of_full_models=_mean(_known(measured, "share_of_full_models")),
         seconds=None,
     )
+
+
+def _known(runs: Sequence[Measurement], key: str) -> list[float]:
+    return [run.summary[key] for run in runs if key in run.summary]
 
 
 def _not_printed(part: Part) -> tuple[str, ...]:
@@ -206,7 +217,7 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
         parts.append("bytes and time are of the run itself, time before is of the one that it starts from")
     if marked := one_class_sites(experiment, part, found):
         parts.append(f"{', '.join(marked)}: {SAYS}; left out of `{WITHOUT}`")
-    parts += unlike([one.measured.summary for one in found])
+    parts += [*share_words(lines_of(experiment, part, found)), *unlike([one.measured.summary for one in found])]
     parts.append(origin([one.environment for one in found]))
     pairs = [(column, one.measured) for column in part.columns for one in found]
     few = {name for column, run in pairs for name in fewer_sites(column, experiment.metric, run)}
@@ -293,8 +304,9 @@ def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[lis
             head.append(f"{column.name}, paper")
             columns.append([line.paper[i] or UNDEFINED for line in lines])
     if any(line.seeds for line in lines):
-        head += ["up / round", "down / round", "time"]
-        columns.append([bytes_text(line.bytes_up_per_round) for line in lines])
+        shares = share_columns(lines)
+        head += ["up / round", *shares, "down / round", "time"]
+        columns += [[bytes_text(line.bytes_up_per_round) for line in lines], *shares.values()]
         columns.append([bytes_text(line.bytes_down_per_round) for line in lines])
         columns.append([time_text(line.seconds) for line in lines])
     if any(line.seconds_before is not None for line in lines):
@@ -330,7 +342,7 @@ def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]], note: str) -> str
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]
-    writer.writerow([*head, "seconds_before", "several", "several_std", "paper_value", "paper_std", "note"])
+    writer.writerow([*head, "seconds_before", "several", "several_std", "paper_value", "paper_std", "note", *COLUMNS])
     for part, lines in tables:
         for line in lines:
             for column, ours, printed in zip(part.columns, line.ours, line.paper, strict=True):
@@ -338,5 +350,16 @@ def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]], note: str) -> str
                 end = [line.bytes_up_per_round, line.bytes_down_per_round, line.seconds, line.seconds_before]
                 several = ours.several or Cell()
                 paper = _printed(printed) if column.figure in PER_CENT else (None, None)
-                writer.writerow([*start, printed, *end, several.value, several.std, *paper, note])
+                writer.writerow(
+                    [
+                        *start,
+                        printed,
+                        *end,
+                        several.value,
+                        several.std,
+                        *paper,
+                        note,
+                        *(getattr(line, key) for key in COLUMNS),
+                    ]
+                )
     return out.getvalue()

@@ -52,6 +52,8 @@ class TableRow:
     pooled: Figure  # over all rows of these sites together; spread over seeds
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
+    share_of_models: float | None  # see `evaluate.tables.shares`
+    share_of_full_models: float | None
     seconds: float | None  # of all sites' work, one after the other, judging included
 
 
@@ -148,6 +150,8 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
         pooled=_figure([run.get("pooled", {}).get(metric) for run in runs], ddof),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
+        share_of_models=_figure([run.get("share_of_models") for run in runs]).mean,
+        share_of_full_models=_figure([run.get("share_of_full_models") for run in runs]).mean,
         seconds=_figure([run.get("seconds") for run in runs]).mean,
     )
 

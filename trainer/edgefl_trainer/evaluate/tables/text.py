@@ -26,6 +26,7 @@ from edgefl_trainer.evaluate.tables.rows import (
     runs_of_rows,
     table_rows,
 )
+from edgefl_trainer.evaluate.tables.shares import share_columns, share_words
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
 FORMATS = ("md", "csv", "json", "latex")
@@ -69,6 +70,7 @@ def render_table(
     names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
     marked, absent = any(row.one_class for row in rows), any(row.no_round for row in rows)
+    shares = share_columns(rows)
     head = [
         "method",
         *names,
@@ -78,18 +80,24 @@ def render_table(
         "worst",
         *(["all rows"] if pooled else []),
         "up / round",
+        *shares,
         "down / round",
         "time",
     ]
     body = [
-        _cells(row, name, names, (marked, absent, pooled), few)
-        for row, name, few in zip(rows, named(rows), fewer, strict=True)
+        _cells(row, name, names, (marked, absent, pooled), few, [cells[i] for cells in shares.values()])
+        for i, (row, name, few) in enumerate(zip(rows, named(rows), fewer, strict=True))
     ]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
 def _cells(
-    row: TableRow, name: str, names: Sequence[str], shown: tuple[bool, bool, bool], fewer: Collection[str]
+    row: TableRow,
+    name: str,
+    names: Sequence[str],
+    shown: tuple[bool, bool, bool],
+    fewer: Collection[str],
+    shares: Sequence[str],
 ) -> list[str]:
     """A line; `shown`: whether there are the columns of means without one-class sites, and without absent ones, and of
     all rows together.
@@ -98,7 +106,8 @@ def _cells(
     marks |= {site: marks.get(site, "") + no_round.MARK for site in row.no_round}
     sites = [_shown(row.sites.get(site, Figure(mean=None))) + marks.get(site, "") for site in names]
     means = [_shown(figure) for figure, there in zip((row.several, row.trained), shown[:2], strict=True) if there]
-    traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]
+    up, down = bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)
+    traffic = [up, *shares, down, time_text(row.seconds)]
     together = [_shown(row.pooled)] if shown[2] else []
     return [name, *sites, _shown(row.mean), *means, _shown(Figure(mean=row.worst)), *together, *traffic]
 
@@ -132,6 +141,7 @@ def caption(
         *([f"{_named(held_out)} held out, never trained: in no mean, and never the worst"] if held_out else []),
         *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
         *_equal(rows),
+        *share_words(rows),
         *unlike(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
@@ -211,7 +221,7 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
     site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
     end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std"]
     end += ["bytes_up_per_round", "bytes_down_per_round", "seconds", "one_class", "several", "several_std", "no_round"]
-    end += ["trained", "trained_std"]
+    end += ["trained", "trained_std", "share_of_models", "share_of_full_models"]
     writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
     for row in rows:
         figures = [row.sites.get(name, Figure(mean=None)) for name in names]
@@ -220,7 +230,7 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
         finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst, row.pooled.mean, row.pooled.std]
         finish += [row.bytes_up_per_round, row.bytes_down_per_round, row.seconds]
         finish += [" ".join(row.one_class), row.several.mean, row.several.std, " ".join(row.no_round)]
-        finish += [row.trained.mean, row.trained.std]
+        finish += [row.trained.mean, row.trained.std, row.share_of_models, row.share_of_full_models]
         writer.writerow([*start, *sites, *finish])
     return out.getvalue()
 
