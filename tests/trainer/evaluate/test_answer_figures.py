@@ -37,8 +37,17 @@ def test_shares_are_those_of_each_kind_of_question():
 def test_intervals_draw_pictures_with_all_their_questions():
     """Of two pictures, whose questions are all right or all wrong, a quarter of the draws holds one of them alone."""
     rows = scored([0, 0, 0, 0], [0, 0, 1, 1], [True] * 4, [1] * 4, "aabb")
-    assert answer_figures(rows)["usual_answer"]["accuracy_interval"] == [0.0, 0.0]
     assert answer_figures(rows)["accuracy_closed_questions_interval"] == [0.0, 1.0]
+
+
+def test_answers_that_are_all_wrong_have_an_interval_of_the_pictures_they_are_about():
+    """Not 0 to 0: of two pictures nobody knows more than that fewer than five in six are right. Of one, nothing."""
+    wrong = scored([0, 0, 0, 0], [1, 1, 1, 1], [True] * 4, [0] * 4, "aabb")
+    assert answer_figures(wrong)["accuracy_closed_questions_interval"] == pytest.approx([0.0, 1 - 0.025**0.5])
+    assert answer_figures(wrong)["usual_answer"]["accuracy_interval"] == pytest.approx([0.025**0.5, 1.0])
+    one_open = scored([0, 0, 0], [1, 0, 1], [True, True, False], [1] * 3, "aba")
+    assert answer_figures(one_open)["accuracy_open_questions_interval"] is None
+    assert answer_figures(one_open)["accuracy_closed_questions_interval"] == [0.0, 1.0]
 
 
 def test_means_count_each_site_once():

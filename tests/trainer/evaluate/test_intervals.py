@@ -3,9 +3,10 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import bootstrap
+from scipy.stats import binomtest, bootstrap
 from sklearn.metrics import recall_score
 
 from edgefl_trainer.evaluate.intervals import (
@@ -125,6 +126,39 @@ def test_with_a_lesion_for_each_picture_it_is_scipys_percentile_bootstrap():
     correct = (scored.predicted == scored.target).astype(float)
     expected = bootstrap((correct,), np.mean, n_resamples=4000, method="percentile", rng=2).confidence_interval
     np.testing.assert_allclose(interval(resample(scored, 4000)["accuracy"]), list(expected), atol=0.012)
+
+
+@pytest.mark.parametrize(("lesions", "right"), [(2, 0), (7, 7), (40, 0), (313, 313)])
+def test_where_all_draws_are_alike_a_share_has_the_exact_interval_of_its_lesions(lesions, right):
+    """Clopper and Pearson 1934, by scipy: all rows wrong, or all right, three pictures of each lesion."""
+    correct = np.full(3 * lesions, right > 0)
+    target = np.arange(correct.size) % 2
+    names = tuple(str(i % lesions) for i in range(correct.size))
+    rows = Scored(np.full((correct.size, 2), 0.5), target, np.where(correct, target, 1 - target), None, names)
+    expected = binomtest(right, lesions).proportion_ci(0.95, method="exact")
+    found = sites_report({"a": rows}, {"a": {}})
+    for figures in (found["sites"]["a"], found["pooled"]):
+        assert figures["accuracy_interval"] == pytest.approx([expected.low, expected.high])
+    assert found["sites"]["a"]["balanced_accuracy_interval"] == [right / lesions] * 2  # no share of rows
+
+
+def test_lesions_that_are_all_half_right_are_no_certainty():
+    """Each of twelve lesions has one of its two pictures right, and so has every draw."""
+    target = np.arange(24) % 2
+    rows = Scored(np.full((24, 2), 0.5), target, np.zeros(24, int), None, tuple(str(i // 2) for i in range(24)))
+    expected = binomtest(6, 12).proportion_ci(0.95, method="exact")
+    found = sites_report({"a": rows}, {"a": {}})["sites"]["a"]
+    assert found["accuracy_interval"] == pytest.approx([expected.low, expected.high])
+
+
+def test_the_interval_of_no_right_answer_covers_however_alike_a_lesions_answers_are():
+    """If the share were above the upper end, fewer than 1 in 40 sites of 15 lesions would be all wrong."""
+    upper = 1 - 0.025 ** (1 / 15)
+    rng = np.random.default_rng(0)
+    for spread in (0.01, 1.0, 100.0):  # beta-binomial lesions of four pictures: all alike … independent
+        shares = rng.beta(spread * upper, spread * (1 - upper), (4000, 15))
+        none_right = (rng.binomial(4, shares) == 0).all(axis=1).mean()
+        assert none_right < 0.025 + 3 * (0.025 * 0.975 / 4000) ** 0.5, spread
 
 
 def test_pictures_of_one_lesion_are_not_more_lesions():

@@ -222,6 +222,22 @@ def test_a_site_that_never_replied_is_not_listened_to(make_task, make_site):
     assert told(method, server, task, "c").arrays.keys() == PROMPTS
 
 
+def test_a_site_without_tune_questions_tells_accuracy_0_and_is_not_listened_to(make_task, make_site):
+    """docs/methods.md 11.2: as a site with one question, which learns from it. Site b answers some rightly."""
+    task, method, seen = make_task(epochs=4), vqa(lr=0.01), []
+    members = {s: make_site(task, s, seed=i) for i, s in enumerate("abc")}
+    lone = members["c"]
+    one, none = (dataclasses.replace(lone.train, rows=lone.train.rows[:n]) for n in (1, 0))
+    members["c"] = dataclasses.replace(lone, train=one, unlabelled=one, tune=none)
+    server, states = play(method, task, members, watch=seen.append)
+    told_of = {name: reply.scalars["accuracy"] for name, reply in seen[-1].replies.items()}
+    assert told_of["c"] == 0 and told_of["b"] > 0
+    received = told(method, server, task, "a").arrays
+    for name in PROMPTS:
+        np.testing.assert_allclose(received[name], states["b"].arrays[name], rtol=1e-6)
+    assert told(method, server, task, "c").arrays.keys() == PROMPTS
+
+
 @pytest.mark.parametrize("said", [None, "good", -0.1, 1.1])
 def test_an_accuracy_that_is_none_is_refused(said, make_task):
     task, method = make_task(), vqa()

@@ -110,6 +110,7 @@ def answer_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [f"{head}   {'accuracy, 95 % interval':<23}{'open':>10}{'closed':>10}{'usual':>12}"]
     for name, site in summary["sites"].items():
         whole = f"{_pct(site['accuracy'])}{_interval_of(site, 'accuracy', 'pictures')}"
+        whole = whole if site["n_test"] else f"no {summary['reported_rows']} question"
         beside = "".join(f"{_pct(site.get(f'accuracy{part}')):>10}" for part in PARTS[1:])
         usual = _pct(site.get(USUAL, {}).get("accuracy"))
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {whole:<23}{beside}{usual:>12}")

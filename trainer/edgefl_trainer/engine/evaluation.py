@@ -22,6 +22,7 @@ from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.sites import choose_device, examples_of
+from edgefl_trainer.engine.traffic import SHARES
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.measured_maps import measure_maps
@@ -32,7 +33,7 @@ from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
 KEPT = (
     "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "pretraining", "travels",
-    "settings_sha256", "images_per_second", "wait_share",
+    "settings_sha256", "images_per_second", "wait_share", "model_bytes", "full_model_bytes", *SHARES,
 )  # fmt: skip
 KEPT_OF_SITES = (
     "n_train", "n_labelled", "held_out", "readout", "classes_tuned", "selected_round", "selected_phase", "took_part",

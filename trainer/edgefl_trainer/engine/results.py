@@ -238,19 +238,18 @@ class Calibrated:
 def calibrate(predictor: Predictor, site: Site) -> Calibrated:
     """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
     predictor, tune = with_usual(predictor, site), site.tune
-    if len(tune) == 0:
-        return Calibrated(predictor, {"temperature": 1.0, "refer_above": 0.999}, None)
-    options = predictor.module.options
-    logits = tune_logits(predictor, tune, site.device)
-    evidence = None
+    options, evidence = predictor.module.options, None
     if isinstance(options, ScoreOptions) and options.output == "evidential":
         evidence = EVIDENCE[options.evidence]
+    most = VACUITY_CEILING if evidence is not None else math.log(len(predictor.seen))
+    if len(tune) == 0:
+        return Calibrated(predictor, {"temperature": 1.0, "refer_above": most}, None)  # no threshold
+    logits = tune_logits(predictor, tune, site.device)
     prior = predictor.tensors.get("prior")
     temperature = fit_temperature(logits, tune.targets, prior, evidence)
     calibrated = _with_temperature(predictor, temperature)
     scores = predict_rows(calibrated, tune, site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
-    most = VACUITY_CEILING if scores.vacuity is not None else math.log(len(predictor.seen))
     threshold = refer_threshold(uncertainty, scores.predicted == tune.targets, ceiling=most)
     return Calibrated(calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}, scores)
 

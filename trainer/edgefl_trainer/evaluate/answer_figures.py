@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights
+from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights, share_interval
 
 USUAL = "usual_answer"
 KEPT = ("task", "seed", "preset", "rounds", "reported_rows", "partition_sha256")  # of a run, for the usual answer's row
@@ -108,7 +108,9 @@ def _accuracies(
     for part, rows in parts.items():
         found[f"accuracy{part}"] = float(correct[rows].mean()) if rows.any() else None
         drawn = [_share(block, correct, rows) for block in weights] if rows.any() else []
-        found[f"accuracy{part}_interval"] = interval(np.concatenate(drawn)) if drawn else None
+        pictures = len({scored.lesions[row] for row in np.flatnonzero(rows)})
+        value = found[f"accuracy{part}"]
+        found[f"accuracy{part}_interval"] = share_interval(np.concatenate(drawn), value, pictures) if drawn else None
     return found
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import betaincinv
 
 from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats, open_answers
 
@@ -88,6 +89,28 @@ def interval(values: Float[np.ndarray, " R"]) -> list[float] | None:
         return None
     tail = 100 * (1 - LEVEL) / 2
     return [float(bound) for bound in np.percentile(defined, [tail, 100 - tail])]
+
+
+def share_interval(values: Float[np.ndarray, " R"], share: float, lesions: int) -> list[float] | None:
+    """Return the interval of a share of right answers; ``None`` below two lesions.
+
+    Where all draws give the same, as with no right answer, they say nothing of how sure it is: Clopper and Pearson's
+    interval (Biometrika 26, 1934) takes their place, with lesions as trials. It covers the share as often as it says
+    however alike the answers inside a lesion are, if lesions have equally many rows: answers that are all alike are
+    the worst case.
+
+    Args:
+        values: the share in each draw.
+        share: of the rows themselves.
+        lesions: to which these rows belong.
+    """
+    found = interval(values)
+    if found is None or lesions < 2 or found[0] < found[1]:
+        return found if lesions > 1 else None
+    right, tail = share * lesions, (1 - LEVEL) / 2
+    low = 0.0 if right == 0 else float(betaincinv(right, lesions - right + 1, tail))
+    high = 1.0 if right == lesions else float(betaincinv(right + 1, lesions - right, 1 - tail))
+    return [low, high]
 
 
 def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:

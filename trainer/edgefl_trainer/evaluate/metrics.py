@@ -44,6 +44,8 @@ METRIC_NAMES = (
     "open_balanced_accuracy",
 )
 
+OF_RIGHT = ("accuracy", "open_accuracy")  # shares of right answers
+
 METRIC_WORDS = {
     "auroc": "AUROC",
     "aurc": "AURC (area under the risk-coverage curve)",

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.answer_figures import answer_figures
 from edgefl_trainer.evaluate.confusion import confusions, recalls
-from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
-from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
+from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample, share_interval
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES, OF_RIGHT, site_metrics
 
 Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
@@ -50,11 +50,19 @@ def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
     """Compute every figure with its interval as `NAME_interval`; null where undefined."""
     figures = site_metrics(scored.probabilities, scored.target, predicted=scored.predicted, vacuity=scored.vacuity)
     intervals = {
-        f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
+        f"{name}_interval": _interval(name, draws[name], figures[name], scored) if draws else None
         for name in METRIC_NAMES
     }
     tested = {"classes_tested": len(np.unique(scored.target))}
     return {**figures, **intervals, **recalls(scored), **tested, **answer_figures(scored)}
+
+
+def _interval(
+    name: str, values: Float[np.ndarray, " R"], figure: float | int | None, scored: Scored
+) -> list[float] | None:
+    if figure is None:
+        return None
+    return share_interval(values, figure, len(set(scored.lesions))) if name in OF_RIGHT else interval(values)
 
 
 def thin_sites(
