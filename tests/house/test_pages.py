@@ -6,6 +6,7 @@ approval: its output is read as far as the page shows it, and after the operator
 """
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import pytest
 from PIL import Image
 from tests.forks import COMMANDS, Forks
 from tests.shared import Shared
-from tests.trainer.conftest import make_asked
+from tests.trainer.conftest import make_asked, make_slake
 
 from edgefl_trainer.data.lesions import draw_lesion
 
@@ -191,6 +193,9 @@ def _own_files(folder: Path) -> None:
     asked = make_asked(folder / "vqa_rad", {"HEAD": 24, "CHEST": 48, "ABD": 24}, words=AS_VQA_RAD)
     shutil.copy(next((asked / "images").glob("chest-*.png")), folder / "chest.png")
     shutil.make_archive(str(asked), "zip", asked)
+    make_slake(folder / "Slake1.0", dict.fromkeys(("Lung", "Abdomen", "Brain", "Pelvic Cavity", "Neck"), 6), test=3)
+    with zipfile.ZipFile(folder / "withheld.zip", "w") as archive:
+        archive.writestr("testset.json", json.dumps(json.loads((asked / "trainset.json").read_text())[:9]))
 
 
 @pytest.fixture(scope="module")
@@ -221,10 +226,10 @@ def test_page(page: str, readme: Path, root: Path, environment, forks: Forks) ->
     """A page works for whoever has followed the README."""
     folder = readme.parent / page.removesuffix(".md").replace("/", "-")
     folder.mkdir()
-    for name in ("runs/first", "signer", "own"):
+    for name in ("runs/first", "signer", "own", "Slake1.0"):
         shutil.copytree(readme / name, folder / name)
     photos = [*readme.glob("*.png"), readme / "photo.jpg"]
-    for file in [readme / "first.edgefl", *photos, readme / "labels.csv", readme / "vqa_rad.zip"]:
+    for file in [readme / "first.edgefl", *photos, readme / "labels.csv", *readme.glob("*.zip")]:
         shutil.copy(file, folder)
     reader = Reader(folder, environment, forks)
     try:

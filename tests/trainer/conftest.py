@@ -198,7 +198,51 @@ def finished(shared: Shared, ward: str, mae: Path) -> Mapping[str, Path]:
     return {method: root / method for method in methods}
 
 
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with the real images."""
+    named = os.environ.get("EDGEFL_DATA")
+    if not named:
+        pytest.skip("EDGEFL_DATA is not set: no real images")
+    return Path(named)
+
+
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+
+
+def coloured(i: int, rng: np.random.Generator) -> tuple[Image.Image, list[tuple[str, str, str, str]]]:
+    """A picture of one colour, and two questions about it: text, answer, whether open, and what is asked for."""
+    names = list(COLOURS)
+    colour = names[i % 3]
+    pixels = rng.normal(COLOURS[colour], 25, (36, 36, 3)).clip(0, 255).astype(np.uint8)
+    other = colour if (i // 3) % 2 else names[(i + 1 + (i // 6) % 2) % 3]
+    questions = [
+        ("what colour is it", colour, "OPEN", "COLOR"),
+        (f"is it {other}", "yes" if other == colour else "no", "CLOSED", "PRES"),
+    ]
+    return Image.fromarray(pixels), questions
+
+
+def make_slake(root: Path, counts: Mapping[str, int], *, test: int = 0, seed: int = 0) -> Path:
+    """The same pictures in SLAKE's layout, by `location`: `test` of each stand in `test.json`."""
+    rng = np.random.default_rng(seed)
+    lists: dict[str, list[dict]] = {"train.json": [], "test.json": []}
+    number = 0
+    for location, count in counts.items():
+        for i in range(count + test):
+            picture, questions = coloured(i, rng)
+            folder = root / f"imgs/xmlab{number}"
+            folder.mkdir(parents=True)
+            picture.save(folder / "source.jpg")
+            about = {"img_id": number, "img_name": f"xmlab{number}/source.jpg", "location": location, "q_lang": "en"}
+            for question, answer, kind, asked in questions:
+                found = lists["train.json" if i < count else "test.json"]
+                given = {"question": question, "answer": answer, "answer_type": kind, "content_type": asked.title()}
+                found.append({"qid": len(found), "modality": "CT", "base_type": "vqa", **about, **given})
+            number += 1
+    for file, found in lists.items():
+        (root / file).write_text(json.dumps(found))
+    return root
 
 
 def make_asked(
@@ -214,21 +258,15 @@ def make_asked(
         test: test pictures of each organ; 0: no `testset.json`.
         words: what to ask in place of a question.
     """
-    rng, names = np.random.default_rng(seed), list(COLOURS)
+    rng = np.random.default_rng(seed)
     lists: dict[str, list[dict]] = {"trainset.json": [], "testset.json": []}
     (root / "images").mkdir(parents=True, exist_ok=True)
     for organ, count in counts.items():
         for i in range(count + test):
-            colour = names[i % 3]
             name = f"{organ.lower()}-{i:03d}.png"
-            pixels = rng.normal(COLOURS[colour], 25, (36, 36, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / "images" / name)
-            other = colour if (i // 3) % 2 else names[(i + 1 + (i // 6) % 2) % 3]
+            picture, questions = coloured(i, rng)
+            picture.save(root / "images" / name)
             about = {"image_name": name, "image_organ": organ}
-            questions = [
-                ("what colour is it", colour, "OPEN", "COLOR"),
-                (f"is it {other}", "yes" if other == colour else "no", "CLOSED", "PRES"),
-            ]
             for question, answer, kind, asked in questions:
                 found = lists["trainset.json" if i < count else "testset.json"]
                 given = {

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -71,12 +70,3 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("EDGEFL_CACHE", str(folder))
     return folder
-
-
-@pytest.fixture
-def real_data() -> Path:
-    """The folder with the real images."""
-    named = os.environ.get("EDGEFL_DATA")
-    if not named:
-        pytest.skip("EDGEFL_DATA is not set: no real images")
-    return Path(named)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgefl_protocol.rules.questions import normalised_answer, words_of
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.questions import check_pictures
 from edgefl_trainer.data.sources.slake import read_slake
@@ -82,6 +83,30 @@ def test_eight_sites_of_both_sets(real_data: Path) -> None:
     counts = Counter(row.site for _, rows in read_tables(specs).rows for row in rows)
     organs = {"rad-head": 977, "rad-chest": 1088, "rad-abdomen": 999}
     assert counts == {**organs, **{site: sum(split) for site, split in REGIONS.items()}}
+
+
+@pytest.mark.data
+def test_the_official_questions_of_both_sets_are_one_federation(real_data: Path, tmp_path: Path, cache: Path) -> None:
+    """SLAKE's official questions about drawn pictures, for want of its own: eight sites, one list of answers."""
+    whole = tmp_path / "slake.zip"
+    with zipfile.ZipFile(real_data / "slake_questions.zip") as lists, zipfile.ZipFile(whole, "w") as archive:
+        entries = {Path(name).name: json.loads(lists.read(name)) for name in lists.namelist() if name.endswith(".json")}
+        for file in ("train.json", "validate.json", "test.json"):
+            archive.writestr(file, json.dumps(entries[file]))
+        for name in sorted({one["img_name"] for found in entries.values() for one in found}):
+            archive.writestr(f"imgs/{name}", png(len(name)))
+    found = load_federation([f"vqa-rad:{real_data}/vqa_rad.zip", f"slake:{whole}"], image_px=8)
+    assert found.images.shape[0] == 314 + 642
+    counts = {name: sum(map(len, (s.train, s.tune, s.val, s.test))) for name, s in found.sites.items()}
+    organs = {"rad-head": 977, "rad-chest": 1088, "rad-abdomen": 999}
+    assert counts.keys() == organs.keys() | REGIONS.keys()
+    assert {name: counts[name] for name in organs} == organs
+    missing = {name: sum(split) - counts[name] for name, split in REGIONS.items()}
+    assert sorted(missing.values()) == [0, 0, 0, 0, 1]  # a question without an answer
+    english = [one for one in entries["train.json"] if one["q_lang"] == "en" and str(one["answer"]).strip()]
+    assert {normalised_answer(str(one["answer"])) for one in english} <= set(found.classes)
+    assert found.questions is not None
+    assert {word for one in english for word in words_of(one["question"])} <= {*found.questions.vocabulary.words}
 
 
 def test_one_language_is_read(tmp_path: Path) -> None:

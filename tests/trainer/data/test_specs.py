@@ -1,11 +1,14 @@
 """docs/design.md 5: `KIND:BODY,option=value@site=NAME`."""
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
+from tests.trainer.conftest import rad_entries, write_rad
 
 from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.data.specs import parse_spec
 
 from .conftest import png
@@ -49,6 +52,16 @@ def test_rows_of_a_spec(text: str) -> None:
         ("folder:x@split=dirichlet:3", ["@split=iid:N"]),
         ("folder:x@split=iid:0", ["@split=iid:N"]),
         ("folder:x@split=iid:²", ["@split=iid:N"]),
+        ("folder:x@split=test", ["@split=test, which is for questions alone (vqa-rad, slake)"]),
+        ("vqa-rad:x@split=tset", ["@split=tset", "allowed: @split=test for test questions alone, or @split=iid:N"]),
+        ("vqa-rad:x@split=", ["has @split=;", "@split=test for test questions alone"]),
+        ("slake:x@split=test,lang=zh", ["@split=test,lang=zh", "options such as lang=zh stand before a suffix"]),
+        ("slake:x,language=en", ["unknown option language", "slake: knows lang"]),
+        ("vqa-rad:x,lang=en", ["unknown option lang", "vqa-rad: knows none"]),
+        ("vqa-rad:x,split=test", ["has split as an option", "write it as a suffix, @split=test"]),
+        ("vqa-rad:x@splt=test", ["unknown suffix @splt", "did you mean @split=test?"]),
+        ("vqa-rad:x@split=test@rows=60/20/20", ["both @split=test and @rows", "leave @rows out"]),
+        ("vqa-rad:x@split=test@split=test", ["two suffixes @split"]),
         ("folder:x@rows=60/20", ["@rows=60/20", "add up to 100"]),
         ("folder:x@rows=60/30/20", ["@rows=60/30/20", "add up to 100"]),
         ("folder:x@rows=80/20/00", ["@rows=80/20/00", "whole numbers from 1"]),
@@ -68,6 +81,31 @@ def test_rows_of_a_spec(text: str) -> None:
 def test_faults_are_named(text: str, words: list[str]) -> None:
     with pytest.raises(DataError) as caught:
         load_federation([text], image_px=8)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["vqa-rad:a", "vqa-rad:b@split=test", "vqa-rad:b@split=test"], ["leave 'vqa-rad:b@split=test' out"]),
+        (
+            ["vqa-rad:a", "vqa-rad:a@split=test"],
+            ["'vqa-rad:a' and 'vqa-rad:a@split=test' read the same test questions"],
+        ),
+        (["vqa-rad:a@split=test", "vqa-rad:a"], ["name them once: leave 'vqa-rad:a@split=test' out"]),
+        (["vqa-rad:a@split=iid:2", "vqa-rad:b@split=test"], ["leave @split=iid out"]),
+    ],
+)
+def test_faults_of_several_specs_are_named(tmp_path: Path, texts: list[str], words: list[str], monkeypatch) -> None:
+    """Test questions that stand in a federation twice would count twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    write_rad(tmp_path / "a.zip", trainset=rad_entries(1), testset=rad_entries(1, each=1, first=500))
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        for name in archive.namelist():
+            (tmp_path / "a" / name).write_bytes(archive.read(name))
+    with pytest.raises(SpecError) as caught:
+        load_federation(texts, image_px=8)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

@@ -35,6 +35,17 @@ def test_a_setting_that_differs_stands_behind_the_method():
     assert names(usual, usual) == ["fedavg", "fedavg"]  # `#2` is the table's
 
 
+def test_a_model_that_sees_no_picture_is_never_just_its_method():
+    """docs/methods.md 11.1: it is the row to beat, also where no other run of its method stands beside it."""
+    data = ("vqa-rad:x.zip",)
+    seen, hidden = run("local", data=data), run("local", data=data, hyper={"picture": "hidden"})
+    assert names(hidden, run("pfl-vqa", data=data)) == ["local, picture=hidden", "pfl-vqa"]
+    assert names(hidden) == ["local, picture=hidden"] and names(seen) == ["local"]
+    assert names(seen, hidden) == ["local, picture=seen", "local, picture=hidden"]
+    both = [run("local", data=data, seed=seed, hyper={"picture": "hidden"}, sha="a") for seed in (0, 1)]
+    assert names(*both) == ["local, picture=hidden"] * 2
+
+
 def test_seeds_are_no_variants_also_where_each_has_files_of_its_own():
     """docs/design.md 5, `settings_sha256`: partitions and backbones may differ by their seed."""
     runs = [

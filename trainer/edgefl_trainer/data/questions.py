@@ -67,7 +67,10 @@ def vocabulary_of(rows: Sequence[Row]) -> Vocabulary:
     answers = sorted({row.label for row in learned if row.label is not None})
     words = sorted({word for row in learned for word in words_of(question_of(row).text)})
     if not answers:
-        raise DataError("The data holds no training question with an answer: name the file of training questions too.")
+        raise DataError(
+            "The data holds no training question with an answer: name the SPEC of the training questions, before any "
+            "that ends in @split=test."
+        )
     return Vocabulary(tuple(answers), Questions(tuple(words)))
 
 

@@ -26,7 +26,9 @@ from edgefl_trainer.data.sources.slake import read_slake
 from edgefl_trainer.data.sources.tiny_imagenet import read_tiny_imagenet
 from edgefl_trainer.data.sources.vqa_rad import read_vqa_rad
 
-_SUFFIX = re.compile(r"@(site|split|rows)=([^@]*)$")
+_SUFFIXES = ("site", "split", "rows")
+_SUFFIX = re.compile(rf"@({'|'.join(_SUFFIXES)})=([^@]*)$")
+_ANY_SUFFIX = re.compile(r"@([a-z]+)=([^@/]*)$")
 _ROWS = re.compile(r"([1-9][0-9]?)/([1-9][0-9]?)/([1-9][0-9]?)")  # per cent of train, tune and test
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_SITES = 10_000
@@ -59,6 +61,8 @@ def parse_spec(text: str) -> Spec:
             raise SpecError(f"{text!r} has two suffixes @{suffix[1]}; write only one.")
         suffixes[suffix[1]] = suffix[2]
         rest = rest[: suffix.start()]
+    if (other := _ANY_SUFFIX.search(rest)) and (near := difflib.get_close_matches(other[1], _SUFFIXES, 1)):
+        raise SpecError(f"{text!r} has the unknown suffix @{other[1]}; did you mean @{near[0]}={other[2]}?")
     kind, colon, after = rest.partition(":")
     if not colon or kind not in READERS:
         raise SpecError(f"{text!r} is not a data SPEC; {_meant(text)}")
@@ -95,6 +99,7 @@ def read_specs(specs: Sequence[Spec], seed: int, *, gaps: bool = False) -> list[
     The test questions of `@split=test` are about the pictures of the first SPEC of their kind, if there is one. What
     that one would hold out of questions that are not dealt, its site then learns from.
     """
+    _check_test_questions(specs)
     tables: list[SourceRows] = []
     for place, spec in enumerate(specs):
         first = next((one for one in specs[:place] if one.kind == spec.kind), None) if spec.test_only else None
@@ -106,6 +111,19 @@ def read_specs(specs: Sequence[Spec], seed: int, *, gaps: bool = False) -> list[
         replace(table, rows=tuple(_learned(row) for row in table.rows)) if spec.kind in judged else table
         for spec, table in zip(specs, tables, strict=True)
     ]
+
+
+def _check_test_questions(specs: Sequence[Spec]) -> None:
+    """Refuse, by a `SpecError`, SPECs that would judge the same test questions twice."""
+    for place, spec in enumerate(specs):
+        for other in specs[place + 1 :]:
+            if (spec.kind, spec.body, spec.options) == (other.kind, other.body, other.options) and (
+                spec.test_only or other.test_only
+            ):
+                raise SpecError(
+                    f"{spec.text!r} and {other.text!r} read the same test questions; name them once: leave "
+                    f"{(other if other.test_only else spec).text!r} out."
+                )
 
 
 def _learned(row: Row) -> Row:
@@ -120,6 +138,10 @@ def asks_questions(text: str) -> bool:
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
     """Put the options of a SPEC over their defaults; a `SpecError` for one that is not known."""
     for name in spec.options:
+        if name in ("split", "rows") and name not in allowed:
+            raise SpecError(
+                f"{spec.text!r} has {name} as an option; write it as a suffix, @{name}={spec.options[name]}."
+            )
         if name not in allowed:
             known = ", ".join(allowed) or "none"
             raise SpecError(f"{spec.text!r} has the unknown option {name}; {spec.kind}: knows {known}.")
@@ -156,14 +178,20 @@ def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
             raise SpecError(f"{spec.text!r} has @split=test, which is for questions alone ({', '.join(ASKING)}).")
         spec = replace(spec, test_only=True)
     elif "split" in suffixes:
-        spec = replace(spec, iid_sites=_iid_sites(spec.text, suffixes["split"]))
+        spec = replace(spec, iid_sites=_iid_sites(spec, suffixes["split"]))
+    if spec.test_only and "rows" in suffixes:
+        raise SpecError(f"{spec.text!r} has both @split=test and @rows; test questions are not dealt: leave @rows out.")
     return replace(spec, shares=_shares(spec.text, suffixes["rows"])) if "rows" in suffixes else spec
 
 
-def _iid_sites(text: str, value: str) -> int:
+def _iid_sites(spec: Spec, value: str) -> int:
     scheme, _, number = value.partition(":")
     if scheme != "iid" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SITES:
-        raise SpecError(f"{text!r} has @split={value}; allowed: @split=iid:N with N from 1 to {MAX_SITES}.")
+        alone = "@split=test for test questions alone, or " if spec.kind in ASKING else ""
+        hint = "; options such as lang=zh stand before a suffix" if "," in value else ""
+        raise SpecError(
+            f"{spec.text!r} has @split={value}; allowed: {alone}@split=iid:N with N from 1 to {MAX_SITES}{hint}."
+        )
     return int(number)
 
 

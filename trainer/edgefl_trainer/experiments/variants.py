@@ -1,6 +1,6 @@
 """Names of runs that stand in one table or picture: the method, and the settings in which its runs there differ.
 
-    fedavg, lr_head=0.01                 fedavg, balance=class
+    fedavg, lr_head=0.01                 fedavg, balance=class                 local, picture=hidden
 
 Guarantees: a name depends on the runs, not on their order or folders; runs that differ in their seed alone share one.
 What `evaluate.tables` names by itself (preset and rounds, mode, share of labels) stands in no setting here.
@@ -17,6 +17,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.evaluate.tables.rows import run_name
 
 NAMED_ELSEWHERE = ("method", "preset", "rounds", "seed", "device", "hyper")
+TOLD_UNLESS = {"picture": "seen"}  # a model that sees no picture is never just its method
 USUALLY_NAMED = 3  # settings; more where fewer do not tell the runs apart
 
 Values = Mapping[str, str]
@@ -41,7 +42,7 @@ def _begins(run: FinishedRun) -> tuple[object, ...]:
 
 
 def _suffixes(runs: Sequence[FinishedRun]) -> list[str]:
-    """The settings in which these runs differ, for each of them; empty where they differ in none."""
+    """The settings in which these runs differ, for each of them, and those that are always told; else empty."""
     told = [_values(run) for run in runs]
     variants: dict[object, list[Values]] = defaultdict(list)
     for number, (run, values) in enumerate(zip(runs, told, strict=True)):
@@ -51,8 +52,10 @@ def _suffixes(runs: Sequence[FinishedRun]) -> list[str]:
     for key in differing:
         if len({_of(values, [*needed, key]) for values in told}) > len({_of(values, needed) for values in told}):
             needed.append(key)
+    unusual = [key for key, usual in TOLD_UNLESS.items() if any(values.get(key, usual) != usual for values in told)]
+    needed += [key for key in unusual if key not in needed]
     shown = (needed + [key for key in differing if key not in needed])[: max(USUALLY_NAMED, len(needed))]
-    rest = len(differing) - len(shown)
+    rest = len([key for key in differing if key not in shown])
     texts = {key: _short([values.get(key, "") for values in told]) for key in shown}
     more = [f"and {rest} more"] if rest else []
     return [
