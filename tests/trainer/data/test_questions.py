@@ -83,6 +83,14 @@ def test_answers_and_words_are_those_of_the_training_rows(rad: Path) -> None:
     assert one.questions.vocabulary == found.questions.vocabulary  # all sites share them
 
 
+def test_every_seed_has_the_same_answers_and_words(rad: Path) -> None:
+    """docs/decisions/0044: tune rows are dealt by the seed, and the lists are read from them too."""
+    found = [load(rad, seed=seed) for seed in range(4)]
+    assert len({tuple(site.tune) for one in found for site in [one.sites["rad-head"]]}) > 1
+    assert len({one.classes for one in found}) == 1
+    assert len({one.questions.vocabulary for one in found if one.questions is not None}) == 1
+
+
 TEXTS = st.text("abc xyz?1,肺", min_size=1, max_size=12).filter(lambda text: bool(words_of(text)))
 
 

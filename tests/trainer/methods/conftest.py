@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,20 @@ import pytest
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Phase, Questions, Site, State, Task, declared
 from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.settings import blank
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
 IMAGE_PX = 36
+ASKED = "-asked"  # ends the name of a method's form that answers questions about pictures
+FORMS: dict[str, Callable[[], Method]] = {
+    **METHODS,
+    **{
+        f"{name}{ASKED}": partial(blank, name, ("vqa-rad:drawn",))
+        for name, kind in METHODS.items()
+        if declared(kind).asked and not declared(kind).questions_only
+    },
+}
 RESTING = {"random-init"}  # without a phase: nothing is sent, nothing can be stopped
 MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
 
@@ -20,6 +31,7 @@ MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of 
 LATER = {
     "fedavgpers", "fedclf", "feddistill", "fedmoco", "fedpr", "fedproto", "fedprox", "fedrotation", "fedsimclr",
     "fedvpt", "fedvpt-deep", "finetune", "head", "local", "local-cl", "p-pt", "pep-fedpt", "pfedpg", "sgpt",
+    "fedavgpers-asked", "fedprox-asked", "local-asked",
 }  # fmt: skip
 SIBLINGS = {"fedmoco", "local-cl"}  # learn with FedCLF's own loop
 
@@ -29,12 +41,12 @@ def tiers(names: Iterable[str], later: Set[str]) -> list[object]:
     return [pytest.param(name, marks=[pytest.mark.slow] if name in later else []) for name in sorted(names)]
 
 
-@pytest.fixture(params=tiers(METHODS, SIBLINGS))
+@pytest.fixture(params=tiers(FORMS, SIBLINGS))
 def name(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=tiers(METHODS.keys() - RESTING, LATER))
+@pytest.fixture(params=tiers(FORMS.keys() - RESTING, LATER))
 def active(request) -> str:
     return request.param
 
@@ -50,8 +62,8 @@ QUESTIONS = Questions(("how", "bright", "is", "it"), 6)
 def questions_of(request: pytest.FixtureRequest) -> Questions | None:
     """What is asked where the method that a test is given learns from nothing else."""
     named = getattr(request.node, "callspec", None)
-    kinds = [METHODS[value] for value in (named.params.values() if named else ()) if value in list(METHODS)]
-    return QUESTIONS if any(declared(kind).questions_only for kind in kinds) else None
+    names = [value for value in (named.params.values() if named else ()) if value in list(FORMS)]
+    return QUESTIONS if any(one.endswith(ASKED) or declared(METHODS[one]).questions_only for one in names) else None
 
 
 @pytest.fixture
