@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.numpy import load_file
 
-from edgefl_trainer.engine.traffic import shares_of_models
+from edgefl_trainer.engine.run import shares_of_models
 
 
 def lines(*rounds: int) -> list[dict]:

@@ -22,18 +22,18 @@ from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.sites import choose_device, examples_of
-from edgefl_trainer.engine.traffic import SHARES
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.measured_maps import measure_maps
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
 KEPT = (
     "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "pretraining", "travels",
-    "settings_sha256", "images_per_second", "wait_share", "model_bytes", "full_model_bytes", *SHARES,
+    "settings_sha256", "images_per_second", "wait_share", *SIZES, *SIZES.values(),
 )  # fmt: skip
 KEPT_OF_SITES = (
     "n_train", "n_labelled", "held_out", "readout", "classes_tuned", "selected_round", "selected_phase", "took_part",

@@ -25,7 +25,6 @@ from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.selection import judged_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.engine.suspicion import save_tune_scores
-from edgefl_trainer.engine.traffic import FULL_MODEL, array_bytes
 from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
@@ -38,6 +37,7 @@ from edgefl_trainer.evaluate.intervals import AskedRows, Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.no_round import trained_sites
 from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.evaluate.tables.shares import FULL_MODEL
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.learning.unusual_features import with_usual
 from edgefl_trainer.models.answers import SHARED, AnswerModule
@@ -161,6 +161,11 @@ def predictor_results(
         **federation_report(scored, facts),
         **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
     }
+
+
+def array_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> int:
+    """Sum the bytes of some arrays."""
+    return sum(value.nbytes for value in arrays.values())
 
 
 def _sizes(predictor: Predictor, task: Task) -> dict[str, int]:

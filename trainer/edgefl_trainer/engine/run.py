@@ -15,7 +15,7 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +43,7 @@ from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
-from edgefl_trainer.engine.traffic import shares_of_models, traffic
+from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
@@ -259,6 +259,36 @@ def environment(settings: RunSettings) -> dict[str, Any]:
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def traffic(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Sum the bytes of payloads: mean over train rounds of the sum over sites, and the sum of all phases.
+
+    Args:
+        lines: of `metrics.jsonl`.
+    """
+    train = [line for line in lines if line["phase"] == "train"]
+    rounds = len({line["round"] for line in train}) or 1
+    figures: dict[str, float] = {}
+    for way in ("up", "down"):
+        figures[f"bytes_{way}_per_round"] = round(sum(int(line[f"bytes_{way}"]) for line in train) / rounds, 1)
+        figures[f"bytes_{way}_total"] = sum(int(line[f"bytes_{way}"]) for line in lines)
+    return figures
+
+
+def shares_of_models(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], bytes_up: float) -> dict[str, float]:
+    """Compute what a round's replies are of the models of the sites that sent them, if these had sent those instead.
+
+    Args:
+        head: of a summary, with the sizes of a model; a share whose size it lacks is left out.
+        lines: of `metrics.jsonl`.
+        bytes_up: of a round.
+    """
+    train = [line for line in lines if line["phase"] == "train"]
+    if not train:
+        return {}
+    replies = len(train) / len({line["round"] for line in train})
+    return {share: bytes_up / (head[size] * replies) for share, size in SIZES.items() if head.get(size)}
 
 
 def speed(folder: Path) -> dict[str, float]:

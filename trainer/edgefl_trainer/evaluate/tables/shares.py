@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 UNKNOWN = "–"
+FULL_MODEL = "full_model_bytes"  # of a site: its tensors and the network, frozen or learned
+SIZES = {"share_of_models": "model_bytes", "share_of_full_models": FULL_MODEL}
+"""Key of a share in ``summary.json`` → that of the size of one model which it is a share of."""
 COLUMNS = {
     "share_of_models": (
         "of what learns",
