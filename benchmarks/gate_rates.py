@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from edgefl_protocol.pictures.imaging import decode, resize
-from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality, usual_unlit
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.data.lesions.signs import SIGNS
 from edgefl_trainer.data.sources.foreign import read_foreign
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 PX = 84
-SHOWN = ("blur", "exposure", "not_skin")  # `size` depends on the network
+SHOWN = ("blur", "exposure", "not_skin", "dark_corners")  # `size` depends on the network
 EVERY = 8  # of the validation rows are made worse
 BLURS_PX = (0.7, 1.0, 1.5, 2.0)
 STOPS = (-6, -5, -4, -3, 1, 1.5, 2, 3)
@@ -43,6 +43,7 @@ def main(as_json: bool) -> None:
     if folder is None:
         raise click.ClickException("EDGEFL_DATA is not set; it names the folder with the real images")
     rows = [rates(name, pictures) for name, pictures in sets(Path(folder))]
+    rows += [rates(*one) for one in by_their_own_model(Path(folder))]
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -53,9 +54,9 @@ def main(as_json: bool) -> None:
         click.echo(f"| {row['pictures']} | {row['number']:,} | {shares} |")
 
 
-def rates(name: str, pictures: Iterable[Pixels]) -> dict[str, str | int | float]:
+def rates(name: str, pictures: Iterable[Pixels], unlit_above: float = MOST_UNLIT) -> dict[str, str | int | float]:
     """Share of the pictures that each reason refers."""
-    found = [measure_quality(picture).reasons(1) for picture in pictures]
+    found = [measure_quality(picture).reasons(1, unlit_above) for picture in pictures]
     return {
         "pictures": name,
         "number": len(found),
@@ -66,12 +67,12 @@ def rates(name: str, pictures: Iterable[Pixels]) -> dict[str, str | int | float]
 
 def sets(folder: Path) -> Iterator[tuple[str, list[Pixels]]]:
     """Every set by name."""
-    real = validation_rows(folder / "fed_isic2019_84.zip")
+    real = rows_of(folder / "fed_isic2019_84.zip")
     for centre in sorted({centre for centre, _ in real}):
         yield f"{centre}, 84 px", [picture for found, picture in real if found == centre]
     yield "all centres, 84 px", [picture for _, picture in real]
     if (folder / "ham10000_msk_200x150.zip").exists():
-        yield "five centres, 200 x 150", [one for _, one in validation_rows(folder / "ham10000_msk_200x150.zip")]
+        yield "five centres, 200 x 150", [one for _, one in rows_of(folder / "ham10000_msk_200x150.zip")]
     yield "drawn skin", list(read_foreign("skin", PX))
     yield (
         "drawn lesions",
@@ -88,11 +89,21 @@ def sets(folder: Path) -> Iterator[tuple[str, list[Pixels]]]:
         yield f"{stops:+g} stops of light", [relit(one, stops) for one in some]
 
 
-def validation_rows(archive_path: Path) -> list[tuple[str, Pixels]]:
-    """Centre and pixels of each validation row."""
+def by_their_own_model(folder: Path) -> Iterator[tuple[str, list[Pixels], float]]:
+    """Yield centres whose pictures are often framed in black, with the share that a model of their own allows."""
+    learned, real = (rows_of(folder / "fed_isic2019_84.zip", split) for split in ("train", "val"))
+    for centre in sorted({centre for centre, _ in real}):
+        allowed = usual_unlit(picture for found, picture in learned if found == centre)
+        if allowed > MOST_UNLIT:
+            own = [picture for found, picture in real if found == centre]
+            yield f"{centre}, 84 px, by a model of its own ({allowed:.0%} may be black)", own, allowed
+
+
+def rows_of(archive_path: Path, split: str = "val") -> list[tuple[str, Pixels]]:
+    """Centre and pixels of each row of a split."""
     with zipfile.ZipFile(archive_path) as archive:
         rows = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
-        return [(row["center"], decode(archive.read(row["file"]))) for row in rows if row["split"] == "val"]
+        return [(row["center"], decode(archive.read(row["file"]))) for row in rows if row["split"] == split]
 
 
 def blurred(picture: Pixels, deviation_px: float) -> Pixels:

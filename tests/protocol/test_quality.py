@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 from tests.protocol.conftest import encoded
 
 from edgefl_protocol.pictures.imaging import decode, resize
-from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality, usual_unlit
 from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
 
 # The ten swatches of the Monk Skin Tone scale (Monk 2019), light to dark; Fitzpatrick V; two casts of real pictures.
@@ -79,7 +79,7 @@ def test_half_skin_passes_and_a_third_does_not() -> None:
     ringed = image.copy()
     y, x = np.mgrid[0:84, 0:84]
     ringed[(y - 42) ** 2 + (x - 42) ** 2 > 30**2] = 0
-    assert reasons(ringed) == ()
+    assert reasons(ringed) == ("dark_corners",)
 
 
 @pytest.mark.parametrize("scale", [1, 4, 12])
@@ -142,6 +142,31 @@ def test_a_clipped_corner_is_overexposed_at_a_tenth() -> None:
         shiny = image.copy()
         shiny[:rows] = 255
         assert reasons(shiny) == found
+
+
+def test_a_black_ring_asks_for_a_look_unless_the_model_learned_from_such() -> None:
+    """Module text, 4: a tenth of the pixels, or what the model in use says; a picture that is all dark is too dark."""
+    image = surface(SKIN["Monk 4"], 84, 84)
+    for rows, found in ((8, ()), (9, ("dark_corners",))):
+        framed = image.copy()
+        framed[:rows] = 0
+        assert reasons(framed) == found
+        assert measure_quality(framed).reasons(84, 0.4) == ()
+    framed[:40] = 0
+    assert measure_quality(framed).reasons(84, 0.4) == ("dark_corners",)
+
+
+def test_what_is_usually_unlit_is_that_of_the_pictures_learned_from() -> None:
+    """Oracle: the shares are known by construction; one odd picture of a hundred allows nothing."""
+
+    def framed(rows: int) -> np.ndarray:
+        image = surface(SKIN["Monk 4"], 84, 84)
+        image[:rows] = 0
+        return image
+
+    assert usual_unlit([]) == usual_unlit([framed(0)] * 10) == MOST_UNLIT
+    assert usual_unlit([framed(0)] * 99 + [framed(42)]) == MOST_UNLIT
+    assert usual_unlit([framed(42)] * 10 + [framed(0)] * 10) == pytest.approx(0.5)
 
 
 def test_size_counts_the_pixels_of_the_picture_itself() -> None:

@@ -39,6 +39,7 @@ from edgefl_client.scoring.gate_verdict import LEAST_HELD
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring.score_files import pictures_below
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_protocol.rules.maps import MAX_MAPS
@@ -188,6 +189,7 @@ def _read(
         table.formats,
         lambda done: report({"reading": done, "pictures": len(listed)}),
         refused,
+        referral_rules(bundle.labels, bundle.card).unlit_above,
     )
 
 

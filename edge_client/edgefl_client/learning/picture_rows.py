@@ -21,7 +21,7 @@ from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
-from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.sentences import counted, of_file
 
 MAX_LABELS_BYTES = 16 * 2**20
@@ -137,12 +137,14 @@ def read_rows(
     formats: Sequence[str] = DEFAULT_FORMATS,
     report: Callable[[int], None] = lambda done: None,
     refused: Callable[[EdgeflError], None] | None = None,
+    unlit_above: float = MOST_UNLIT,
 ) -> PreparedRows:
     """Decode and prepare pictures; they stay in memory as small squares.
 
     Args:
         report: called with the number of pictures read so far.
         refused: told of each picture that cannot be used, which is left out; None raises for the first of them.
+        unlit_above: of the model's rules, see `Quality.reasons`.
 
     Raises:
         ImageError: a picture cannot be used; the sentence names its file.
@@ -165,7 +167,7 @@ def read_rows(
             lesion = row.lesion.encode() if row.lesion else images[index].tobytes()
             groups.append(hashlib.sha256(lesion).hexdigest())
             labels.append(row.label)
-            if measure_quality(photo).reasons(side):
+            if measure_quality(photo).reasons(side, unlit_above):
                 unfit.add(index)
             report(done)
     return PreparedRows(images[: len(labels)], np.array(labels, np.int64), tuple(groups), frozenset(unfit))

@@ -121,7 +121,7 @@ class Scorer:
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
         quality = measure_quality(photo)
-        gate = quality.reasons(self.network.side_px)
+        gate = quality.reasons(self.network.side_px, self._rules.unlit_above)
         return PreparedPicture(pixels, gate, quality.exposure, (time.perf_counter() - started) * 1e3)
 
     @property

@@ -26,7 +26,7 @@ from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
-from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
 from edgefl_protocol.rules.draws import generator
 from edgefl_protocol.rules.feature_rows import FEATURES, first_order, have_unit_length, order_by_content
@@ -71,17 +71,19 @@ def encode_pictures(
     files: Sequence[Path],
     reader: PictureReader,
     draws: RandomSource,
+    unlit_above: float = MOST_UNLIT,
 ) -> Encoded:
     """Make features of at most K pictures; one that cannot be read, or that the gate refers, gives none.
 
     Args:
         network: parameters of the round's slow encoder (`FeatureEncoder.slow`).
+        unlit_above: of the model's rules, see `Quality.reasons`.
 
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
     """
     order = first_order(draws.rng("order"), len(files))
-    fit = _FitPictures([files[position] for position in order], preprocess, reader, encoder.most)
+    fit = _FitPictures([files[position] for position in order], preprocess, reader, encoder.most, unlit_above)
     rng, found, paths = draws.rng("views"), list[Rows](), list[Path]()
     for part in in_batches(fit, encoder.batch):
         if len(part) < LEAST_BATCH:  # these are all there are
@@ -116,8 +118,11 @@ def _checked(features: Features) -> Rows:
 class _FitPictures:
     """At most K pictures that pass the gate, each read when it is asked for."""
 
-    def __init__(self, files: Sequence[Path], preprocess: Preprocess, reader: PictureReader, most: int) -> None:
+    def __init__(
+        self, files: Sequence[Path], preprocess: Preprocess, reader: PictureReader, most: int, unlit_above: float
+    ) -> None:
         self._files, self._preprocess, self._reader, self._most = files, preprocess, reader, most
+        self._unlit_above = unlit_above
         self.looked_at = 0  # pictures that were read so far
         self.left_out = Counter[str]()  # reason → pictures that give no feature, so far
 
@@ -128,7 +133,7 @@ class _FitPictures:
                 return
             self.looked_at += 1
             try:
-                pixels, gate = _prepared(path, self._preprocess, self._reader)
+                pixels, gate = _prepared(path, self._preprocess, self._reader, self._unlit_above)
             except ImageError as error:
                 self.left_out[error.code] += 1
                 continue
@@ -138,12 +143,14 @@ class _FitPictures:
                 yield path, pixels
 
 
-def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:
+def _prepared(
+    path: Path, preprocess: Preprocess, reader: PictureReader, unlit_above: float
+) -> tuple[Pixels, tuple[str, ...]]:
     """Read a picture as the network takes it, and the gate's reasons to refer it."""
     photo = reader.read(read_bounded(path, MAX_FILE_BYTES))
-    return prepare(photo, preprocess), measure_quality(photo).reasons(preprocess.size)
+    return prepare(photo, preprocess), measure_quality(photo).reasons(preprocess.size, unlit_above)
 
 
 def picture_of(path: Path, preprocess: Preprocess, reader: PictureReader) -> Pixels:
     """Read a picture as the network takes it, to show it to its owner."""
-    return _prepared(path, preprocess, reader)[0]
+    return _prepared(path, preprocess, reader, MOST_UNLIT)[0]

@@ -37,6 +37,7 @@ from edgefl_client.sharing.release import Release, describe
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload, digest
@@ -70,7 +71,8 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
     network = encoder.slow(_broadcast(home, membership, task).arrays, own)
     draws = RandomSource(seed=task.seed, site=membership.name, round=task.round)
     files = _files(home, asked.images, reader)
-    found = encode_pictures(encoder, network, bundle.preprocess, files, reader, draws)
+    unlit = referral_rules(bundle.labels, bundle.card).unlit_above
+    found = encode_pictures(encoder, network, bundle.preprocess, files, reader, draws, unlit)
     payload = Payload(sent(found.rows), {"n_train": 0, "site_sha256": digest(dict(own))})
     content = payload.to_bytes()
     if len(content) > task.max_reply_bytes:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
+from edgefl_protocol.pictures.quality import MOST_UNLIT
 from edgefl_protocol.pictures.referral import ReferralRules, Suspicion
 from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_json
 
@@ -173,16 +174,19 @@ def referral_rules(labels: Labels, card: Card, refer_above: float | None = None)
         refer_above: vacuity, or entropy in nats, in place of the card's.
 
     Raises:
-        ValueError: the card's threshold of dissonance is no number.
+        ValueError: one of the card's thresholds is no number.
     """
-    stated = card.metrics.get("refer_dissonance_above")
+    stated, unlit = (card.metrics.get(name) for name in ("refer_dissonance_above", "refer_unlit_above"))
     if stated is not None and not _is_number(stated):
         raise ValueError("the card's metric refer_dissonance_above is not a number")
+    if unlit is not None and not (_is_number(unlit) and 0 <= float(unlit) <= 1):  # type: ignore[arg-type]
+        raise ValueError("the card's metric refer_unlit_above is not a number from 0 to 1")
     return ReferralRules(
         uncertain_above=card.refer_above if refer_above is None else refer_above,
         dissonance_above=None if stated is None else float(stated),  # type: ignore[arg-type]  # just looked at
         suspicious=labels.suspicious,
         suspicious_from=None if card.suspicion is None else card.suspicion.threshold,
+        unlit_above=MOST_UNLIT if unlit is None else float(unlit),  # type: ignore[arg-type]
     )
 
 

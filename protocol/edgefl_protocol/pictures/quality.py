@@ -20,10 +20,14 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    channels more than 2 levels apart. Ratios do not change with the strength of the light, so dark and light skin lie in
    one range; what is grey (radiology, text), green or blue lies outside. Things of the colour of skin (wood, cork)
    pass: this is a rule against mistakes, not a proof.
+4. `dark_corners`: more than 10 % of the pixels are not lit, though the picture is not too dark: the ring of a
+   dermatoscope, or a black frame. A model that learned from such pictures says how much it learned from, and its share
+   counts instead (`usual_unlit`). A model that did not calls what is in the ring by the ring.
 
 How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +46,7 @@ CLIPPED_FROM = 250  # of every channel
 MOST_CLIPPED = 0.10  # share of the pixels
 MOST_MEAN = 225.0  # luminance, mean of the lit pixels
 LEAST_SKIN = 0.45  # share of the lit pixels
+MOST_UNLIT = 0.10  # share of the pixels
 GREY_WITHIN = 2  # levels between the largest and the smallest channel
 RED_BY_GREEN = (0.94, 2.3)
 GREEN_BY_BLUE = (0.74, 2.3)
@@ -49,6 +54,7 @@ GREEN_BY_BLUE = (0.74, 2.3)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _QUIET = 1.0  # added to the variance of the blurred picture: rounding and the noise of a flat picture leave about that
 _FEW = 50  # lit pixels with four lit neighbours below which sharpness is not judged
+_USUAL = 0.95  # share of a site's pictures that are unlit as usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +78,19 @@ class Quality:
             return "dark"
         return "bright" if self.clipped > MOST_CLIPPED or self.mean > MOST_MEAN else None
 
-    def reasons(self, network_px: int) -> tuple[str, ...]:
+    def reasons(self, network_px: int, unlit_above: float = MOST_UNLIT) -> tuple[str, ...]:
         """List the gate's reasons to refer a picture, in the order of `referral.REASON_WORDS`; empty where it passes.
 
         Args:
             network_px: side of the network's input; a picture with fewer pixels in either direction is too small.
+            unlit_above: share of unlit pixels above which a picture is referred, of the model in use.
         """
         found = {
             "blur": self.sharpness is not None and self.sharpness < LEAST_SHARPNESS,
             "exposure": self.exposure is not None,
             "size": min(self.height_px, self.width_px) < network_px,
             "not_skin": self.skin < LEAST_SKIN,
+            "dark_corners": self.lit >= LEAST_LIT and 1 - self.lit > unlit_above,
         }
         return tuple(reason for reason, holds in found.items() if holds)
 
@@ -104,6 +112,16 @@ def measure_quality(image: Pixels) -> Quality:
         clipped=float((small >= CLIPPED_FROM).all(axis=2).mean()),
         skin=_skin_share(small[lit]),
     )
+
+
+def usual_unlit(images: Iterable[Pixels]) -> float:
+    """Return above which share of unlit pixels a picture is unlike a site's: that of 95 % of them, at least 10 %.
+
+    Args:
+        images: the pictures that the site's model learned from; of none it is 10 %.
+    """
+    shares = [float(np.mean(_at_scale(one).astype(np.float32) @ _LUMINANCE < LIT_FROM)) for one in images]
+    return max(MOST_UNLIT, float(np.quantile(shares, _USUAL)) if shares else 0.0)
 
 
 def _at_scale(image: Pixels) -> Pixels:

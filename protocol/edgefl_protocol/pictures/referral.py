@@ -10,8 +10,8 @@ The rules, in the order in which reasons are listed:
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
 3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-4. `blur`, `exposure`, `size`, `not_skin`: the gate before the model, measured on the picture alone (`quality`). What is
-   not skin gets no prediction: a class named for it would only look like an answer.
+4. `blur`, `exposure`, `size`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
+   alone (`quality`). What is not skin gets no prediction: a class named for it would only look like an answer.
 5. `unseen_class`: a class absent from the site's training rows has the largest alpha.
 6. `model_expired`: the bundle is past its expiry date.
 
@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgefl_protocol.pictures.quality import MOST_UNLIT
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
@@ -42,11 +44,12 @@ REASON_WORDS = {
     "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
     "not_skin": "the colours are not those of skin",
+    "dark_corners": "the picture shows more black than those that the model learned from",
     "unseen_class": "it looks most like a class that the model was not trained on",
     "model_expired": "the model is past its expiry date",
 }
 
-GATE_REASONS = ("blur", "exposure", "size", "not_skin")
+GATE_REASONS = ("blur", "exposure", "size", "not_skin", "dark_corners")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ class ReferralRules:
     # summed probability of the suspicious classes, at or above which is referred, as it was chosen at export; None
     # where it was not: then the default is in force
     suspicious_from: float | None
+    unlit_above: float = MOST_UNLIT  # share of unlit pixels above which the gate refers
 
     @property
     def suspicious_in_force(self) -> float | None:

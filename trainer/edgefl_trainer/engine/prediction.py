@@ -13,7 +13,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, decode, prepare
-from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_trainer.contract import Predictor
@@ -65,7 +65,7 @@ def predict_files(
             classes=run.classes,
             seen=predictor.seen,
             rules=rules,
-            gate=quality.reasons(run.preprocess.size),
+            gate=quality.reasons(run.preprocess.size, rules.unlit_above),
             exposure=quality.exposure,
             expired=None,
             model=model,
@@ -81,6 +81,7 @@ def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]
         dissonance_above=None,
         suspicious=suspicious_classes(run.classes, info),
         suspicious_from=site_suspicion(run, site, info).threshold,
+        unlit_above=float(run.calibration["sites"][site].get("unlit_above", MOST_UNLIT)),
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.pictures.quality import usual_unlit
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
@@ -231,6 +232,10 @@ def _held_out_models(
     return models
 
 
+def _pictures(rows: Examples) -> Iterator[NDArray[np.uint8]]:
+    return (rows.images[place] for place in np.unique(rows.places))
+
+
 @dataclass(frozen=True)
 class Calibrated:
     """A site's model after its `tune` rows were looked at."""
@@ -241,14 +246,18 @@ class Calibrated:
 
 
 def calibrate(predictor: Predictor, site: Site) -> Calibrated:
-    """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
+    """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows.
+
+    Of pictures alone also how much of them is unlit, which the gate before the model compares with.
+    """
     predictor, tune = with_usual(predictor, site), site.tune
     options, evidence = predictor.module.options, None
+    unlit = {} if site.task.questions else {"unlit_above": usual_unlit(_pictures(site.train))}
     if isinstance(options, ScoreOptions) and options.output == "evidential":
         evidence = EVIDENCE[options.evidence]
     most = VACUITY_CEILING if evidence is not None else math.log(len(predictor.seen))
     if len(tune) == 0:
-        return Calibrated(predictor, {"temperature": 1.0, "refer_above": most}, None)  # no threshold
+        return Calibrated(predictor, {"temperature": 1.0, "refer_above": most, **unlit}, None)  # no threshold
     logits = tune_logits(predictor, tune, site.device)
     prior = predictor.tensors.get("prior")
     temperature = fit_temperature(logits, tune.targets, prior, evidence)
@@ -256,7 +265,8 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
     scores = predict_rows(calibrated, tune, site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
     threshold = refer_threshold(uncertainty, scores.predicted == tune.targets, ceiling=most)
-    return Calibrated(calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}, scores)
+    figures = {"temperature": float(temperature), "refer_above": float(threshold), **unlit}
+    return Calibrated(calibrated, figures, scores)
 
 
 def score(predictor: Predictor, rows: Examples, federation: Federation, site: str, device: torch.device) -> Scored:
