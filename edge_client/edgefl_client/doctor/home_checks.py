@@ -81,6 +81,7 @@ def check_personal(home: Home) -> Iterator[Finding]:
         return
     from edgefl_client.scoring.gate_words import gate_line
     from edgefl_client.scoring.personal import kept_personal
+    from edgefl_client.scoring.untaught import untaught_in_use
     from edgefl_client.trust import models
 
     state = kept_personal(home)
@@ -93,9 +94,14 @@ def check_personal(home: Home) -> Iterator[Finding]:
             advice="learn a round, which is judged anew: edgefl train; or forget them: edgefl advanced personal remove",
         )  # fmt: skip
     elif home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256:
+        never = untaught_in_use(home, state.seen)
+        said = f"the values learned here score, those of round {state.round}; they passed their gate"
+        if never["never_suspicious"]:
+            said += f". {never['never_predicts'].removesuffix('.')}"
         yield Finding(
-            check="personal", state="ok",
-            found=f"the values learned here score, those of round {state.round}; they passed their gate",
+            check="personal", state="warn" if never["never_suspicious"] else "ok", found=said,
+            advice=None if not never["never_suspicious"] else "label pictures of them and learn again with edgefl "
+            "train; or go back to the bundle's values: edgefl advanced personal remove",
             detail=gate_line(state.verdict.to_json()),
         )  # fmt: skip
     else:
