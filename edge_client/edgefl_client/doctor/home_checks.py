@@ -20,6 +20,11 @@ from edgefl_protocol.sentences import counted
 _MIB = 2**20
 LITTLE_MIB, TOO_LITTLE_MIB = 1024, 64  # free on the disk
 UNKNOWN_KEYS = "the coordinator did not know this device's keys when it was last asked, so it takes none"
+_BY_HAND = "compare the signer's key over another channel, then: edgefl trust add PUB"
+_ASK_FOR_ROOT = (
+    "ask the operator to publish a root set, which says whose bundles count, then run edgefl sync; by hand: "
+    "edgefl trust add PUB"
+)
 OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
 
 
@@ -60,7 +65,7 @@ def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
     if not signers.keys:
         yield Finding(
             check="signers", state="warn", found="no signer of bundles is trusted, so no bundle can be used",
-            advice="compare the signer's key over another channel, then: edgefl trust add PUB",
+            advice=_ASK_FOR_ROOT if (home.member / "membership.json").exists() else _BY_HAND,
         )  # fmt: skip
         return
     listed = load_revoked(home.member)

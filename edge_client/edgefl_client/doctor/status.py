@@ -175,7 +175,9 @@ def status_text(report: dict[str, Any]) -> str:
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")
     if turn is not None:
         reply = "refused" if turn["refused"] else "sent" if turn["replied"] else "not sent"
-        lines.append(f"round: {turn['number']}, {turn['state']}, reply {reply}")
+        over = f"the federation is over; its last round, {turn['number']}, is done"
+        where = over if turn["state"] == "done" else f"{turn['number']}, {turn['state']}"
+        lines.append(f"round: {where}, reply {reply}")
         lines += [turn["stuck"]] if turn["stuck"] else []
     if report["learning"] and report["learning"]["counted_round"]:
         lines.append(f"last round learned here that counted: {report['learning']['counted_round']}")
