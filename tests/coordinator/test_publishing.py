@@ -15,13 +15,14 @@ from edgefl_coordinator.store.audit_words import event_words
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.envelopes.key_files import signing_key_from_pem
-from edgefl_protocol.envelopes.keys import generate_signing_key
+from edgefl_protocol.envelopes.keys import SigningKey, generate_signing_key
 from edgefl_protocol.errors import BundleError, RecordError
 from edgefl_protocol.messages.key_messages import IndexReply
 from edgefl_protocol.messages.requests import BroadcastRequest, BundleReply, BundleRequest, Refusal
 from edgefl_protocol.records.coordinator_records import Index, verify_index
 from edgefl_protocol.records.root import Root, make_root
 
+BUNDLE_SIGNER = SigningKey(bytes(range(32))).public  # tests/vectors/bundles/README.md
 BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
 
 
@@ -75,6 +76,20 @@ def test_the_same_bundle_again_is_called_published(coordinator, tools) -> None:
     request = BundleRequest(line="main", task="nevus", version=2).to_payload()
     member = tools.approved_member(coordinator, "clinic-a", "device")
     assert BundleReply.from_payload(member.call("bundle", request)).bundle == b"two"
+
+
+def test_a_check_that_was_forgotten_can_be_made_afterwards(make_coordinator) -> None:
+    """`publish FILE` without --trust, then with it: the very bundle is checked and not refused as published already."""
+    coordinator = make_coordinator(federation="demo")
+    first = OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
+    assert (first["verified"], first["already"]) == (False, False)
+    again = OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": [BUNDLE_SIGNER.hex()]})
+    assert again == {**first, "verified": True, "already": True}
+    with pytest.raises(BundleError, match="did not sign the bundle"):
+        OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": ["11" * 32]})
+    with pytest.raises(OperatorError, match="is published already"):
+        OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
+    assert len(list(coordinator.store.home.blobs.iterdir())) == 1
 
 
 def test_publishing_a_real_bundle(make_coordinator, folder) -> None:

@@ -155,6 +155,11 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     message = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
     answer = send(served, member, "reply", member.envelope("reply", message, rnd=1))
     assert ReplyReply.from_payload(answer).accepted
+    times = [line.split()[0] for line in served.lines if "the server started" in line or "listening on" in line]
+    assert len(times) == 2 and times == sorted(times)
+    started_at, listens_at = (next(i for i, line in enumerate(served.lines) if words in line)
+                              for words in ("the server started", "listening on"))  # fmt: skip
+    assert started_at < listens_at
     assert served.home.socket.stat().st_mode & 0o777 == 0o600
     status = served.operate("status")
     assert (status["round"], status["replies"], status["members"][0]["replied"]) == (1, 1, True)

@@ -144,6 +144,11 @@ def test_at_the_command_line(make_coordinator) -> None:
     assert tomllib.loads(home.config.read_text())["port"] == 9443
     facts = json.loads(run("rounds.min_cohort", "2", "--json").stdout)
     assert facts == {"changed": {"rounds.min_cohort": 2}, "restart": [], "warning": None}
+    joined = run("rounds.quorum_min=2")
+    assert joined.exit_code == 2 and "leave a space between KEY and VALUE: set rounds.quorum_min 2" in joined.stderr
+    least = run("rounds.quorum_min", "1").stderr  # fewer than none cannot be given
+    assert "or rounds.min_cohort 0" in least
+    assert "0 or less" not in least
     for words in (("rounds.quorum_min",), ("rounds.quorum_min", "2"), ("nonsense", "1")):
         refused = run(*words)
         assert refused.exit_code == 2 and refused.stdout == "" and "Traceback" not in refused.stderr

@@ -24,6 +24,7 @@ _SET = "edgefl-coordinator set "
 INVITE = "edgefl-coordinator invite NAME --role device"
 RISKY = _SET + "rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
 APPROVE = "edgefl-coordinator approve {} --fingerprint FINGERPRINT"
+RISKY_TWO = RISKY.replace(_SET, _SET + "rounds.quorum_target 2 ")  # where only two members are left: what `revoke` says
 RISKY_ONE = _SET + "rounds.quorum_min 1 rounds.min_cohort 0 rounds.allow_small_cohort true"
 EARLY = RoundSettings(count=2, quorum_min=3, quorum_target=4, min_cohort=2)
 ANYBODY = APPROVE.format("NAME")
@@ -48,7 +49,7 @@ TABLE = [
     (RoundFacts(members=0, started=False, invited=1, pending=("a",)), RULES, "waits", "too_few_members",
      [APPROVE.format("a"), ANYBODY, INVITE]),
     (facts(0, members=0, invited=1), RULES,           "stuck", "too_few_members", [ANYBODY, INVITE]),
-    (facts(1, able=1, members=2, invited=1), RULES,   "stuck", "too_few_members", [ANYBODY, RISKY]),
+    (facts(1, able=1, members=2, invited=1), RULES,   "stuck", "too_few_members", [ANYBODY, RISKY_TWO]),
     (RoundFacts(members=2, started=False), MANUAL,    "waits", "not_started", ["edgefl-coordinator start"]),
     (RoundFacts(members=3), RULES,                    "moves", "aggregating", []),
     (RoundFacts(members=3, failing_ms=7), RULES,      "stuck", "job_failed", []),
@@ -69,7 +70,7 @@ TABLE = [
     (facts(withheld=(2, 2, 2), newcomer=3), OLD, "stuck", "small_cohort",
      [INVITE, _SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
     (facts(withheld=(2, 2, 2), newcomer=3, pending=("a", "b")), OLD, "stuck", "small_cohort",
-     [ANYBODY, _SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
+     [*map(APPROVE.format, "ab"), _SET + "rounds.min_cohort 2 rounds.quorum_min 3"]),
     # two of three replied before the deadline: the third may, and is not enough
     (facts(able=0, withheld=(1, 1, 2)), OLD, "stuck", "small_cohort",
      [_SET + "rounds.min_cohort 1 rounds.allow_small_cohort true"]),
@@ -81,12 +82,12 @@ TABLE = [
     (facts(3, tried=3, members=4, refused=1, grants=(("big", 764),)), FOUR, "stuck", "replies_refused",
      [APPROVE.format("big") + " --images 764", _SET + "rounds.quorum_min 3"]),
     (facts(1, tried=1, refused=1, grants=(("big", 764),), pending=("a",)), RULES, "stuck", "replies_refused",
-     [APPROVE.format("big") + " --images 764", ANYBODY, RISKY_ONE]),
+     [APPROVE.format("big") + " --images 764", APPROVE.format("a"), RISKY_ONE]),
     (facts(3, members=4), EARLY,                      "moves", "", [_SET + "rounds.quorum_target 3"]),
     (facts(3, members=4, able=1), EARLY,              "moves", "", []),
     (facts(3, tried=3), RULES,                        "stuck", "cannot_aggregate", [INVITE]),
     (facts(3, tried=3, able=1), RULES,                "waits", "no_reply", []),
-    (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE, RISKY]),
+    (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE, RISKY_TWO]),
     (facts(0, members=0), RULES,                      "stuck", "too_few_members", [INVITE]),
     (facts(2, beside=1), RULES,                       "stuck", "too_few_members", [INVITE, RISKY]),
     (facts(3, state="done", over=True), RULES,        "over", "", []),
@@ -171,7 +172,7 @@ def test_what_a_sentence_adds() -> None:
         f"{_SET}rounds.min_cohort 1 rounds.allow_small_cohort true"
     )
     assert standing(facts(1, able=1, members=2), RULES).mend == (
-        f"the operator runs: {INVITE}; or, if a single contribution may be told apart: {RISKY}"
+        f"the operator runs: {INVITE}; or, if a single contribution may be told apart: {RISKY_TWO}"
     )
     waits = standing(RoundFacts(members=1, started=False, pending=("hospital",)), RULES)
     assert waits.mend == (
@@ -188,6 +189,21 @@ def test_what_a_sentence_adds() -> None:
     assert standing(facts(2, beside=1), RULES).why == (
         "it needs 3 replies, and there are 3 members, of which 1 sent contributions, which are not averaged"
     )
+
+
+def test_a_round_is_stuck_since_the_reply_that_it_lacks_fell_away() -> None:
+    """By hand: of five members each may reply, three are needed. The third that falls away, at 70 s, is the one; who
+    falls away later changes nothing. It said when the round opened."""
+    five = RoundSettings(count=2, quorum_min=3, quorum_target=5, min_cohort=2)
+    for able, losses_ms in (
+        (3, (50_000, 60_000)),
+        (2, (50_000, 60_000, 70_000)),
+        (1, (50_000, 60_000, 70_000, 80_000)),
+    ):
+        told = standing(facts(0, able=able, members=able, losses_ms=losses_ms), five)
+        assert (told.kind, told.since_ms) == (("waits", None) if able == 3 else ("stuck", 70_000))
+    assert standing(facts(0, able=2, members=2), five).since_ms == 40_000  # so few from the beginning
+    assert standing(facts(0, able=2, members=2, raised_ms=90_000), five).since_ms == 90_000  # `set` asked for more
 
 
 def test_a_round_with_enough_replies_says_when_it_goes_on() -> None:

@@ -16,11 +16,11 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.commands import status as status_command
 from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.store import publishing
+from edgefl_coordinator.store import audit_words, publishing
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import note_stop
 from edgefl_protocol import Payload
-from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.messages.requests import BroadcastRequest, TaskReply
 
 OLD = {"quorum_min": 2, "quorum_target": 3, "min_cohort": 3}
 
@@ -265,3 +265,52 @@ def test_no_server_runs_since_the_last_one_stopped(make_coordinator, tools) -> N
     note_stop(coordinator)
     stopped_ms = clock.now_ms
     assert since_ms() == stopped_ms
+
+
+def test_start_with_too_few_says_what_revoke_and_status_say(served, tools, clock) -> None:
+    """A round of two members that needs three replies cannot close: `start` opened it without a word. One command
+    mends it, whoever tells it; and it is stuck since the third was shut out, not since the round opened."""
+    OPERATIONS["set"](served, {"changes": {"rounds.quorum_min": "3", "rounds.min_cohort": "2"}})
+    for letter in "ab":
+        tools.approved_member(served, f"clinic-{letter}")
+    started = run("start")
+    command = (
+        "edgefl-coordinator set rounds.quorum_target 2 rounds.quorum_min 2 rounds.min_cohort 1 "
+        "rounds.allow_small_cohort true --home /srv/fl"
+    )
+    why = "a round needs 3 replies, and 2 members are approved, so none can close"
+    assert why in started.stderr and started.stderr.rstrip().endswith(command)
+    assert step(served, tools.toy_worker)
+    tools.approved_member(served, "clinic-with-a-name")
+    assert json.loads(run("status", "--json").stdout)["standing"]["kind"] == "waits"
+    clock.now_ms += 600_000
+    assert command in run("revoke", "clinic-with-a-name").stderr
+    facts = json.loads(run("status", "--json").stdout)
+    assert facts["standing"]["since_ms"] == clock.now_ms and facts["standing"]["commands"][-1] == command
+    waits = tools.Member(served, "hospital")
+    waits.enrol(tools.token_of(served, "hospital"))
+    shown = run("status").stdout
+    assert "edgefl-coordinator approve hospital --fingerprint FINGERPRINT --home /srv/fl" in shown
+    assert "(closes as soon as 3 replies are there)" in shown
+    columns = {line.index(state) for line in shown.splitlines() for state in ("approved,", "shut out", "pending,")
+               if re.match(r"  site +\S+ +(approved|shut out|pending)", line) and state in line}  # fmt: skip
+    assert len(columns) == 1
+
+
+def test_the_end_is_called_the_end(make_coordinator, tools) -> None:
+    """`status` said "round 3 of 3: done" where others say that the federation is over; the log spoke of a round 4."""
+    alone = {"quorum_min": 1, "quorum_target": 1, "min_cohort": 0, "allow_small_cohort": True}
+    coordinator = make_coordinator(rounds=alone)
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    for number in (1, 2, 3):
+        member.reply(number)
+        assert step(coordinator, tools.toy_worker)
+    member.call("broadcast", BroadcastRequest(round=4).to_payload(), rnd=4)
+    facts = OPERATIONS["status"](coordinator, {})
+    (line,) = [one for one in status_command.status_lines(facts) if "rounds" in one]
+    assert line == "over: all 3 rounds are done; in the last one, 1 reply"
+    (row,) = [one for one in OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 99})["shown"]
+              if "released" in one["event"]]  # fmt: skip
+    told = audit_words.event_words(row["event"], row["subject"], row["detail"])
+    assert told == "clinic-a fetched the last broadcast, made after the last round"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgefl_coordinator.rounds.standstill import RoundFacts, standing, stuck_sentence
+from edgefl_coordinator.rounds.standstill import RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import RoundSettings
 
@@ -12,8 +12,8 @@ PAIR = RoundSettings(count=2, quorum_min=2, quorum_target=2, min_cohort=1, allow
 APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"
 INVITE = "edgefl-coordinator invite NAME --role device"
 _SET = "edgefl-coordinator set "
-RISKY = _SET + "rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
-RISKY_ONE = _SET + "rounds.quorum_min 1 rounds.min_cohort 0 rounds.allow_small_cohort true"
+RISKY = _SET + "rounds.quorum_target 2 rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
+RISKY_ONE = _SET + "rounds.quorum_target 1 rounds.quorum_min 1 rounds.min_cohort 0 rounds.allow_small_cohort true"
 
 
 def facts(replies: int, able: int, *pending: str, **more: object) -> RoundFacts:
@@ -27,20 +27,28 @@ def facts(replies: int, able: int, *pending: str, **more: object) -> RoundFacts:
     [
         (facts(1, 1, "d3"), RULES, [APPROVE, RISKY]),
         (facts(0, 1, "d3"), RULES, [APPROVE, INVITE, RISKY_ONE]),
-        (facts(1, 2, "d3"), FOUR, [APPROVE, _SET + "rounds.quorum_min 3"]),
-        (facts(1, 2), FOUR, [_SET + "rounds.quorum_min 3"]),
-        (facts(0, 1), PAIR, [INVITE, _SET + "rounds.quorum_min 1 rounds.min_cohort 0"]),
+        (facts(1, 2, "d3"), FOUR, [APPROVE, _SET + "rounds.quorum_target 3 rounds.quorum_min 3"]),
+        (facts(1, 2), FOUR, [_SET + "rounds.quorum_target 3 rounds.quorum_min 3"]),
+        (facts(0, 1), PAIR, [INVITE, _SET + "rounds.quorum_target 1 rounds.quorum_min 1 rounds.min_cohort 0"]),
     ],
 )
 def test_a_member_comes_before_a_smaller_quorum(found, rules, commands) -> None:
     """Who waits for approval first, settings with which a contribution can be told apart last, and called so. Members
     read the sentence, so it names nobody."""
-    told = standing(found, rules)
+    told = standing(unnamed(found), rules)
     sentence = stuck_sentence(told, 2)
     assert (told.kind, told.cause, list(told.commands)) == ("stuck", "too_few_members", commands)
     places = [sentence.index(command) for command in commands]
     assert places == sorted(places) and "d3" not in sentence
     assert ("min_cohort" in sentence) is ("if a single contribution may be told apart" in sentence)
+
+
+def test_the_operator_reads_whom_to_approve() -> None:
+    """Each who waits has a command of its own, as far as members are missing; who was only invited has no name yet."""
+    told = standing(facts(0, 1, "a", "b", "c"), RULES).commands
+    assert told[:-1] == tuple(APPROVE.replace("NAME", name) for name in "ab")
+    told = standing(facts(0, 1, "a", invited=1), RULES).commands
+    assert told[:-1] == (APPROVE.replace("NAME", "a"), APPROVE)
 
 
 @pytest.mark.parametrize("served", [True, False])

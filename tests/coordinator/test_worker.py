@@ -170,7 +170,12 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
     for members in (None, 4, 10):
         folder = tmp_path / f"of-{members}"
         words = ["init", str(folder), *plain, *(["--members", str(members)] if members else [])]
-        assert CliRunner().invoke(command, words).exit_code == 0
+        words += ["--url", "https://hospital.example", "--port", "18643"] if members == 4 else []
+        made = CliRunner().invoke(command, words)
+        assert made.exit_code == 0
+        called = "edgefl-coordinator set public_url https://hospital.example:18643"  # `set port` warned, `init` did not
+        assert (called in made.stderr) is ("warning: the server listens on port 18643" in made.stderr) is (members == 4)
+        assert "a round closes as soon as " in made.stderr and "needs" not in made.stderr
         table = tomllib.loads((folder / "config.toml").read_text())
         found[members] = [table["rounds"][name] for name in ("quorum_min", "quorum_target", "min_cohort")]
         assert table["task"]["backbone"]["name"] == "derm-vit-tiny-84"

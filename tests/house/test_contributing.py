@@ -1,7 +1,7 @@
 """The method that CONTRIBUTING.md shows passes what the page tells its reader to run. Source: docs/design.md 4.
 
 Quick: the file as it stands, in this process, in the table beside the others. Slow: the page's two changes are made in
-a copy of the repository, and its three commands are typed there.
+a copy of the repository, and its four commands are typed there.
 """
 
 import importlib.util
@@ -119,7 +119,7 @@ def test_the_page_is_followed_in_a_copy(root: Path, tmp_path: Path) -> None:
     (copy / FILE).write_text(block(root, "python"), encoding="utf-8")
     (copy / TABLE).write_text(patched((copy / TABLE).read_text(encoding="utf-8"), block(root, "diff")))
     commands = block(root, "sh").splitlines()
-    assert [command.split()[0] for command in commands] == ["make", "make", ".venv/bin/edgefl-train"]
+    assert [command.split()[0] for command in commands] == ["make", "make", "make", ".venv/bin/edgefl-train"]
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     paths = os.pathsep.join(str(copy / package) for package in PACKAGES)
     environment = {**ours, "PYTHONPATH": paths, "EDGEFL_CACHE": str(tmp_path / "cache"), "MAKEFLAGS": ""}
@@ -130,5 +130,6 @@ def test_the_page_is_followed_in_a_copy(root: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}{done.stderr[-6000:]}"
         if "-k lgfedavg" in command:
             passed = re.search(r"(\d+) passed", done.stdout)
-            assert passed and int(passed[1]) >= 30 and "Installing" not in done.stdout, done.stdout[-2000:]
+            least = 20 if "test_conformance.py" in command else 30  # the contract's suites alone, or all that name it
+            assert passed and int(passed[1]) >= least and "Installing" not in done.stdout, done.stdout[-2000:]
     assert json.loads((copy / "runs/lgfedavg/summary.json").read_text())["method"] == "lgfedavg"

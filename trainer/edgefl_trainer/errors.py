@@ -5,6 +5,7 @@
     ├── BackboneError               no such backbone, or one that cannot take these images (code `backbone`);
     │                               a file or hub that failed (code `backbone_unreadable`)
     ├── RunError                    a run directory that cannot be used as asked (code `run`), or is damaged (`damaged`)
+    ├── MethodError                 a half of a method that breaks its contract (code `method`)
     ├── TrainingError               a number that is not finite, a site that cannot be trained on
     └── FederationRefused           a live federation, or what it is trusted by, is refused or refuses: exit status 3
 
@@ -38,6 +39,12 @@ class TrainingError(EdgeflError):
     """Training met something it cannot go on with."""
 
     code = "training"
+
+
+class MethodError(EdgeflError):
+    """A half of a method that failed, or returned or sent something else than its contract says."""
+
+    code = "method"
 
 
 class FederationRefused(EdgeflError):

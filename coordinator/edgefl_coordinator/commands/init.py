@@ -87,7 +87,9 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         reply_cap,
         try_first_job,
     )
+    from edgefl_coordinator.rounds.prospects import when_it_closes
     from edgefl_coordinator.settings import CoordinatorHome
+    from edgefl_coordinator.web.setting_changes import other_port
 
     home = CoordinatorHome(folder.resolve())
     check_free(home)
@@ -101,19 +103,24 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     make_home(home, {**table, "limits": limits}, secret)
     if secret is None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
-    rounds = settings.rounds
+    rounds, typed = settings.rounds, Operator(home.root, passphrase_file)
     click.echo(
-        f"a round closes early at {counted(rounds.quorum_target, 'reply', 'replies')} and needs "
-        f"{rounds.quorum_min}; a broadcast holds contributions of at least "
-        f"{counted(rounds.min_cohort, 'other', 'others')}",
+        f"a round {when_it_closes(rounds.quorum_min, rounds.quorum_target)}; a broadcast holds contributions of at "
+        f"least {counted(rounds.min_cohort, 'other', 'others')}",
         err=True,
     )
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
     click.echo(f"members will call {settings.public_url}, which every invite names (--url)", err=True)
+    if unheard := other_port(settings):
+        click.echo(
+            f"warning: the server listens on port {settings.port}, and members will call another; unless that one is "
+            f"forwarded to it, run: {typed.typed(f'edgefl-coordinator set public_url {unheard}')}",
+            err=True,
+        )
     click.echo(
         f"move {home.keys / 'root.key'} to an offline medium: with it you can recover after a break-in", err=True
     )
-    click.echo(f"next: {Operator(home.root, passphrase_file).typed('edgefl-coordinator serve')}", err=True)
+    click.echo(f"next: {typed.typed('edgefl-coordinator serve')}", err=True)
 
 
 def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:

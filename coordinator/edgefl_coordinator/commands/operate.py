@@ -16,7 +16,7 @@ from edgefl_coordinator.commands.options import (
     guarded,
     moment,
 )
-from edgefl_coordinator.commands.status import not_taken_text
+from edgefl_coordinator.commands.status import not_taken_text, warning_lines, with_home
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 
@@ -131,7 +131,10 @@ def _tell_over(facts: Mapping[str, Any]) -> None:
 def start(operator: Operator) -> None:
     """Open the first round now, with the members that are approved."""
     facts = operator.run("start")
+    with_home(operator, facts["warnings"])
     operator.show(facts, f"the first round opens with {counted(facts['approved'], 'member')}")
+    for line in warning_lines(facts["warnings"]):
+        click.echo(line, err=True)
 
 
 @click.command()
@@ -147,8 +150,12 @@ def publish(operator: Operator, file: Path, trust: tuple[Path, ...]) -> None:
     facts = operator.run("publish", path=str(file.resolve()), trust=keys)
     if not facts["verified"]:
         click.echo(
-            "the bundle's signature was not checked here (no --trust was given); every device checks it", err=True
+            "the bundle's signature was not checked here (no --trust was given); every device checks it. The same "
+            "command with --trust PUB checks it now",
+            err=True,
         )
-    operator.show(facts, f"published {facts['line']}/{facts['task']} version {facts['version']}")
+    named = f"{facts['line']}/{facts['task']} version {facts['version']}"
+    told = f"{named} is published already; a key given with --trust signed it" if facts["already"] else ""
+    operator.show(facts, told or f"published {named}")
     if facts["not_taken"]:
         click.echo(f"warning: {not_taken_text(facts['not_taken'])}", err=True)

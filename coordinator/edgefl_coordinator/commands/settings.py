@@ -16,6 +16,9 @@ def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
     Most take effect at once; if `serve` must be restarted first, the answer says so. docs/reference/coordinator.md
     lists them all.
     """
+    if joined := [one for one in assignments[::2] if "=" in one]:
+        key, _, value = joined[0].partition("=")
+        raise click.UsageError(f"leave a space between KEY and VALUE: set {key} {value or 'VALUE'}")
     if len(assignments) % 2:
         raise click.UsageError("give a VALUE for each KEY, such as: set rounds.quorum_min 3")
     changes = dict(zip(assignments[::2], assignments[1::2], strict=True))

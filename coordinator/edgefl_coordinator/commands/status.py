@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edgefl_coordinator.commands.options import Operator, for_operator, moment
+from edgefl_coordinator.rounds.prospects import when_it_closes
 from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.sentences import counted
 
@@ -124,18 +125,19 @@ def _mend(warning: dict[str, Any]) -> str:
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return the lines of a status."""
     deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
-    beside = f"and {counted(facts['contributions'], 'contribution')}" if facts["contributions"] else ""
+    closes = f" ({when_it_closes(facts['quorum_min'], facts['quorum_target'])})" if facts["state"] != "done" else ""
+    beside = f" and {counted(facts['contributions'], 'contribution')}" if facts["contributions"] else ""
     lines = [
         f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})",
-        f"{_round_text(facts)}: {facts['state']}, "
-        f"{counted(facts['replies'], 'reply', 'replies')}{beside} "
-        f"(at least {facts['quorum_min']} to aggregate, closes early at {facts['quorum_target']}){deadline}",
+        f"{_round_text(facts)}, {counted(facts['replies'], 'reply', 'replies')}{beside}{closes}{deadline}",
     ]
     if facts["state_sha256"]:
         lines.append(f"  server and sites after the last round: {facts['state_sha256']}")
-    lines += [f"  {_member_line(member)}" for member in facts["members"]]
-    lines += [f"  {_named(one)}  invited, until {moment(one['expires_ms'])}" for one in facts["invites"]]
-    lines += [f"  {_named(one)}  shut out {moment(one['revoked_ms'])}" for one in facts["shut_out"]]
+    known = [*facts["members"], *facts["invites"], *facts["shut_out"]]
+    width = max((len(one["name"]) for one in known), default=0)
+    lines += [f"  {_member_line(member, width)}" for member in facts["members"]]
+    lines += [f"  {_named(one, width)}  invited, until {moment(one['expires_ms'])}" for one in facts["invites"]]
+    lines += [f"  {_named(one, width)}  shut out {moment(one['revoked_ms'])}" for one in facts["shut_out"]]
     lines[2:2] = [f"  {line}" for line in _standing_lines(facts)]
     lines += [f"  {line}" for line in (*_key_lines(facts["keys"]), *_troubles(facts))]
     return lines + [f"  {_bundle_line(one)}" for one in facts["bundles"]]
@@ -145,9 +147,11 @@ def _round_text(facts: dict[str, Any]) -> str:
     """Say which round it is; `init` counts those of training alone, and a method may begin with a warm one."""
     trained = counted(facts["train_rounds"], "round") + " of training"
     if not facts["round"]:
-        return f"before the first of {trained}"
+        return f"before the first of {trained}: {facts['state']}"
+    if facts["state"] == "done":
+        return f"over: all {counted(facts['rounds'], 'round')} are done; in the last one"
     more = "" if facts["rounds"] == facts["train_rounds"] else f" ({trained}; this one is {facts['phase']})"
-    return f"round {facts['round']} of {facts['rounds']}{more}"
+    return f"round {facts['round']} of {facts['rounds']}{more}: {facts['state']}"
 
 
 def _bundle_line(bundle: dict[str, Any]) -> str:
@@ -163,18 +167,18 @@ def not_taken_text(why: str) -> str:
     )
 
 
-def _member_line(member: dict[str, Any]) -> str:
+def _member_line(member: dict[str, Any], width: int) -> str:
     """Say where a member stands; a fingerprint only once it was compared, so that nobody copies one into `approve`."""
     state = f"{member['state']}{', replied' if member['replied'] else ''}"
     if member["images"] is not None:
         state += f", up to {counted(member['images'], 'image')}"
     if member["heard_ms"] is not None:
         state += f", last heard {moment(member['heard_ms'])}"
-    return f"{_named(member)}  {state}  {member['fingerprint'] or ''}".rstrip()
+    return f"{_named(member, width)}  {state}  {member['fingerprint'] or ''}".rstrip()
 
 
-def _named(one: dict[str, Any]) -> str:
-    return f"{one['role']:6} {one['name']}"
+def _named(one: dict[str, Any], width: int) -> str:
+    return f"{one['role']:6} {one['name']:{width}}"
 
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None =
             "the rounds could stop for good: if a round closes with "
             f"{counted(rules.quorum_min, 'reply', 'replies')}, each member has {counted(others, 'other', 'others')}, "
             f"but the next broadcast needs {cohort} or more; give rounds.quorum_min {cohort + 1} or more, or "
-            f"rounds.min_cohort {others} or less{risky}"
+            f"rounds.min_cohort {others}{' or less' if others else ''}{risky}"
         )
     if members is not None and members < rules.quorum_min:
         return (
@@ -84,6 +84,13 @@ def for_so_many(rules: RoundSettings, replies: int) -> SettingChanges:
     return changes | ({ALLOW: "true"} if others < LEAST_COHORT and not rules.allow_small_cohort else {})
 
 
+def fitting(rules: RoundSettings, members: int, replies: int) -> SettingChanges:
+    """Return the settings that fit so many approved members, of which so many can reply: rounds close, and early."""
+    most = max(members, replies)
+    target: SettingChanges = {"rounds.quorum_target": most} if 1 <= most < rules.quorum_target else {}
+    return target | for_so_many(rules, replies)
+
+
 def is_risky(changes: SettingChanges) -> bool:
     """Tell whether changes lower the cohort so far that a single contribution can be told apart."""
     others = changes.get("rounds.min_cohort")
@@ -93,14 +100,24 @@ def is_risky(changes: SettingChanges) -> bool:
 def beyond_members(rules: RoundSettings, members: int) -> tuple[str, SettingChanges]:
     """Say why rounds cannot close, or close late, with so many approved members, and what to set; "" where they do."""
     there = f"and {counted(members, 'member is', 'members are')} approved"
-    target: SettingChanges = {"rounds.quorum_target": members} if 1 <= members < rules.quorum_target else {}
+    changes = fitting(rules, members, members)
     if members < rules.quorum_min:
         wanted = counted(rules.quorum_min, "reply", "replies")
-        return f"a round needs {wanted}, {there}, so none can close", target | for_so_many(rules, members)
-    if target:
+        return f"a round needs {wanted}, {there}, so none can close", changes
+    if changes:
         closes = counted(rules.quorum_target, "reply", "replies")
-        return f"a round closes early at {closes}, {there}, so each waits for its deadline", target
+        return f"a round closes early at {closes}, {there}, so each waits for its deadline", changes
     return "", {}
+
+
+def when_it_closes(quorum_min: int, quorum_target: int) -> str:
+    """Say, as a clause after "a round", when one closes."""
+    if quorum_min == quorum_target:
+        return f"closes as soon as {counted(quorum_target, 'reply is', 'replies are')} there"
+    return (
+        f"closes as soon as {counted(quorum_target, 'reply is', 'replies are')} there, or at its deadline with at "
+        f"least {quorum_min}"
+    )
 
 
 def set_command(changes: SettingChanges) -> str:

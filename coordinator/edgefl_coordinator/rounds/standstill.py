@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from edgefl_coordinator.rounds.prospects import ALLOW, SettingChanges, for_so_many, is_risky, set_command
+from edgefl_coordinator.rounds.prospects import ALLOW, SettingChanges, fitting, for_so_many, is_risky, set_command
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
 from edgefl_protocol.sentences import counted
 
 Kind = Literal["moves", "waits", "stuck", "over"]
 _INVITE = "edgefl-coordinator invite NAME --role device"
-_APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # where members read it: without the name
+_APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # who was invited, and where members read it
 _GRANT = "edgefl-coordinator approve {} --fingerprint FINGERPRINT --images {}"
 
 
@@ -45,6 +45,8 @@ class RoundFacts:
     grants: tuple[tuple[str, int], ...] = ()  # of those the name, and the images whose grant would let the reply count
     beside: int = 0  # who sent a contribution beside the average, which counts for no quorum
     opened_ms: int = 0  # Unix milliseconds; when it opened again, where its replies could not be aggregated
+    losses_ms: tuple[int, ...] = ()  # when since then a reply fell away: a member shut out, or a reply refused
+    raised_ms: int = 0  # when since then the least number of replies or others changed
     overdue_ms: int | None = None  # the first deadline of the round that passed without enough replies
     failing_ms: int | None = None  # since when the round's job fails
     served: bool = True  # a process runs the rounds
@@ -63,6 +65,12 @@ class FederationStanding:
     commands: tuple[str, ...] = ()  # the commands in it, in the order to be run
     since_ms: int | None = None
     until_ms: int | None = None
+
+
+def unnamed(facts: RoundFacts) -> RoundFacts:
+    """Return the facts without the members' names, for a sentence that members read."""
+    grants = tuple(("NAME", most) for _, most in facts.grants)
+    return replace(facts, pending=("NAME",) * len(facts.pending), grants=grants)
 
 
 def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
@@ -133,7 +141,7 @@ def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> FederationStan
 
 def _admit(pending: Sequence[str], more: int, invited: int) -> tuple[str, tuple[str, ...]]:
     """Say whom to approve, and how many to invite beyond the open invites, with the commands in it."""
-    approve = tuple(f"edgefl-coordinator approve {name} --fingerprint FINGERPRINT" for name in pending)
+    approve = tuple(map(_approving, pending))
     parts = [f"approve {name}: {command}" for name, command in zip(pending, approve, strict=True)]
     commands = [*approve]
     if used := min(more, invited):
@@ -144,6 +152,10 @@ def _admit(pending: Sequence[str], more: int, invited: int) -> tuple[str, tuple[
         parts.append(f"invite and approve {more - used} more: {_INVITE} (or --role site, for a server)")
         commands.append(_INVITE)
     return ", then ".join(parts), tuple(commands)
+
+
+def _approving(name: str) -> str:
+    return _APPROVE.replace("NAME", name)
 
 
 def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> FederationStanding:
@@ -220,8 +232,18 @@ def _more_or_freed(
 
 def _admitting(facts: RoundFacts, missing: int) -> list[str]:
     """The commands that bring so many more members: approve who waits or was invited, then invite."""
-    coming = len(facts.pending) + facts.invited
-    return [_APPROVE] * bool(coming) + [_INVITE] * (missing > coming)
+    waiting = [_approving(name) for name in facts.pending[:missing]]
+    if facts.invited and missing > len(waiting):
+        waiting.append(_APPROVE)
+    return list(dict.fromkeys(waiting)) + [_INVITE] * (missing > len(facts.pending) + facts.invited)
+
+
+def _out_of_reach_ms(facts: RoundFacts, needed: int) -> int:
+    """Return since when too few replies can come: when the round opened, or the last one needed fell away."""
+    possible = facts.current.replies + facts.able if facts.current else 0
+    fallen = sorted(facts.losses_ms, reverse=True)
+    lost_ms = fallen[needed - possible - 1] if 0 < needed - possible <= len(fallen) else facts.opened_ms
+    return max(lost_ms, facts.raised_ms)
 
 
 def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: RoundSettings) -> FederationStanding:
@@ -230,13 +252,15 @@ def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: 
     Before both: granting a refused member the images that it claims.
     """
     possible = facts.current.replies + facts.able if facts.current else 0
-    fewer, missing = for_so_many(rules, possible), needed - possible
+    fewer = fitting(rules, facts.members, possible) if for_so_many(rules, possible) else {}
+    missing = needed - possible
+    since_ms = _out_of_reach_ms(facts, needed)
     risky = is_risky(fewer)
     if fewer and not risky and not (facts.pending or facts.invited or facts.grants):
-        return _stuck(cause, why, set_command(fewer), facts.opened_ms)
+        return _stuck(cause, why, set_command(fewer), since_ms)
     granting = [_GRANT.format(name, images) for name, images in facts.grants]
     commands = granting + (_admitting(facts, missing - len(granting)) if missing > len(granting) else [])
-    found = _stuck(cause, why, ", and ".join(commands), facts.opened_ms)
+    found = _stuck(cause, why, ", and ".join(commands), since_ms)
     if granting:
         found = replace(found, mend=f"{found.mend} (if the member has so many)")
     if fewer:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import refused, stored_rounds
-from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
+from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit
@@ -19,6 +19,7 @@ from edgefl_protocol.messages.task_reply import MAX_SENTENCE, TaskReply
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
 # events of the audit log that only a server writes, besides what members ask of it
 _OF_SERVER = (_FAILED, *_MENDED, "serve", "stop", "round_opened", "round_closed", "round_extended", "over")
+_LOSSES, _LEAST = ("revoked", "reply_refused"), ("rounds.quorum_min", "rounds.min_cohort")  # events; their subjects
 STATE_SHA256 = "state_sha256"  # the fact that holds the digest of server and members after the last round
 _SERVER_SHA256 = "server_sha256"  # in its place in older stores: that of the server alone
 
@@ -73,11 +74,11 @@ def how_it_stands(
     """Say whether the federation goes on.
 
     `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key;
-    `named`, whether the command that grants images names the member, as it may not where members read it.
+    `named`, whether commands name the members that they are about, as they may not where members read them.
     """
     invited = len(membership.open_invites(connection, now_ms))
     found = replace(_facts(connection, rules, served), disowned_ms=disowned_ms, invited=invited)
-    return standing(found if named else replace(found, grants=tuple(("NAME", most) for _, most in found.grants)), rules)
+    return standing(found if named else unnamed(found), rules)
 
 
 def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundFacts:
@@ -93,6 +94,7 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         )  # fmt: skip
     skids = [one.skid for one in approved]
     over = state == "done"
+    opened_ms = _opened_ms(connection, current.number)
     others = stored_rounds.others_in_broadcasts(connection, current.number + over)
     replied, gone = stored_rounds.answered(connection, current.number)
     left = [skid for skid in skids if over or skid not in replied | gone]
@@ -109,7 +111,9 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         refused=len(gone & set(skids)),
         grants=tuple(refused.grants_missing(connection, current.number).items()),
         beside=stored_rounds.counted(connection, current.number, beside=True),
-        opened_ms=_opened_ms(connection, current.number),
+        opened_ms=opened_ms,
+        losses_ms=tuple(audit.times_of(connection, _LOSSES, from_ms=opened_ms)),
+        raised_ms=max(audit.times_of(connection, ("setting",), _LEAST, from_ms=opened_ms), default=0),
         overdue_ms=stored_rounds.overdue_ms(connection, current.number),
         failing_ms=failing_ms,
         served=served,

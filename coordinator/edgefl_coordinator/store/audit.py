@@ -58,6 +58,14 @@ def since_ms(connection: Connection, event: str, ended_by: Collection[str]) -> i
     return found
 
 
+def times_of(
+    connection: Connection, events: Collection[str], subjects: Collection[str] = (), *, from_ms: int
+) -> list[int]:
+    """Return when these events happened from a time on, of these subjects alone where some are named."""
+    found = select(audit.c.at_ms).where(audit.c.event.in_(events), audit.c.at_ms >= from_ms)
+    return list(connection.scalars(found.where(audit.c.subject.in_(subjects)) if subjects else found))
+
+
 def count(connection: Connection) -> int:
     """Return the number of the newest row; 0 where there is none."""
     return connection.scalar(select(func.max(audit.c.number))) or 0

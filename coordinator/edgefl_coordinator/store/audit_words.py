@@ -18,6 +18,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "broadcast_released": "{who} fetched the broadcast of round {round}",
     "broadcasts_made": "broadcasts of round {who} were made for newcomers: {members}",
     "bundle_fetched": "{member} fetched the bundle {who} version {version}",
+    "end_released": "{who} fetched the last broadcast, made after the last round",
     "enrol_refused": "{who} was refused at enrolment: {code}",
     "enrolled": "{who} enrolled as {role}",
     "enrolment_superseded": "{who}: a new invite replaces the enrolment that was not approved",
@@ -60,7 +61,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
 _WARNINGS: Final = frozenset(
     {"enrol_refused", "fingerprint_mismatch", "refused", "reply_bounded", "reply_refused", "round_reopened"}
 )
-_DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched", "stop"})
+_DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched", "end_released", "stop"})
 
 
 def event_words(event: str, subject: str, detail: Mapping[str, Any]) -> str:

@@ -4,7 +4,8 @@ Guarantees: what would leave devices without a bundle that they take is refused 
 the root set, and devices judge by it, never by the coordinator. Source: docs/security.md 2.6.5, 2.6.6 and 2.8.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,9 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Publish a bundle file.
 
-    {path, trust: [hex public keys]} → {line, task, version, sha256, bytes, verified, not_taken}; the last says why
-    members do not take it by themselves, or is None.
+    {path, trust: [hex public keys]} → {line, task, version, sha256, bytes, verified, not_taken, already}. `not_taken`
+    says why members do not take it by themselves, or is None; `already`, that this very bundle was published before,
+    and its signature alone was checked now.
 
     Raises:
         OperatorError: another federation's bundle, one too large, or no higher version.
@@ -129,6 +131,9 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
             f"{federation}"
         )
     named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
+    told = {**named, "bytes": len(data), "verified": bool(trust)}
+    if trust and (before := _published_before(coordinator, data, named, claimed)):
+        return {**told, **before, "already": True}
     blob = coordinator.store.put_blob(data)
     try:
         entry = IndexEntry(**named, sha256=blob.sha256, size=blob.size)
@@ -141,7 +146,16 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
         if isinstance(error, RecordError):
             raise OperatorError(f"the index cannot name this bundle: {error}") from error
         raise
-    return named | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust), "not_taken": why or None}
+    return {**told, "sha256": blob.sha256, "not_taken": why or None, "already": False}
+
+
+def _published_before(coordinator: Coordinator, data: bytes, named: Facts, claimed: Sequence[str]) -> Facts | None:
+    """Tell digest and `not_taken` of the current bundle where these are its very bytes; None where they are not."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    with coordinator.store.transaction() as connection:
+        same = any(one.sha256 == sha256 and one.line == named["line"] and one.task == named["task"]
+                   for one in publishing.current(connection))  # fmt: skip
+        return {"sha256": sha256, "not_taken": publishing.not_taken(connection, claimed) or None} if same else None
 
 
 def _verified(data: bytes, trust: list[bytes], now_ms: int) -> Manifest:

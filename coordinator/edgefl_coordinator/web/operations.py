@@ -18,6 +18,7 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import refused, stored_rounds, task_status
 from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
+from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit, audit_heads, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bundle_operations import publish, publish_root, revoke_signer
@@ -117,7 +118,7 @@ def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
-    """Open the first round with whoever is approved: {} → {approved}.
+    """Open the first round with whoever is approved: {} → {approved, warnings}: those of `status` about so few.
 
     An `OperatorError` where nobody is approved, or the rounds have begun.
     """
@@ -129,7 +130,7 @@ def start(coordinator: Coordinator, _: Arguments) -> Facts:
             raise OperatorError("the rounds have already begun; see `edgefl-coordinator status`")
         stored_rounds.set_fact(connection, "start_wanted", True)
         audit.append(connection, coordinator.clock(), "start", coordinator.settings.federation)
-    return {"approved": len(approved)}
+    return {"approved": len(approved), "warnings": _too_few(coordinator.settings.rounds, len(approved))}
 
 
 def status(coordinator: Coordinator, _: Arguments) -> Facts:
@@ -224,15 +225,20 @@ def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
     rules, task = coordinator.settings.rounds, coordinator.settings.task
     if task_status.round_state(connection) in ("waiting", "done"):
         return []
-    approved, found = membership.approved(connection), list[Facts]()
-    why, changes = beyond_members(rules, len(approved))
-    if why:
-        found.append({"why": why, "command": set_command(changes) if changes else None, "risky": is_risky(changes)})
+    approved = membership.approved(connection)
+    found = _too_few(rules, len(approved))
     published = {(one.line, one.task) for one in publishing.current(connection)}
     if (task.line, task.name) not in published and any(one.role == "device" for one in approved):
         why = f"no bundle of {task.line}/{task.name} is published, so devices have no model to learn with"
         found.append({"why": why, "command": "edgefl-coordinator publish FILE.edgefl --trust PUB", "risky": False})
     return found
+
+
+def _too_few(rules: RoundSettings, members: int) -> list[Facts]:
+    """Tell that rounds cannot close, or close late, with so many members, as `_warnings` does."""
+    why, changes = beyond_members(rules, members)
+    command = set_command(changes) if changes else None
+    return [{"why": why, "command": command, "risky": is_risky(changes)}] if why else []
 
 
 def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:

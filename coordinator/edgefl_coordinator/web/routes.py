@@ -90,7 +90,8 @@ def _broadcast(call: Call) -> Payload:
         if request.round != call.opened.header.rnd:
             raise RefusedError("bad_message", "the header's rnd and the payload's round differ")
         name = stored_rounds.release_broadcast(connection, rounds, member, request.round)
-        audit.append(connection, call.now_ms, "broadcast_released", member.name, {"round": request.round})
+        event = "end_released" if task_status.round_state(connection) == "done" else "broadcast_released"
+        audit.append(connection, call.now_ms, event, member.name, {"round": request.round})
         return name
 
     store, name = call.coordinator.store, transact(call, effect)

@@ -62,6 +62,7 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed
     coordinator_keys.tend_keys(coordinator)
     coordinator_keys.note_keys(coordinator)
+    events.catch_up()  # before "listening", in the order of time
     with contextlib.closing(listening), asyncio.Runner(loop_factory=DoorLoop) as runner:
         runner.run(_run(coordinator, server, listening, run_worker, events))
 

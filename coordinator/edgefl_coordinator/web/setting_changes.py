@@ -79,17 +79,24 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
 
 def _other_port(before: CoordinatorSettings, after: CoordinatorSettings) -> str:
     """Say that the port changed, and with it no longer is the one that members call; "" where it is, or never was."""
-    url = urlsplit(after.public_url)
-    called = url.port or _HTTPS
-    if after.port in (before.port, called) or before.port != called:
+    fitting = other_port(after)
+    called = urlsplit(after.public_url).port or _HTTPS
+    if not fitting or after.port == before.port or before.port != called:
         return ""
-    name = f"[{url.hostname}]" if ":" in str(url.hostname) else url.hostname
-    fitting = url._replace(netloc=f"{name}:{after.port}").geturl()
     return (
         f"members go on calling {after.public_url}; unless that is forwarded to port {after.port}, run: "
         f"edgefl-coordinator set public_url {fitting}. It counts for new invites: who is a member already calls the "
         "address of its invite"
     )
+
+
+def other_port(settings: CoordinatorSettings) -> str:
+    """Return the public address with the port that the server listens on; "" where members call that one."""
+    url = urlsplit(settings.public_url)
+    if settings.port in (0, url.port or _HTTPS):
+        return ""
+    name = f"[{url.hostname}]" if ":" in str(url.hostname) else url.hostname
+    return url._replace(netloc=f"{name}:{settings.port}").geturl()
 
 
 def _check_files(home: CoordinatorHome, changed: Collection[str], after: CoordinatorSettings) -> None:

@@ -85,10 +85,11 @@ def ask(
     from edgefl_client.scoring.ask_file import AskingJob, ask_file
     from edgefl_client.scoring.pictures import PictureReader
     from edgefl_client.scoring.score_files import Failure
+    from edgefl_protocol.bundle.card_words import weaknesses
 
     troubles = list[str]()
     with PictureReader(formats) as reader, _open_log(log_file, home, asker, question) as log:
-        before_scoring(bundle, asker.network, drawings)
+        before_scoring(bundle, asker.network, drawings, weaknesses(bundle.card, bundle.labels, bundle.questions))
         job = AskingJob(asker=asker, reader=reader, drawings=drawings, top=top, not_drawn=troubles.append, log=log)
         result = ask_file(job, image, question)
     if as_json:

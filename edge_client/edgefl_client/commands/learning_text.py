@@ -143,6 +143,4 @@ def _verdict(found: Mapping[str, Any]) -> str:
     said = "personal values are in use from now on" if passed else "the new values are not used"
     if used["kind"] == "personal" and not passed:
         said += f"; the personal values of round {used['round']} stay in use"
-    if used["never_named"]:
-        said += f"; no picture taught {', '.join(used['never_named'])}, so they never predict it"
-    return said
+    return said if used["never_predicts"] is None else f"{said}\n{used['never_predicts']}"

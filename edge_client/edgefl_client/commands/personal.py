@@ -16,10 +16,10 @@ def personal() -> None:
 @click.pass_context
 def personal_show(context: click.Context, as_json: bool, home_dir: str | None) -> None:
     """Show which values score pictures, and what their gate found."""
-    from edgefl_client.doctor.status import personal_facts, weights_text
+    from edgefl_client.doctor.status import personal_facts, weights_lines
 
     found = personal_facts(home_of(context, home_dir))
-    report({"personal": found}, as_json, f"weights: {weights_text(found)}")
+    report({"personal": found}, as_json, "\n".join(weights_lines(found)))
 
 
 @personal.command("remove")

@@ -1,7 +1,7 @@
 """`edgefl score`: pictures in, one line a picture out."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -160,26 +160,35 @@ def score(
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
+    from edgefl_protocol.bundle.card_words import weaknesses
+    from edgefl_protocol.bundle.never_predicted import never_predicted
+
     if unread is not None:
         click.echo(unread, err=True)
-    before_scoring(bundle, scorer.network, heatmaps)
+    personal = scorer.model.state_kind == "personal"
+    against = weaknesses(bundle.card, scorer.labels, learned_here=personal)
+    before_scoring(bundle, scorer.network, heatmaps, against)
     if bundle.labels.info is None:
         click.echo(
             "This model does not say which of its classes are benign, so it asks for a look at every picture; its "
             "publisher can export it again with class information.",
             err=True,
         )
-    if scorer.model.state_kind == "personal":
-        less = f" They never predict {', '.join(scorer.never_named)}." if scorer.never_named else ""
+    if personal:
+        never = never_predicted(scorer.labels, learned_here=True)
+        benign = f" {never.sentence}" if never.sentence is not None and never.warning is None else ""
         click.echo(
-            f"Scored with the personal values learned on this device; --weights bundle scores with the bundle's.{less}",
+            "Scored with the personal values learned on this device; --weights bundle scores with the bundle's."
+            f"{benign}",
             err=True,
         )
 
 
-def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None) -> None:
-    """Make the folder of drawings, and say what any model has said of it before its first result."""
-    from edgefl_protocol.bundle.card_words import weaknesses
+def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None, against: Sequence[str]) -> None:
+    """Make the folder of drawings, and say what any model has said of it before its first result.
+
+    `against` are the sentences that speak against the model (`card_words.weaknesses`).
+    """
     from edgefl_protocol.bundle.question_words import why_no_map
     from edgefl_protocol.bundle.shown_map import no_map
 
@@ -187,7 +196,7 @@ def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None) 
         heatmaps.mkdir(parents=True, exist_ok=True)
     if bundle.card.research_use_only:
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
-    for weakness in weaknesses(bundle.card, bundle.labels, bundle.questions):
+    for weakness in against:
         click.echo(weakness, err=True)
     left_days = network.days_left
     if left_days is not None and left_days < SOON_DAYS:

@@ -121,14 +121,17 @@ def sync_text(found: dict[str, Any]) -> str:
     """Say for a person what `sharing.sync` tells."""
     from edgefl_client.sharing.sync import NOT_PUBLISHED
 
-    parts = [f"round {found['round']['number']} is {found['round']['state']}"]
+    over = found["round"]["state"] == "done"
+    last = f"the federation is over: its last round, {found['round']['number']}, is done"
+    parts = [last if over else f"round {found['round']['number']} is {found['round']['state']}"]
     if found["bundle"] is not None and found["bundle"].get("changed"):
         parts.append(f"model {bundle_text(found['bundle'])}")
     if found["bundle"] is None:
         parts.append(NOT_PUBLISHED)
     learned = found["learning"]
     if learned is not None and learned["state"] == "skipped":
-        parts += [f"nothing to learn: {learned['message']}"] if learned["message"] != NOT_PUBLISHED else []
+        said = learned["message"] == NOT_PUBLISHED or (over and learned["code"] == "not_open")
+        parts += [] if said else [f"nothing to learn: {learned['message']}"]
     elif learned is not None and learned["state"] != "failed":
         parts.append(learned_text(learned, "the next sync goes on from there"))
     parts += [

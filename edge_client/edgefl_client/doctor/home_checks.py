@@ -20,6 +20,11 @@ from edgefl_protocol.sentences import counted
 _MIB = 2**20
 LITTLE_MIB, TOO_LITTLE_MIB = 1024, 64  # free on the disk
 UNKNOWN_KEYS = "the coordinator did not know this device's keys when it was last asked, so it takes none"
+_BY_HAND = "compare the signer's key over another channel, then: edgefl trust add PUB"
+_ASK_FOR_ROOT = (
+    "ask the operator to publish a root set, which says whose bundles count, then run edgefl sync; by hand: "
+    "edgefl trust add PUB"
+)
 OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
 
 
@@ -60,7 +65,7 @@ def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
     if not signers.keys:
         yield Finding(
             check="signers", state="warn", found="no signer of bundles is trusted, so no bundle can be used",
-            advice="compare the signer's key over another channel, then: edgefl trust add PUB",
+            advice=_ASK_FOR_ROOT if (home.member / "membership.json").exists() else _BY_HAND,
         )  # fmt: skip
         return
     listed = load_revoked(home.member)
@@ -81,6 +86,7 @@ def check_personal(home: Home) -> Iterator[Finding]:
         return
     from edgefl_client.scoring.gate_words import gate_line
     from edgefl_client.scoring.personal import kept_personal
+    from edgefl_client.scoring.untaught import untaught_in_use
     from edgefl_client.trust import models
 
     state = kept_personal(home)
@@ -93,9 +99,14 @@ def check_personal(home: Home) -> Iterator[Finding]:
             advice="learn a round, which is judged anew: edgefl train; or forget them: edgefl advanced personal remove",
         )  # fmt: skip
     elif home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256:
+        never = untaught_in_use(home, state.seen)
+        said = f"the values learned here score, those of round {state.round}; they passed their gate"
+        if never["never_suspicious"]:
+            said += f". {never['never_predicts'].removesuffix('.')}"
         yield Finding(
-            check="personal", state="ok",
-            found=f"the values learned here score, those of round {state.round}; they passed their gate",
+            check="personal", state="warn" if never["never_suspicious"] else "ok", found=said,
+            advice=None if not never["never_suspicious"] else "label pictures of them and learn again with edgefl "
+            "train; or go back to the bundle's values: edgefl advanced personal remove",
             detail=gate_line(state.verdict.to_json()),
         )  # fmt: skip
     else:

@@ -117,18 +117,21 @@ def personal_facts(home: Home) -> dict[str, Any] | None:
     if not home.learning.exists():
         return None
     from edgefl_client.scoring.personal import kept_personal
+    from edgefl_client.scoring.untaught import UNTAUGHT, untaught_in_use
 
     state = kept_personal(home)
     if state is None:
         return None
     theirs = home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256
+    used = theirs and state.passed
     return {
-        "in_use": theirs and state.passed,
+        "in_use": used,
         "bundle_sha256": state.bundle_sha256,
         "sha256": digest(state.weights),
         "round": state.round,
         "images": state.images,
         "gate": None if state.verdict is None else state.verdict.to_json(),
+        **(untaught_in_use(home, state.seen) if used else dict.fromkeys(UNTAUGHT)),
     }
 
 
@@ -157,7 +160,7 @@ def status_text(report: dict[str, Any]) -> str:
         _model_text(model),
         *([] if model is None or not model["classes"] else [f"  {_knows(model)}"]),
         *([] if model is None else [f"  {line}" for line in model["quality"]]),
-        *([] if model is None and report["personal"] is None else [f"weights: {weights_text(report['personal'])}"]),
+        *([] if model is None and report["personal"] is None else weights_lines(report["personal"])),
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
         f"trusted signers: {report['trusted_signers']}",
         f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",
@@ -172,7 +175,9 @@ def status_text(report: dict[str, Any]) -> str:
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")
     if turn is not None:
         reply = "refused" if turn["refused"] else "sent" if turn["replied"] else "not sent"
-        lines.append(f"round: {turn['number']}, {turn['state']}, reply {reply}")
+        over = f"the federation is over; its last round, {turn['number']}, is done"
+        where = over if turn["state"] == "done" else f"{turn['number']}, {turn['state']}"
+        lines.append(f"round: {where}, reply {reply}")
         lines += [turn["stuck"]] if turn["stuck"] else []
     if report["learning"] and report["learning"]["counted_round"]:
         lines.append(f"last round learned here that counted: {report['learning']['counted_round']}")
@@ -218,7 +223,13 @@ def _model_text(model: dict[str, Any] | None) -> str:
     return f"model: {model['name']} version {model['version']}, {published}, {model['file']}"
 
 
-def weights_text(personal: dict[str, Any] | None) -> str:
+def weights_lines(personal: dict[str, Any] | None) -> list[str]:
+    """Say which values score, and which classes these never predict."""
+    never = None if personal is None else personal["never_predicts"]
+    return [f"weights: {_weights_text(personal)}", *([] if never is None else [f"  {never}"])]
+
+
+def _weights_text(personal: dict[str, Any] | None) -> str:
     """Say which values `edgefl score` uses unless it is told otherwise."""
     from edgefl_client.scoring.gate_words import gate_line
 

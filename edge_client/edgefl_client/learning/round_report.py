@@ -10,6 +10,7 @@ from edgefl_client.home import Home
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.scoring.personal import PersonalState, load_personal, save_personal
+from edgefl_client.scoring.untaught import untaught_facts
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.maps import maps_in_broadcast
@@ -56,8 +57,6 @@ def round_facts(
         reason: that limit, as a clause of a sentence.
     """
     epochs, judged, kept = told.options.plan(bundle).epochs, told.judged, load_personal(home, bundle)
-    labels = bundle.labels
-    unnamed = [] if kept is None else zip(labels.classes, labels.seen, kept.seen, strict=True)
     shared = {label for (_, label), maps in maps_in_broadcast(broadcast.arrays).items() if len(maps)}
     return {
         "state": "paused" if reason else "done",
@@ -76,6 +75,6 @@ def round_facts(
         "in_use": {
             "kind": "bundle" if kept is None else "personal",
             "round": None if kept is None else kept.round,
-            "never_named": [name for name, theirs, ours in unnamed if theirs and not ours],
+            **untaught_facts(bundle.labels, None if kept is None else kept.seen),
         },
     }

@@ -6,7 +6,7 @@ Each is judged by `edgefl_protocol.pictures.quality` before the network sees it.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +66,8 @@ class Scorer:
         if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
             raise ValueError(f"refer_above is {refer_above}; allowed for this model: 0 to {most:g}")
         self._classes = bundle.labels.classes
-        self._seen = bundle.labels.seen if personal is None else personal.seen
+        # the classes, with what taught the values in use
+        self.labels = bundle.labels if personal is None else replace(bundle.labels, seen=personal.seen)
         try:
             self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
         except ValueError as error:
@@ -79,15 +80,8 @@ class Scorer:
             state_kind="bundle" if personal is None else "personal",
             state_sha256=digest(self.network.weights),
             better_than_chance=better_than_chance(site_figures(bundle.card)),
-            warnings=shown_weaknesses(bundle.card, bundle.labels),
+            warnings=shown_weaknesses(bundle.card, self.labels, learned_here=personal is not None),
         )
-
-    @property
-    def never_named(self) -> tuple[str, ...]:
-        """Classes that the bundle predicts and these values never do: no picture of this device taught them."""
-        labels = self.network.bundle.labels
-        both = zip(labels.classes, labels.seen, self._seen, strict=True)
-        return tuple(name for name, theirs, ours in both if theirs and not ours)
 
     def score(self, image: Photo, name: str | None = None) -> Score:
         """Score one picture.
@@ -161,7 +155,7 @@ class Scorer:
             {key: values[row] for key, values in found.items()},
             name=name,
             classes=self._classes,
-            seen=self._seen,
+            seen=self.labels.seen,
             rules=self._rules,
             gate=prepared.gate,
             exposure=prepared.exposure,

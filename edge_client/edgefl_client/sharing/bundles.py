@@ -13,7 +13,7 @@ from typing import Any
 from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device, today
 from edgefl_client.trust import models
-from edgefl_client.trust.signers import signers_in_force
+from edgefl_client.trust.signers import Signers, signers_in_force
 from edgefl_client.trust.trusted_keys import add_trusted
 from edgefl_exchange.errors import ExchangeError, NotEnrolled
 from edgefl_exchange.member import Member
@@ -25,6 +25,8 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.messages.requests import TaskReply
+
+_UNKNOWN_SIGNER = frozenset({"no_trusted_key", "untrusted_key"})
 
 
 def run_pull(device: Device) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] 
         return {"changed": False, "file": str(models.current_file(home)), **wanted}
     data = member.bundle(entry.line, entry.task, entry.version)
     signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it
-    bundle = models.verify_with(home, open_archive(io.BytesIO(data)), signers, member.now_ms())
+    bundle = _verified(home, data, signers, member.now_ms())
     named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
     if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
         raise BundleError(
@@ -68,6 +70,20 @@ def fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] 
         )
     models.check_replaces(home, bundle, signers)
     return {"changed": True, "file": str(_install(home, data, bundle)), **wanted}
+
+
+def _verified(home: Home, data: bytes, signers: Signers, now_ms: int) -> Bundle:
+    """Verify the federation's bundle; without a root set its signer is unknown, and the operator can mend that."""
+    try:
+        return models.verify_with(home, open_archive(io.BytesIO(data)), signers, now_ms)
+    except BundleError as error:
+        if signers.root is not None or error.code not in _UNKNOWN_SIGNER:
+            raise
+        raise BundleError(
+            "this federation has published no root set, which says whose bundles count, so its bundle is not used: ask "
+            f"the operator to publish one, then run edgefl sync. By hand: {error}",
+            error.code,
+        ) from error
 
 
 def _refuse_revoked(home: Home) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from edgefl_protocol.bundle.figures import HALF, CardFigure, figures_of, number, site_figures, temperature_at_bound
 from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.bundle.question_words import question_lines, question_weaknesses
 from edgefl_protocol.pictures.class_info import undescribed
@@ -58,26 +59,46 @@ def card_lines(card: Card, labels: Labels, questions: QuestionTable | None = Non
     return [*quality_lines(card, labels, questions), *shown_weaknesses(card, labels, questions)]
 
 
-def shown_weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, ...]:
+def shown_weaknesses(
+    card: Card, labels: Labels, questions: QuestionTable | None = None, *, learned_here: bool = False
+) -> tuple[str, ...]:
     """Say what goes with every result: the weaknesses but for a missing threshold, which the result tells itself."""
-    return tuple(one for one in weaknesses(card, labels, questions) if one != _NO_THRESHOLD)
+    said = weaknesses(card, labels, questions, learned_here=learned_here)
+    return tuple(one for one in said if one != _NO_THRESHOLD)
 
 
-def weaknesses(card: Card, labels: Labels, questions: QuestionTable | None = None) -> tuple[str, ...]:
-    """Say in sentences what its own card says against a model; `questions` of a bundle that answers some."""
+def weaknesses(
+    card: Card, labels: Labels, questions: QuestionTable | None = None, *, learned_here: bool = False
+) -> tuple[str, ...]:
+    """Say in sentences what speaks against a model: what its own card says, and which cancers it never predicts.
+
+    Args:
+        labels: the classes; `seen` is that of the values in use.
+        questions: of a bundle that answers some.
+        learned_here: whether a device learned these values; else they are the bundle's.
+    """
     figures = site_figures(card)
     if questions is not None:
         return (*filter(None, [_took_no_part(figures, card.site)]), *question_weaknesses(card, labels, questions))
-    found = figures_against(figures, card.site, labels.classes, card.temperature)
+    never = never_predicted(labels, learned_here=learned_here).warning
+    found = figures_against(figures, card.site, labels.classes, card.temperature, never)
     chosen = card.suspicion is not None and card.suspicion.threshold is not None
     return (*found, _NO_THRESHOLD) if _has_suspicious(labels) and not chosen else found
 
 
 def figures_against(
-    figures: Mapping[str, object], site: str | None, classes: Sequence[str], temperature: float
+    figures: Mapping[str, object],
+    site: str | None,
+    classes: Sequence[str],
+    temperature: float,
+    never: str | None = None,
 ) -> tuple[str, ...]:
-    """Say in sentences what a site's figures and temperature say against its model, as a card or a run states them."""
+    """Say in sentences what a site's figures and temperature say against its model, as card or run states them.
+
+    `never` is the warning of `never_predicted`, which comes first.
+    """
     said = (
+        never,
         _took_no_part(figures, site),
         at_chance_sentence(figures, site, classes),
         _mostly_wrong(figures, site, classes),

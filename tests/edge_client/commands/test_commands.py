@@ -60,6 +60,15 @@ def test_a_stuck_round_is_told_in_the_coordinators_words(run, device, live):
         assert json.loads(run(command, "--json")[1])["round"]["stuck"] == live.stuck
 
 
+def test_the_end_of_the_federation_is_called_so(run, device, live):
+    """It said "round 1 is done; nothing to learn: no round is open, round 1 is done" to whoever waits for round 2."""
+    assert run("pull")[0] == 0
+    live.state = "done"
+    out = run("sync", "--labels", device / "labels.csv")[1]
+    assert out.startswith("the federation is over: its last round, 1, is done;") and "no round is open" not in out
+    assert "round: the federation is over; its last round, 1, is done, reply not sent\n" in run("status")[1]
+
+
 def test_a_sync_tells_the_round_as_its_own_reply_left_it(run, device, live, monkeypatch):
     """What was asked for before the reply was sent would call the round stuck that this reply has closed."""
     assert run("pull")[0] == run("contribute", "--labels", device / "labels.csv")[0] == 0

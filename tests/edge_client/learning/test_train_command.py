@@ -4,19 +4,24 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from edgefl_client.scoring.score_picture import _lines
 from PIL import Image
 
 from edgefl_client.cli import cli
+from edgefl_client.commands.learning_text import learned_text
 from edgefl_client.doctor.home_checks import check_personal
 from edgefl_client.doctor.status import run_status, status_text
+from edgefl_client.home import Home
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.scoring.checked_file import read_checked, write_checked
-from edgefl_client.scoring.personal import PERSONAL, load_personal
+from edgefl_client.scoring.personal import PERSONAL, PersonalState, load_personal
+from edgefl_client.scoring.scorer import Scorer
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.trust.models import install
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.pictures.class_info import known_among
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def test_learn_then_score(call, labels):
     assert "epoch 60: loss" in result.stderr
     scored = call("score", picture, "--json")
     assert "personal values learned on this device" in scored.stderr
-    assert "They never predict BCC." in scored.stderr  # 20 pictures of each class, and none of BCC
+    assert "The values learned on this device never predict BCC" in scored.stderr  # none of its pictures shows one
     after = json.loads(scored.stdout)
     assert after["model"]["state"] == {"kind": "personal", "sha256": found["weights_sha256"]}
     assert after["predicted"] == "MEL"
@@ -148,3 +153,53 @@ def test_status_tells_which_values_are_in_use(labels, school, lab, home):
         f"weights: the bundle's; personal ones of round 1, learned from 14 pictures belong to the bundle "
         f"{first.sha256[:12]}"
     )
+
+
+def test_suspicious_classes_that_learned_values_never_predict_are_told_everywhere(
+    labels, school, lab, tmp_path, monkeypatch
+):
+    """The table holds MEL and NV: a carcinoma is then called by another name, and the gate has no picture of one.
+
+    docs/reference/scores.md: what speaks against the values in use goes with every result, by full name.
+    """
+    monkeypatch.delenv("EDGEFL_HOME", raising=False)
+    home, key = Home(tmp_path / "home"), school.learning_bytes({"info": known_among(("MEL", "NV", "BCC"))})
+    bundle = load_bundle(key, [lab.SIGNER.public], lab.NOW_MS)
+    install(home, key, bundle)
+    found = run_train(home, bundle, labels, TrainOptions(threads=1, epochs=60))
+    sentence = (
+        "The values learned on this device never predict Basal cell carcinoma (BCC, malignant), whatever a picture "
+        "shows: no picture that they learned from showed one."
+    )
+    told = {"never_named": ["BCC"], "never_suspicious": ["BCC"], "never_predicts": sentence}
+    assert found["gate"]["passed"] and {**found["in_use"], **told} == found["in_use"]
+    assert sentence in learned_text(found, "")
+    report = run_status(Device(home=home), online=False)
+    assert {**report["personal"], **told} == report["personal"] and f"  {sentence}" in status_text(report)
+    (checked,) = check_personal(home)
+    assert checked.state == "warn" and "Basal cell carcinoma (BCC, malignant)" in checked.found
+    assert "edgefl train" in checked.advice and "edgefl advanced personal remove" in checked.advice
+    picture = labels.parent / "MEL0.png"
+    arguments = [str(picture), "--trust", lab.SIGNER.public.hex(), "--home", str(home.root), "--threads", "1"]
+    scored = CliRunner().invoke(cli, ["score", *arguments, "--json"])
+    assert sentence in json.loads(scored.stdout)["model"]["warnings"] and sentence in scored.stderr
+    own = CliRunner().invoke(cli, ["score", *arguments, "--json", "--weights", "bundle"])
+    assert sentence not in json.loads(own.stdout)["model"]["warnings"] + [own.stderr]
+    shown = CliRunner().invoke(cli, ["advanced", "personal", "show", "--home", str(home.root)])
+    assert sentence in shown.stdout
+
+
+def test_no_value_claims_to_know_what_only_the_others_do(make_bundle, lab):
+    """A device may have pictures of a class that the bundle's site lacks: its values then do predict it."""
+    info = known_among(("MEL", "NV", "BCC"))
+    bundle = make_bundle(seen=(True, True, False), info=info)
+    own = Scorer(bundle, threads=1)
+    assert [one for one in own.model.warnings if one.startswith("This model never predicts Basal cell")]
+    state = PersonalState(
+        bundle_sha256=bundle.sha256, weights=bundle.weights, seen=(False, True, True), verdict=None, images=1, round=1
+    )
+    personal = Scorer(bundle, threads=1, personal=state)
+    (said,) = [one for one in personal.model.warnings if "never predict" in one]
+    assert "Melanoma (MEL, malignant)" in said and "Basal" not in said
+    drawn = _lines(personal.score(lab.photo()))
+    assert said in [line.text for line in drawn]

@@ -154,3 +154,20 @@ def test_use_and_status_say_a_missing_threshold_once():
 def test_a_model_of_benign_classes_needs_no_threshold():
     benign = Labels(("NV", "DF"), (True, True), known_among(("NV", "DF")))
     assert weaknesses(replace(CARD, suspicion=None), benign) == ()
+
+
+def test_suspicious_classes_that_are_never_predicted_speak_against_a_model():
+    """Whoever reads "benign" has to know which cancers the model cannot name: by full name, the suspicious ones first.
+
+    A benign class that it never predicts costs nobody a look.
+    """
+    names = ("DF", "SCC", "odd", "MEL", "NV")
+    labels = Labels(names, (False, False, False, True, True), known_among(names))
+    assert weaknesses(CARD, labels) == (
+        "This model never predicts Squamous cell carcinoma (SCC, malignant), odd (not known to be benign) and "
+        "Dermatofibroma (DF, benign), whatever a picture shows: no picture that it learned from showed one.",
+    )
+    assert card_lines(CARD, labels)[-1] == weaknesses(CARD, labels)[0]
+    assert weaknesses(CARD, replace(labels, seen=(False, True, True, True, True))) == ()
+    (unknown,) = weaknesses(CARD, Labels(("a", "b"), (True, False)))  # a bundle from before class information
+    assert "never predicts b (not known to be benign)" in unknown

@@ -22,6 +22,7 @@ from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.rules.maps import dealt
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
+from edgefl_trainer.engine.halves import call_aggregate, call_broadcast, call_local_round
 from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
 
@@ -100,7 +101,7 @@ class InProcessSite:
             report(facts)
 
         try:
-            new, reply = self.method.local_round(replace(self.site, report=listen), state, broadcast)
+            new, reply = call_local_round(self.method, replace(self.site, report=listen), state, broadcast)
             Payload(new.arrays, new.values)
         except PayloadError as error:
             if error.code != "not_finite":
@@ -210,7 +211,7 @@ class LocalEngine:
             self.observer.phases_kept(phases[: progress.phases], self.task.rounds)
         for index, phase in enumerate(phases[progress.phases :], progress.phases):
             results = self._phase(checkpoints, index, phase, server, states)
-            server = self.method.aggregate(server, phase, {name: result.reply for name, result in results.items()})
+            server = call_aggregate(self.method, server, phase, {name: one.reply for name, one in results.items()})
             states.update({name: result.state for name, result in results.items()})
             judged, broadcasts = self._judged(phase, server, states, results)
             judged, encoder = self._probed(phase, server, states, judged, checkpoints.progress().encoder)
@@ -239,7 +240,7 @@ class LocalEngine:
     ) -> dict[str, SiteResult]:
         taking_part = participants(sorted(self.sites), self.participation, self.task.seed, phase)
         self.observer.phase_started(phase, self.task.rounds, taking_part)
-        broadcasts = self.method.broadcast(server, phase, taking_part)
+        broadcasts = call_broadcast(self.method, server, phase, taking_part)
         results: dict[str, SiteResult] = {}
         for name in taking_part:
             self.observer.site_started(name)
@@ -264,7 +265,7 @@ class LocalEngine:
         if self.judge is None or phase.kind == "warm":
             return dict(results), {}
         after = Phase("final", phase.round + 1)
-        found = self.method.broadcast(server, after, sorted(results))
+        found = call_broadcast(self.method, server, after, sorted(results))
         broadcasts = {name: stamped(found[name], after, self.task.rounds) for name in results}
         judged = {}
         for name, result in results.items():

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Method, Phase, State, Task, declared
+from edgefl_trainer.engine.halves import call_broadcast
 from edgefl_trainer.errors import TrainingError
 
 Entry = TypeVar("Entry")
@@ -32,7 +33,7 @@ def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -
     if learns.encoder and not learns.apart:
         encoder = {ENCODER_PREFIX + name: value for name, value in learns.encoder(state).items()}
         return dict.fromkeys(sites, Payload(encoder, {}))
-    return method.broadcast(state, final_phase(task), sites)
+    return call_broadcast(method, state, final_phase(task), sites)
 
 
 def received_encoder(broadcast: Payload) -> Arrays:

@@ -13,6 +13,7 @@ from typing import Any
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.halves import call_broadcast, call_predictor
 from edgefl_trainer.evaluate.answer_figures import answer_summary
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
@@ -41,9 +42,9 @@ def without_model(method: str, server: State, held_out: Sequence[str]) -> str | 
 def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Site]) -> dict[str, Predictor]:
     """Return what each site that never trained would score with; sites without a model are left out."""
     phase = Phase("final", task.rounds + 1)
-    broadcasts = method.broadcast(server, phase, sorted(sites))
+    broadcasts = call_broadcast(method, server, phase, sorted(sites))
     found = {
-        name: method.predictor(site, State(), stamped(broadcasts[name], phase, task.rounds))
+        name: call_predictor(method, site, State(), stamped(broadcasts[name], phase, task.rounds))
         for name, site in sites.items()
         if name in broadcasts and LEARNED_HEAD in broadcasts[name].arrays
     }

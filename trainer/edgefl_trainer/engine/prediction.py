@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from edgefl_protocol import digest
+from edgefl_protocol.bundle import Labels
 from edgefl_protocol.bundle.card_words import better_than_chance, figures_against
+from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
@@ -41,7 +43,7 @@ def predict_files(
     predictor = run.predictor(site)
     info = known_among(run.classes, None if class_info is None else read_class_info(class_info, run.classes))
     rules = referral_rules_of(run, site, info)
-    model = model_info(run, site, predictor)
+    model = model_info(run, site, predictor, info)
     for file in files:
         started = time.perf_counter()
         try:
@@ -85,11 +87,13 @@ def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]
     )
 
 
-def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
+def model_info(run: FinishedRun, site: str, predictor: Predictor, info: Mapping[str, ClassInfo]) -> ModelInfo:
     """Describe a run as if it were a bundle: named by folder and site, version 0, digest that of the run."""
     state = digest(predictor.tensors)
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
     figures = run.summary.get("sites", {}).get(site, {})
+    never = never_predicted(Labels(run.classes, predictor.seen, info)).warning
+    temperature = float(run.calibration["sites"][site]["temperature"])
     return ModelInfo(
         id=name,
         sha256=sha256,
@@ -97,5 +101,5 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
         state_kind="bundle",
         state_sha256=state,
         better_than_chance=better_than_chance(figures),
-        warnings=figures_against(figures, site, run.classes, float(run.calibration["sites"][site]["temperature"])),
+        warnings=figures_against(figures, site, run.classes, temperature, never),
     )

@@ -14,6 +14,7 @@ import torch
 
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task, declared
 from edgefl_trainer.engine.federation import Probed, stamped
+from edgefl_trainer.engine.halves import call_aggregate, call_broadcast, call_local_round
 from edgefl_trainer.engine.own_networks import learned_network
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.learning.linear_probe import ProbeReport, ProbeRows, probe_sites
@@ -60,13 +61,13 @@ def as_if_finished(
     """
     states = dict(states)
     for phase in (one for one in method.phases(task.rounds) if one.kind == "final"):
-        broadcasts = method.broadcast(server, phase, sorted(sites))
+        broadcasts = call_broadcast(method, server, phase, sorted(sites))
         replies = {}
         for name in sorted(sites):
             quiet = replace(sites[name], report=lambda facts: None)
             broadcast = stamped(broadcasts[name], phase, task.rounds)
-            states[name], replies[name] = method.local_round(quiet, states[name], broadcast)
-        server = method.aggregate(server, phase, replies)
+            states[name], replies[name] = call_local_round(method, quiet, states[name], broadcast)
+        server = call_aggregate(method, server, phase, replies)
     return server
 
 

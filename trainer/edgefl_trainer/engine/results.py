@@ -19,6 +19,7 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics, stamped
+from edgefl_trainer.engine.halves import call_broadcast, call_predictor
 from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
@@ -124,7 +125,7 @@ def predictor_results(
     sizes: dict[str, int] = {}
     for name, kept in _kept_rounds(method, task, final, sorted(sites)).items():
         site = sites[name]
-        predictor = method.predictor(site, kept.state, kept.broadcast)
+        predictor = call_predictor(method, site, kept.state, kept.broadcast)
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
         calibrated = calibrate(predictor, site)
@@ -201,7 +202,9 @@ def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequ
     """What each site's model is made of: the round it selected, or the last phase."""
     last, after = method.phases(task.rounds)[-1].round, Phase("final", task.rounds + 1)
     others = [name for name in names if name not in final.selected]
-    broadcasts = method.broadcast(final.server, after, names) if others else {}  # a live site has no server's state
+    broadcasts = (
+        call_broadcast(method, final.server, after, names) if others else {}
+    )  # a live site has no server's state
     return {
         name: final.selected.get(name)
         or SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds))

@@ -35,6 +35,7 @@ from edgefl_trainer.engine.display import Display, RunPace, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.halves import check_travels
 from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.own_networks import start_apart
@@ -59,6 +60,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     An `EdgeflError` is one sentence about what is wrong and what to do.
     """
     method = settings.build_method()
+    check_travels(method)
     check_free(folder)
     check_claim(folder, settings, resume=resume)
     if resume and (finished := finished_summary(folder)) is not None:

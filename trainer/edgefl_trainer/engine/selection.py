@@ -13,6 +13,7 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Scalar, Site, State
 from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
+from edgefl_trainer.engine.halves import call_predictor
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, site_metrics
@@ -45,7 +46,7 @@ def tune_judge(
 
     def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
         site = sites[name]
-        predictor = method.predictor(site, state, broadcast)
+        predictor = call_predictor(method, site, state, broadcast)
         some = judged_rows(site, most)
         if predictor is None or len(some) == 0:
             return {}

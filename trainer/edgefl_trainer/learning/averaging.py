@@ -40,12 +40,12 @@ def site_weights(weighting: Literal["samples", "uniform"], replies: Mapping[str,
 
 def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
     """Weigh each site by its number of training images; a `TrainingError` where one is negative."""
-    return {name: image_count(reply, "n_train") for name, reply in replies.items()}
+    return {name: image_count(reply, "n_train", f"the reply of {name}") for name, reply in replies.items()}
 
 
-def image_count(reply: Payload, name: str) -> float:
+def image_count(reply: Payload, name: str, whose: str = "a reply") -> float:
     """Read a number of images that a reply tells; a `TrainingError` where it is missing, no number, or negative."""
     count = reply.scalars.get(name)
     if not isinstance(count, int | float) or count < 0:
-        raise TrainingError(f"a reply says {name} = {count!r}; a number of images must be 0 or more.")
+        raise TrainingError(f"{whose} says {name} = {count!r}; a number of images must be 0 or more.")
     return float(count)
