@@ -44,7 +44,8 @@ images_per_site = click.option(
     "--images-per-site",
     type=int,
     metavar="N",
-    help="Use at most this many training images of a site; 0 uses all.  [default: the preset's]",
+    help="Use at most this many training images of a site; 0 uses all. Its other rows are judged all the same.  "
+    "[default: the preset's]",
 )
 device = click.option(
     "--device",

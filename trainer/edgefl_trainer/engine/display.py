@@ -43,8 +43,13 @@ class RunPace:
         images: Mapping[str, int],
         participation: float = 1.0,
         clock: Callable[[], float] = monotonic,
+        after: float = 0.0,
     ) -> None:
-        """Count the work: images that each site learns from in an epoch, and the share of sites in each round."""
+        """Count the work: images that each site learns from in an epoch, and the share of sites in each round.
+
+        `after` is the work that follows the last phase: judging (`engine.judging`).
+        """
+        self._after = after
         self._phases, self._images, self._clock = list(phases), images, clock
         everyone = sum(images.values())
         self._sizes = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]
@@ -73,7 +78,8 @@ class RunPace:
         """Estimate the seconds to the end of the run; None before anything was done here."""
         if self._begun is None or self.done <= self._begun[1]:
             return None
-        return (self._clock() - self._begun[0]) * (self.total - self.done) / (self.done - self._begun[1])
+        left = self.total + self._after - self.done
+        return (self._clock() - self._begun[0]) * left / (self.done - self._begun[1])
 
 
 def duration(seconds: float | None) -> str:

@@ -33,9 +33,10 @@ from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partit
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.display import Display, RunPace, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.first_run import learned_by, repetition_digest
+from edgefl_trainer.engine.first_run import learned_by, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.held_out import without_model
+from edgefl_trainer.engine.judging import epochs_of_work, judged_sites
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
@@ -75,7 +76,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     server = method.start(task, sorted(sites))  # what does not fit shows before the folder is taken
     tell(backbone_line(settings, method, backbone.spec))
-    tell(data_line(federation))
+    tell(data_line(federation, settings.images_per_site))
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
     for line in (*federation.warnings, *filter(None, [apart])):
         warn(line)
@@ -88,9 +89,10 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         if partition is not None:
             write_atomic(folder / PARTITION_FILE, partition.to_bytes())
         asked = what_was_asked(settings, method, partition)
-        final = run_phases(settings, folder, method, task, sites)
-        started = time.perf_counter()
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
+        judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
+        final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs))
+        started = time.perf_counter()
         results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
         head = {
             **asked,
@@ -143,19 +145,17 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
 
 
 def run_phases(
-    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site]
+    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site], after: float
 ) -> FederationState:
-    """Run every phase that is left, with progress on stderr."""
+    """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
     judge = None
     if declared(method).encoder is None:
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
-    pace = RunPace(method.phases(settings.rounds), learning, settings.participation)
+    pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
     with Display(pace, settings.epochs, one_class_sites(sites)) as display:
-        if declared(method).freezes and not is_trained(settings.backbone):
-            display.warn(
-                f"backbone {settings.backbone} is untrained: this trial shows the steps, not what a model can do"
-            )
+        if untrained := untrained_line(settings):
+            display.warn(untrained)
         engine = LocalEngine(
             method=method,
             task=task,
@@ -214,12 +214,13 @@ def backbone_line(settings: RunSettings, method: Method, spec: BackboneSpec) -> 
     return f"backbone {settings.backbone}, for images of {spec.image_px} px: {state}{use} (--backbone names another)"
 
 
-def data_line(federation: Federation) -> str:
-    """Write how much data a run has; `edgefl-train data SPEC` shows it site by site."""
+def data_line(federation: Federation, images_per_site: int = 0) -> str:
+    """Write how much data a run has, and what a bound on it bounds; `edgefl-train data SPEC` shows it site by site."""
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
-    return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}"
+    bound = f" (--images-per-site {images_per_site:,} bounds the train rows alone)" if images_per_site else ""
+    return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
