@@ -136,6 +136,10 @@ def score(
             none = f"the given folders hold no file whose name ends in {', '.join(reader.suffixes)}"
             raise click.UsageError(none if unread is None else f"{none}. {unread}")
         prepare(bundle, heatmaps, scorer, unread)
+        for empty in score_files.without_pictures(images, reader.suffixes):
+            click.echo(
+                f"{score_text.printable(empty)} holds no file whose name ends in {', '.join(reader.suffixes)}", err=True
+            )
         table = score_text.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())

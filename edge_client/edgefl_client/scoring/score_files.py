@@ -77,15 +77,19 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
     """Say which pictures in the given folders are of a kind that is not read, so that none is missed unnoticed."""
-    folders = [Path(name) for name in given if name and Path(name).is_dir()]
-    endings = [Path(one).suffix.lower() for place in folders for one in pictures_below(place, reader.other_suffixes)]
-    if not endings:
-        return None
-    kinds = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
-    return (
-        f"Left out, because files of these kinds are not read: {kinds}. To read TIFF, HEIC or DICOM, name the kind "
-        "with --formats."
-    )
+    endings = [
+        Path(one).suffix.lower() for place in _folders(given) for one in pictures_below(place, reader.other_suffixes)
+    ]
+    return reader.told_of_others(endings) if endings else None
+
+
+def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Name the given folders in which there is nothing to score."""
+    return [str(place) for place in _folders(given) if not pictures_below(place, suffixes)]
+
+
+def _folders(given: Sequence[str]) -> list[Path]:
+    return [Path(name) for name in given if name and Path(name).is_dir()]
 
 
 def _matches(pattern: str) -> list[str]:
