@@ -1,5 +1,6 @@
 """Options that several commands take, and how a list of names is written."""
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,16 @@ UNLABELLED_HELP = (
     "Images without a label: none leaves them out; with site each site has its own; with spread also those of no site, "
     "dealt to the sites."
 )
+
+
+def there(_context: click.Context, _parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse a file that does not exist, and name the one beside it that was most likely meant."""
+    if file is None or file.exists():
+        return file
+    beside = sorted(one.name for one in file.parent.glob(f"*{file.suffix}")) if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, beside, n=1)
+    meant = f"; did you mean {file.parent / near[0]}?" if near else "."
+    raise click.BadParameter(f"File {str(file)!r} does not exist{meant}")
 
 
 def task(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

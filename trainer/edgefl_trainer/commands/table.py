@@ -19,7 +19,8 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
 @click.option(
     "--experiment",
     "file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=shared.there,
     metavar="FILE",
     help="Show the runs beside the paper's numbers from this experiments/*.toml.",
 )

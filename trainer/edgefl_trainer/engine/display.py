@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, duration
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.federation import RIGHT, Probed, judged_figure
 from edgefl_trainer.evaluate.one_class import beside, mean_of
@@ -80,16 +80,6 @@ class RunPace:
             return None
         left = self.total + self._after - self.done
         return (self._clock() - self._begun[0]) * left / (self.done - self._begun[1])
-
-
-def duration(seconds: float | None) -> str:
-    """Write a duration: `40 s`, `58 min` or `2 h 05 min`; nothing where it is not known."""
-    if seconds is None:
-        return ""
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _mean_line(figures: Mapping[str, float], one_class: Collection[str]) -> str:

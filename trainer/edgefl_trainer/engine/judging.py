@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from edgefl_protocol.sentences import duration
 from edgefl_trainer.contract import Site
 from edgefl_trainer.data import Federation
-from edgefl_trainer.engine.display import duration, tell
+from edgefl_trainer.engine.display import tell
 
 TUNE_PASSES = 2  # over the tune rows: one finds the temperature, one the threshold of referral
 PASS = 1 / 3  # of the work of learning from a picture once, which also goes back through the network

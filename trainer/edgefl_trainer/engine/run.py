@@ -34,7 +34,14 @@ from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.display import Display, RunPace, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest, untrained_line
-from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.folder import (
+    check_alone,
+    check_claim,
+    check_free,
+    check_inputs,
+    finished_summary,
+    working_in,
+)
 from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.judging import epochs_of_work, judged_sites
 from edgefl_trainer.engine.models import save_questions
@@ -62,6 +69,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     method = settings.build_method()
     check_free(folder)
     check_claim(folder, settings, resume=resume)
+    check_alone(folder)
     if resume and (finished := finished_summary(folder)) is not None:
         tell(f"the run in {folder} is finished; nothing was computed again")
         return finished
