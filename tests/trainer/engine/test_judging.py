@@ -4,8 +4,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, make_ward
 
 from edgefl_trainer.contract import Phase
-from edgefl_trainer.engine.display import RunPace
-from edgefl_trainer.engine.judging import JudgedSite, Judging, epochs_of_work
+from edgefl_trainer.engine.display import JudgedSite, Judging, RunPace, epochs_of_work
 
 
 class Clock:

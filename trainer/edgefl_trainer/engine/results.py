@@ -16,10 +16,9 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
-from edgefl_trainer.engine.display import tell, warn
+from edgefl_trainer.engine.display import judging_of, tell, warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
-from edgefl_trainer.engine.judging import judging_of
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
@@ -136,8 +135,7 @@ def predictor_results(
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         tuned = judged_rows(site, None) if name in final.selected else judged_rows(site)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
-        seen[name] = predictor.seen
-        rows = report_rows(federation, name)
+        seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
         for way, one in further_models(method, site, kept).items():
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)

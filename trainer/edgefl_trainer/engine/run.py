@@ -31,7 +31,7 @@ from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.site_rows import ROW_KINDS
-from edgefl_trainer.engine.display import Display, RunPace, tell, warn
+from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import (
@@ -43,7 +43,6 @@ from edgefl_trainer.engine.folder import (
     working_in,
 )
 from edgefl_trainer.engine.held_out import without_model
-from edgefl_trainer.engine.judging import epochs_of_work, judged_sites
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober

@@ -27,6 +27,6 @@ def schedule(settings: RunSettings) -> str:
 
 
 def without_folders(name: str) -> str:
-    """A SPEC or backbone without the folders before it: those are of one machine."""
+    """Write a SPEC or backbone without the folders before it: those are of one machine."""
     kind, colon, where = name.partition(":")
     return name if kind in ("timm", "vit", "cnn") else f"{kind}{colon}{where.rpartition('/')[2]}"
