@@ -1,4 +1,4 @@
-"""What sentences for a person need again and again: a number with its noun, a list, a file that is named once."""
+"""What sentences for a person need again and again: a number with its noun, a list, a duration, a file."""
 
 import re
 from collections.abc import Sequence
@@ -26,6 +26,16 @@ def listed(names: Sequence[str]) -> str:
     """Say names as `joined_by_and`, and of a long list the first and how many more: a bundle may know 10,000."""
     more = len(names) - _MOST_NAMES
     return joined_by_and([*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names)
+
+
+def duration(seconds: float | None) -> str:
+    """Write a duration: `40 s`, `58 min` or `2 h 05 min`; nothing where it is not known."""
+    if seconds is None:
+        return ""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def of_file(name: object, found: object) -> str:

@@ -22,7 +22,7 @@ from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures import imaging
 from edgefl_protocol.pictures.imaging import decode, from_pillow
 
-CODES = {"too_large", "unsupported_format", "truncated", "unreadable", "animated"}
+CODES = {"too_large", "empty", "unsupported_format", "truncated", "unreadable", "animated"}
 
 
 def apng(frames: int) -> bytes:
@@ -72,7 +72,7 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "GIF as .jpg": (encoded(photograph(), "GIF"), "unsupported_format"),
         "TIFF as .jpg": (encoded(photograph(), "TIFF"), "unsupported_format"),
         "WebP as .jpg": (encoded(photograph(), "WEBP"), "unsupported_format"),
-        "nothing": (b"", "unsupported_format"),
+        "nothing": (b"", "empty"),
     }
 
 

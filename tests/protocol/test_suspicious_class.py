@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_protocol.pictures.class_info import MALIGNANCIES, known_among, suspicious_classes
+from edgefl_protocol.pictures.class_info import MALIGNANCIES, ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.referral import (
     DEFAULT_SUSPICIOUS_FROM,
     GATE_REASONS,
@@ -115,6 +115,16 @@ def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_predictio
     assert words == "suspicious classes 47% together, most probable Melanoma (MEL) 25%"
     two = a_score((0.01, 0.99), rules_for((True, False)), info=known_among(ISIC))
     assert suspicious_words(two) == "suspicious class Melanoma (MEL) 1%"
+
+
+def test_a_class_of_benign_lesions_and_cancers_is_not_called_a_finding() -> None:
+    """docs/reference/scores.md: `other` mixes both, and "suspicious class Other than a nevus 81%" read as a finding."""
+    mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": known_among(ISIC)["NV"]}
+    words = suspicious_words(a_score((0.81, 0.19), rules_for((True, False)), info=mixed))
+    assert words == "not known to be benign: Other than a nevus (MEL) 81%"
+    several = {"MEL": mixed["MEL"], "NV": mixed["MEL"], "BCC": known_among(ISIC)["NV"]}
+    words = suspicious_words(a_score((0.5, 0.31, 0.19), rules_for((True, True, False)), info=several))
+    assert words == "classes not known to be benign 81% together, most probable Other than a nevus (MEL) 50%"
 
 
 def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:

@@ -292,6 +292,34 @@ def test_a_picture_says_where_runs_saw_other_rows(finished, tmp_path, monkeypatc
             assert ("NOT ALL ON THE SAME ROWS: 2 different" in titles.pop()) == told
 
 
+def test_a_caption_says_how_its_runs_were_made(finished, tmp_path):
+    """docs/guides/first-run.md: rounds, epochs and images a site as they were, also beside a preset; and the data."""
+    shorter = variant(
+        finished["fedavg"], tmp_path / "a", rounds=3, epochs=4, images_per_site=5, data=("folder:/x/ward",)
+    )
+    told = edgefl_train("table", finished["local"], shorter).out
+    assert "and tiny, 3 rounds of 4 epochs, at most 5 training images a site" in told
+    assert "data " in told and "folder:ward" in told and "/x/" not in told
+
+
+def test_figures_of_an_untrained_network_say_so_wherever_they_are_shown(finished, ward, tmp_path, monkeypatch):
+    """docs/guides/first-run.md: only `run` said so, and tables and pictures travel without its standard error."""
+    words = "UNTRAINED NETWORK: this trial shows the steps, not what a model can do"
+    titles: list[str] = []
+    for module in (plot, metric_plot, confusion):
+        monkeypatch.setattr(module, "png", lambda figure, **_: titles.append(words_of(figure)) or b"")
+    trained, bare = finished["fedavg"], variant(finished["local"], tmp_path / "bare", backbone="tiny")
+    for metric in ((), ("--metric", "accuracy")):
+        assert words in edgefl_train("table", bare, *metric, "--plot", tmp_path / "a.png").out
+        assert words in titles.pop()
+        mixed = edgefl_train("table", bare, trained, *metric, "--plot", tmp_path / "a.png").out
+        assert "UNTRAINED NETWORK of local: this trial" in mixed and "UNTRAINED NETWORK of local" in titles.pop()
+        alone = edgefl_train("table", trained, *metric, "--plot", tmp_path / "a.png").out
+        assert "UNTRAINED" not in alone + titles.pop()
+    told = edgefl_train("evaluate", bare, "--data", ward, "--plot", tmp_path / "a.png").err
+    assert "warning: backbone tiny is untrained: this trial" in told and words in titles.pop()
+
+
 def words_of(figure):
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 

@@ -50,7 +50,8 @@ WRONG = [
     (("partition", "--data", "foldr:x", "--scheme", "iid", "--sites", "2", "-o", "p.json"), "did you mean folder:x?"),
     (("data", "foldr:x"), "did you mean folder:x?"),
     (("join", "nosuch", "--data", DATA, "--out", "new"), "there is no file nosuch"),
-    (("experiment", "nosuch.toml", "--out", "new"), "'nosuch.toml' does not exist"),
+    (("experiment", "nosuch.toml", "--out", "new"), "'nosuch.toml' does not exist."),
+    (("experiment", TABLE.replace("table", "tabl"), "--out", "new"), f"does not exist; did you mean {TABLE}?"),
     (("experiment", TABLE, "--out", "new", "--rows", "nosuch"), "nosuch"),
     (("experiment", TABLE, "--out", "new", "--seeds", "x"), "use whole numbers"),
 ]

@@ -136,6 +136,7 @@ def score(
             none = f"the given folders hold no file whose name ends in {', '.join(reader.suffixes)}"
             raise click.UsageError(none if unread is None else f"{none}. {unread}")
         prepare(bundle, heatmaps, scorer, unread)
+        tell_empty(images, reader.suffixes)
         table = score_text.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
@@ -156,6 +157,15 @@ def score(
     if troubles:
         click.echo("\n".join(map(score_text.printable, troubles)), err=True)
         context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
+
+
+def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:
+    """Name each of the given folders that holds nothing to score."""
+    from edgefl_client.commands.score_text import printable
+    from edgefl_client.scoring.score_files import without_pictures
+
+    for folder in without_pictures(given, suffixes):
+        click.echo(f"{printable(folder)} holds no file whose name ends in {', '.join(suffixes)}", err=True)
 
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:

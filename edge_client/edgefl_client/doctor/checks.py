@@ -169,7 +169,7 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
     does = "answers a question about a drawn picture" if told["answers"] else "scores a drawn picture"
     said = (
         f"{told['name']} version {told['version']} {does} with the {told['weights']} values; it was published "
-        f" {counted(age_days, 'day')} ago"
+        f"{counted(age_days, 'day')} ago"
     )
     left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
     if left_days is not None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +60,18 @@ def kind_of(data: bytes) -> str | None:
     return "dicom" if data[128:132] == b"DICM" else None
 
 
+def name_of(data: bytes) -> str | None:
+    """Name the kind of picture that the content starts like, for a person, also one that is never read."""
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WebP"
+    if data.startswith(b"BM") and data[6:10] == bytes(4):
+        return "BMP"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    kind = kind_of(data)
+    return None if kind is None else kind.upper()
+
+
 class PictureReader:
     """Decodes the pictures of one run; a context manager, because a process may stand behind it.
 
@@ -90,6 +102,21 @@ class PictureReader:
         others = (suffix for name in FORMATS if name not in self._formats for suffix in SUFFIXES[name])
         return (*others, *NEVER_READ)
 
+    def told_of_others(self, endings: Sequence[str]) -> str:
+        """Say that files of these endings are not read, and what reads them; whoever named other kinds has chosen."""
+        counts = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
+        chosen = "" if self._formats == DEFAULT_FORMATS else f" with --formats {','.join(self._formats)}"
+        told = f"Left out, because files of these kinds are not read{chosen}: {counts}."
+        kinds = [name for name, suffixes in SUFFIXES.items() if not set(suffixes).isdisjoint(endings)]
+        if chosen or not kinds:
+            return told
+        named = joined_by_and([name.upper() for name in kinds])
+        return f"{told} To read {named} too, give --formats {self._with_kinds(kinds)}"
+
+    def _with_kinds(self, kinds: Collection[str]) -> str:
+        """The whole value of `--formats` that reads these kinds, too."""
+        return ",".join(name for name in FORMATS if name in self._formats or name in kinds)
+
     def read(self, data: bytes) -> Pixels:
         """Decode a file.
 
@@ -101,13 +128,14 @@ class PictureReader:
         """
         kind = kind_of(data)
         if not data:
-            raise ImageError("the file is empty; copy it again", code="unsupported_format")
+            raise ImageError("the file is empty; copy it again", code="empty")
         if kind not in self._formats:
             allowed = joined_by_and([name.upper() for name in self._formats])
-            found = "of an unknown kind" if kind is None else f"a {kind.upper()}"
-            advice = "convert it" if kind is None else f"convert it, or name {kind} in --formats"
+            name = name_of(data)
+            found = "of an unknown kind" if name is None else f"a {name}"
+            advice = "convert it" if kind is None else f"convert it, or give --formats {self._with_kinds([kind])}"
             raise ImageError(
-                f"this file is {found}, whatever its name says; only {allowed} can be read: {advice}",
+                f"this file is {found} by its content; only {allowed} can be read: {advice}",
                 code="unsupported_format",
             )
         if kind in ("jpeg", "png"):

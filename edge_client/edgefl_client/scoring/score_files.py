@@ -2,7 +2,8 @@
 
 Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
 map that cannot be written costs no score. What is not skin gets no heat map, as it gets no prediction. A heat map is
-named after its picture's content too, so that it never takes the place of another picture's.
+named after its picture's content and the model's too, so that it never takes the place of another picture's, nor of
+another model's.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
-from edgefl_protocol.pictures.score import Score
+from edgefl_protocol.pictures.score import ModelInfo, Score
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.pictures import PictureReader
@@ -33,6 +34,8 @@ STANDARD_INPUT = "-"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
 _DIGITS = 16  # of the SHA-256 of a picture, in the name and the last line of its heat map
 _QUESTION_DIGITS = 8  # of the SHA-256 of a question, in the name of its picture
+_MODEL_DIGITS = 8  # of the SHA-256 of a bundle, and of personal values, in the name of a heat map
+_STEM_BYTES = 150  # of a picture's name, in that of its heat map: file systems allow 255 bytes in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +77,19 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
     """Say which pictures in the given folders are of a kind that is not read, so that none is missed unnoticed."""
-    folders = [Path(name) for name in given if name and Path(name).is_dir()]
-    endings = [Path(one).suffix.lower() for place in folders for one in pictures_below(place, reader.other_suffixes)]
-    if not endings:
-        return None
-    kinds = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
-    return (
-        f"Left out, because files of these kinds are not read: {kinds}. To read TIFF, HEIC or DICOM, name the kind "
-        "with --formats."
-    )
+    endings = [
+        Path(one).suffix.lower() for place in _folders(given) for one in pictures_below(place, reader.other_suffixes)
+    ]
+    return reader.told_of_others(endings) if endings else None
+
+
+def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Name the given folders in which there is nothing to score."""
+    return [str(place) for place in _folders(given) if not pictures_below(place, suffixes)]
+
+
+def _folders(given: Sequence[str]) -> list[Path]:
+    return [Path(name) for name in given if name and Path(name).is_dir()]
 
 
 def _matches(pattern: str) -> list[str]:
@@ -188,21 +195,33 @@ def read_picture(
         return Failure(image=name, code="missing", message="this is not a valid file name; check it"), None, None
 
 
-def drawing_file(folder: Path, name: str, sha256: str, question: str | None = None) -> tuple[Path, str]:
+def drawing_file(
+    folder: Path, name: str, sha256: str, question: str | None = None, model: ModelInfo | None = None
+) -> tuple[Path, str]:
     """Name the drawing of a picture in this folder, and give the digits that its last line tells.
 
     Args:
         question: what was asked, of which the name has the first digits of the SHA-256: the text may name a patient.
+        model: what scored the picture, of which the name has digits, too: each model's drawing stays.
     """
     stem = "standard-input" if name == STANDARD_INPUT else Path(name).stem
+    if len(long := os.fsencode(stem)) > _STEM_BYTES:
+        stem = long[:_STEM_BYTES].decode(errors="ignore")
     digits = sha256[:_DIGITS]
     asked = "" if question is None else f"-{text_sha256(question)[:_QUESTION_DIGITS]}"
-    return folder / f"{stem}-{digits}{asked}{_DRAWN}", digits
+    scored = "" if model is None else f"-{model_digits(model)}"
+    return folder / f"{stem}-{digits}{asked}{scored}{_DRAWN}", digits
 
 
 def text_sha256(question: str) -> str:
     """Give the SHA-256 by which a question is known: its text may name a patient."""
     return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def model_digits(model: ModelInfo) -> str:
+    """Give the digits that tell apart drawings of several models, and of a bundle's values and personal ones."""
+    personal = [model.state_sha256] if model.state_kind == "personal" else []
+    return "-".join(sha256[:_MODEL_DIGITS] for sha256 in (model.sha256, *personal))
 
 
 def _load(name: str, task: ScoringJob) -> _Loaded:
@@ -236,7 +255,7 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Scor
         or "not_skin" in score.refer_reasons
     ):
         return score
-    path, digits = drawing_file(folder, photo.name, photo.sha256)
+    path, digits = drawing_file(folder, photo.name, photo.sha256, model=score.model)
     from edgefl_client.scoring.drawing.heatmap import png_bytes  # only those who draw pay for loading fonts
     from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 

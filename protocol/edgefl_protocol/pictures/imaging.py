@@ -4,7 +4,7 @@ Trainer, exporter and device all call `prepare`, so a device scores exactly the 
 opened here. The order of checks on a photograph is fixed; the first that fails names the code of the `ImageError`:
 
     (1) file size <= 20 MB                                               too_large
-    (2) content starts like JPEG or PNG; a file's name is never seen     unsupported_format
+    (2) content starts like JPEG or PNG; a file's name is never seen     unsupported_format, empty
     (3) PNG chunk walk: whole, checksums right, not animated, bounded    truncated, unreadable, animated, too_large
     (4) header parsed by exactly that format's reader, Pillow's warnings counted as errors   unreadable
     (5) width x height <= 40 megapixels, before any pixel is decoded     too_large
@@ -162,7 +162,7 @@ def decode(data: bytes) -> Pixels:
         raise _too_large(f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed")
     # (2)
     if not data:
-        raise ImageError("the file is empty; copy it again", code="unsupported_format")
+        raise ImageError("the file is empty; copy it again", code="empty")
     reader: type[ImageFile]
     if data.startswith(_JPEG_START):
         reader = JpegImageFile

@@ -96,10 +96,14 @@ def suspicious_words(score: Score) -> str | None:
     most = _most_suspicious(score)
     if score.predicted is None or score.info is None or score.suspicious_probability is None or most is None:
         return None
-    if sum(score.info_of(name).suspicious for name in score.probabilities) == 1:
-        return f"suspicious class {class_title(score, most)} {likely(score, most)}"
+    asking = [one for one in map(score.info_of, score.probabilities) if one.suspicious]
+    mixed = all(one.malignancy == "unknown" for one in asking)  # such a class may be benign: its name is no finding
+    if len(asking) == 1:
+        what = "not known to be benign:" if mixed else "suspicious class"
+        return f"{what} {class_title(score, most)} {likely(score, most)}"
     together = _against_limit(score)[0]
-    return f"suspicious classes {together} together, most probable {class_title(score, most)} {likely(score, most)}"
+    what = "classes not known to be benign" if mixed else "suspicious classes"
+    return f"{what} {together} together, most probable {class_title(score, most)} {likely(score, most)}"
 
 
 def uncertainty_words(score: Score) -> str:

@@ -336,7 +336,8 @@ def test_doctor_tries_a_question(ward, monkeypatch):
 
     work, facts = tried(ward / "home", str(ward / "ask.edgefl"), [SIGNER.public.hex()], 1)
     assert facts["answers"] and not facts["asks_always"] and set(facts["probabilities"]) == set(ANSWERS)
-    assert "answers a question about a drawn picture" in _model(facts, NOW_MS).found
+    found = _model(facts, NOW_MS).found
+    assert "answers a question about a drawn picture" in found and "  " not in found
     assert [one.state for one in _quality(facts)] == ["ok"]
     measured = measure(work(), work).to_json()
     assert len(measured["rows"]) == 4 and _speed(measured, "answer").found.startswith("an answer took up to ")

@@ -281,7 +281,7 @@ def bad_pictures(lab):
     return {
         "cut.png": (png[: len(png) // 2], "truncated"),
         "cut.jpg": (lab.encoded(photo, "JPEG")[:400], "truncated"),
-        "empty.png": (b"", "unsupported_format"),
+        "empty.png": (b"", "empty"),
         "a gif.png": (lab.encoded(photo, "GIF"), "unsupported_format"),
         "animated.png": (lab.encoded(photo, "PNG", save_all=True, append_images=other), "animated"),
         "huge.png": (png.ljust(20_000_001, b"\0"), "too_large"),

@@ -134,7 +134,15 @@ def test_content_decides_not_the_name():
     assert kind_of(b"") is None
 
 
-@pytest.mark.parametrize("data", [b"", b"GIF89a" + bytes(90), b"%!PS-Adobe", b"8BPS\x00\x01", b"SIMPLE  = T"])
+def test_kinds_that_are_never_read_are_named(reader):
+    """docs/reference/pictures.md: a WebP named .webp was "of an unknown kind, whatever its name says"."""
+    for kind, name in (("WEBP", "WebP"), ("BMP", "BMP"), ("GIF", "GIF")):
+        with pytest.raises(ImageError, match=f"^this file is a {name} by its content; only .*: convert it$"):
+            reader.read(saved(scene(), kind))
+    assert code_of(reader, b"") == "empty"
+
+
+@pytest.mark.parametrize("data", [b"GIF89a" + bytes(90), b"%!PS-Adobe", b"8BPS\x00\x01", b"SIMPLE  = T"])
 def test_other_files_are_refused(reader, data):
     assert code_of(reader, data) == "unsupported_format"
 

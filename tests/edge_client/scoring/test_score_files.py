@@ -5,9 +5,14 @@ import hashlib
 import io
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from edgefl_client.scoring.score_files import model_digits
+from edgefl_protocol.pictures.score import ModelInfo
 
 EVERY_FORMAT = ("--formats", "jpeg,png,tiff,heic,dicom")
 
@@ -53,13 +58,34 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
         (files / name).write_bytes((files / "good.png").read_bytes())
     code, lines, err = scored(run, "day")
     assert (code, [line["image"] for line in lines]) == (0, ["day/a.png", "day/g.jfif"])
-    assert "Left out, because files of these kinds are not read: 2 .heic, 1 .tif, 1 .webp. To read TIFF" in err
+    assert (
+        "Left out, because files of these kinds are not read: 2 .heic, 1 .tif, 1 .webp. "
+        "To read TIFF and HEIC too, give --formats jpeg,png,tiff,heic\n"
+    ) in err
+    (files / "day" / "i.jpg").write_bytes((files / "photo.JPG").read_bytes())
+    err = scored(run, "day", "--formats", "tiff")[2]  # as the sentence read that named a kind alone
+    assert (
+        "not read with --formats tiff: 2 .heic, 1 .jfif, 1 .jpg, 1 .png, 1 .webp." in err
+        and "give --formats" not in err
+    )
+    (files / "day" / "i.jpg").unlink()
     assert "Left out" not in scored(run, "day/a.png")[2]
-    assert "are not read: 1 .webp." in scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
+    assert (
+        "are not read with --formats jpeg,png,tiff,heic: 1 .webp."
+        in scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
+    )
     (files / "photos").mkdir()
     (files / "photos" / "a.heic").write_bytes(b"")
     code, _, err = scored(run, "photos")
     assert code == 2 and "1 .heic" in err
+
+
+def test_an_empty_folder_among_several_inputs_is_told(run, files):
+    """docs/guides/device.md: nobody may believe that a ward was scored whose folder holds nothing."""
+    (files / "empty").mkdir()
+    code, lines, err = scored(run, "empty", "good.png")
+    assert (code, len(lines)) == (0, 1) and "empty holds no file whose name ends in .jpg" in err
+    assert "holds no file" not in scored(run, "good.png")[2]
 
 
 def test_a_pattern_finds_what_a_shell_would(run, files):
@@ -118,7 +144,9 @@ def test_other_formats_are_read_where_they_are_named(run, files):
         image.save(files / "page.tif")
     assert scored(run, "page.tif", "--formats", "jpeg,png,tiff")[0] == 0
     code, (line,), _ = scored(run, "page.tif")
-    assert "tiff in --formats" in line["error"]["message"]
+    assert line["error"]["message"] == (
+        "this file is a TIFF by its content; only JPEG and PNG can be read: convert it, or give --formats jpeg,png,tiff"
+    )
     assert (code, line["error"]["code"]) == (1, "unsupported_format")
     assert scored(run, "page.tif", "--formats", "gif")[0] == 2
 
@@ -209,8 +237,35 @@ def test_a_heat_map_belongs_to_one_picture_for_good(run, files, lab):
     same = scored(run, "tue/IMG_0001.png", "mon", "--heatmap", "maps")[1]  # whatever else is scored, in any order
     assert [line["heatmap"] for line in same] == [tuesday["heatmap"], monday["heatmap"], monday["heatmap"]]
     digest = hashlib.sha256((files / "mon" / "IMG_0001.png").read_bytes()).hexdigest()
-    assert monday["heatmap"] == f"maps/IMG_0001-{digest[:16]}.heatmap.png"
+    model = monday["model"]["sha256"]
+    assert monday["heatmap"] == f"maps/IMG_0001-{digest[:16]}-{model[:8]}.heatmap.png"
     assert (files / monday["heatmap"]).read_bytes() == drawn and len(list((files / "maps").iterdir())) == 2
+
+
+def test_a_heat_map_belongs_to_one_model_and_its_values_for_good(run, files, lab):
+    """docs/reference/scores.md: the picture goes to a second model, or its owner's values, and both results stay."""
+    (one,) = scored(run, "good.png", "--heatmap", "maps")[1]
+    drawn = (files / one["heatmap"]).read_bytes()
+    (files / "model.edgefl").write_bytes(lab.bundle_bytes(version=9))
+    (second,) = scored(run, "good.png", "--heatmap", "maps")[1]
+    assert second["heatmap"].endswith(f"-{second['model']['sha256'][:8]}.heatmap.png")
+    assert (files / one["heatmap"]).read_bytes() == drawn and len(list((files / "maps").iterdir())) == 2
+    bundle = ModelInfo(id="m", sha256="a" * 64, version=1, state_kind="bundle", state_sha256="b" * 64)
+    personal = [replace(bundle, state_kind="personal", state_sha256=one * 64) for one in "bc"]
+    assert [model_digits(one) for one in (bundle, *personal)] == [
+        "a" * 8,
+        f"{'a' * 8}-{'b' * 8}",
+        f"{'a' * 8}-{'c' * 8}",
+    ]
+
+
+def test_a_long_name_has_a_heat_map_too(run, files):
+    """docs/reference/scores.md: a name as long as file systems allow (255 bytes) is cut, not refused."""
+    long = f"{'ä' * 125}a.png"
+    (files / "good.png").rename(files / long)
+    code, (line,), _ = scored(run, long, "--heatmap", "maps")
+    assert code == 0 and Path(line["heatmap"]).name.startswith("ä" * 75 + "-")
+    assert (files / line["heatmap"]).exists()
 
 
 def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):
@@ -273,7 +328,7 @@ def _unusual(lab) -> dict[str, tuple[bytes, str]]:
         "pages.tif": (saved(image, "TIFF", save_all=True, append_images=[image]), "animated"),
         "cut.png": (png[: len(png) // 2], "truncated"),
         "cut.jpg": (saved(image, "JPEG")[:400], "truncated"),
-        "empty.png": (b"", "unsupported_format"),
+        "empty.png": (b"", "empty"),
         "huge.png": (png.ljust(20_000_001, b"\0"), "too_large"),
         "many pixels.png": (lab.png(8_000, 5_001, bytes(1_001 * 5_001)), "too_large"),
         "small.png": (lab.encoded(lab.photo(20, 20)), "size"),

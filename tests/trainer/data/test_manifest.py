@@ -115,6 +115,34 @@ def test_a_wrong_file_is_named_in_one_sentence(
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["trainset.json"], "it holds trainset.json, a list of questions: name it vqa-rad:{path}."),
+        (["slake/train.json"], "it holds train.json, a list of questions: name it slake:{path}."),
+        (["photos.csv"], "it holds photos.csv: call the list index.csv."),
+        (["a.jpg"], "write it (docs/reference/data.md), or name another data SPEC."),
+    ],
+)
+def test_data_without_their_list_are_told_how_they_are_read(tmp_path: Path, files: list[str], told: str) -> None:
+    """docs/reference/data.md: a zip of VQA-RAD as a manifest was told that a list names the file index.csv."""
+    path = tmp_path / "set.zip"
+    with zipfile.ZipFile(path, "w") as written:
+        for name in files:
+            written.writestr(name, b"[]")
+    with pytest.raises(DataError) as caught:
+        read_manifest(path)
+    sentence = f"{path} holds no index.csv, which lists the pictures and their labels; "
+    assert str(caught.value) == sentence + told.format(path=path)
+
+
+def test_a_folder_of_zips_names_one(tmp_path: Path) -> None:
+    """docs/reference/data.md: the SPEC names the zip, not the folder it lies in."""
+    (tmp_path / "fed.zip").write_bytes(b"")
+    with pytest.raises(DataError, match=f"it holds zip files: name one, such as manifest:{tmp_path}/fed.zip"):
+        read_manifest(tmp_path)
+
+
 def test_a_truncated_picture_names_file_and_image(make_zip, cache: Path) -> None:
     stream = io.BytesIO()
     Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(stream, "JPEG")

@@ -6,9 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
+from edgefl_protocol.sentences import duration
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine import display
-from edgefl_trainer.engine.display import Display, RunPace, duration
+from edgefl_trainer.engine.display import Display, RunPace
 from edgefl_trainer.engine.federation import Probed
 from edgefl_trainer.learning.linear_probe import ProbeReport
 

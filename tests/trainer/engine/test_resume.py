@@ -224,6 +224,7 @@ def test_two_processes_never_work_in_one_folder(begun, tmp_path):
         holder.stdout.readline()
         outcome = edgefl_train(*begun, "--resume")
         assert outcome.code == 2 and "another process works on the run" in outcome.sentence()
+        assert "data:" not in outcome.err  # asked before minutes of reading
         holder.communicate("\n")
     assert edgefl_train(*begun, "--resume").code == 0
 

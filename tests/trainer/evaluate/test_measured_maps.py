@@ -70,8 +70,25 @@ def test_what_the_answer_hangs_on_is_found_by_share_and_occlusion(bright, pictur
     assert table.shown.kind in ("share", "occlusion") and table.shown.shown
     assert set(table.maps) == {TRAVELS, "rollout", "attention", "values", "share", "occlusion"}
     assert f"{COUNT} pictures" in said[0]
+    # of hiding: 2 ways x 2 sides for each of 6 maps and, random, for 2 quarters
+    assert said[1:3] == [
+        f"occlusion, picture by picture: {COUNT} steps …",
+        "hiding quarters of all pictures: 32 steps …",
+    ]
     again = measure_maps(bright, images, [str(i) for i in range(COUNT)], masks=masks)
     assert again.to_json() == table.to_json()
+
+
+def test_a_long_step_says_how_far_it_is_and_the_time_left(monkeypatch):
+    """docs/guides/device.md: after the last map was made, an export was silent for minutes. 6 s a step, 4 steps."""
+    now = [0.0]
+    monkeypatch.setattr(measured_maps, "monotonic", lambda: now[0])
+    said: list[str] = []
+    steps = measured_maps._Steps(4, "hiding", said.append)
+    for _ in range(4):
+        now[0] += 6
+        steps.done()
+    assert said == ["hiding: 4 steps …", "hiding: 2 of 4, 12 s left"]
 
 
 def test_occlusion_equals_brute_force(bright, pictures):

@@ -100,6 +100,14 @@ def test_sites_that_differ_in_chance_have_a_line_each(progress):
     assert drawn(axes) == {"chance 0.375": 0.375}
 
 
+def test_a_line_that_a_longer_one_begins_with_frames_it(progress):
+    """docs/guides/first-run.md: of a run of 2 rounds under one of 3 nothing could be seen, as they agree so far."""
+    longer = [*LINES, *({"round": 3, "site": s, "balanced_accuracy": 0.9} for s in "ab")]
+    lines = data_lines(progress({"short": [LINES], "long": [longer], "other": [ABOVE]}))
+    assert lines["short"].get_linewidth() == lines["long"].get_linewidth() + plot.WIDER
+    assert lines["long"].get_linewidth() == lines["other"].get_linewidth()
+
+
 def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
     """The axis is logarithmic: it had no place for 0, and said 1 B."""
     axes = progress({"a": [LINES]}).figure.axes[1]

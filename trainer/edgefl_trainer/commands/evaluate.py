@@ -55,6 +55,7 @@ def evaluate(
     check_there(data)
     from edgefl_trainer.commands.results_text import map_lines, not_judged, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
+    from edgefl_trainer.engine.first_run import untrained_line
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.no_round import part_lines
@@ -66,19 +67,23 @@ def evaluate(
         )
     report = (lambda line: click.echo(line, err=True)) if maps else None
     summary = judge_run(run, data, device, ood, report, site)
+    untrained = untrained_line(run.settings)
+    if untrained:
+        click.echo(f"warning: {untrained}", err=True)
     click.echo(f"reported on {summary['reported_rows']} rows", err=True)
     own = [f"all sites of the data are judged with the model of {site}"] if site is not None else []
     lines = [*own, *part_lines(summary), *site_lines(summary), *not_judged(summary), *map_lines(summary)]
     click.echo(json.dumps(summary) if as_json else "\n".join(lines))
     if plot is not None:
-        _draw(summary, plot)
+        _draw(summary, plot, untrained)
 
 
-def _draw(summary: Mapping[str, Any], plot: Path) -> None:
+def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.sentences import counted
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.confusion import MAX_CLASSES, plot_confusion, pooled_matrix
+    from edgefl_trainer.models.backbone_names import UNTRAINED
 
     found = summary["confusion"]
     if not found:
@@ -90,5 +95,7 @@ def _draw(summary: Mapping[str, Any], plot: Path) -> None:
     title = f"{summary['method']}{lent}, {pictures} ({summary['reported_rows']} rows) of {counted(len(found), 'site')}"
     if learned := summary["rows_learned_from"]:
         title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"
+    if untrained:
+        title += f"\nUNTRAINED NETWORK: {UNTRAINED}"
     write_atomic(plot, plot_confusion(pooled_matrix(found), summary["classes"], title))
     click.echo(f"drew {plot}", err=True)

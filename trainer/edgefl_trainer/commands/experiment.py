@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=shared.there)
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where the runs go.")
 @click.option("--tiny", is_flag=True, help="The file's tiny variant: drawn lesions, an untrained network, seconds.")
 @click.option("--rows", metavar="A,B,…", help="Only these rows, by label or folder name.  [default: all]")

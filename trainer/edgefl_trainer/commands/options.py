@@ -1,5 +1,6 @@
 """Options that several commands take, and how a list of names is written."""
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ UNLABELLED_HELP = (
 )
 
 
+def there(_context: click.Context, _parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse a file that does not exist, and name the one beside it that was most likely meant."""
+    if file is None or file.exists():
+        return file
+    beside = sorted(one.name for one in file.parent.glob(f"*{file.suffix}")) if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, beside, n=1)
+    meant = f"; did you mean {file.parent / near[0]}?" if near else "."
+    raise click.BadParameter(f"File {str(file)!r} does not exist{meant}")
+
+
 def task(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make `--task`; `default` says in words what holds where it is not given."""
     return click.option("--task", metavar=TASK_FORM, help=f"{TASK_HELP}  [default: {default}]")
@@ -44,7 +55,8 @@ images_per_site = click.option(
     "--images-per-site",
     type=int,
     metavar="N",
-    help="Use at most this many training images of a site; 0 uses all.  [default: the preset's]",
+    help="Use at most this many training images of a site; 0 uses all. Its other rows are judged all the same.  "
+    "[default: the preset's]",
 )
 device = click.option(
     "--device",

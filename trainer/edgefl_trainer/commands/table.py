@@ -19,7 +19,8 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
 @click.option(
     "--experiment",
     "file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=shared.there,
     metavar="FILE",
     help="Show the runs beside the paper's numbers from this experiments/*.toml.",
 )
@@ -69,7 +70,7 @@ def table(
     from edgefl_trainer.evaluate.metric_plot import plot_metric
     from edgefl_trainer.evaluate.tables.recalls import render_recall
     from edgefl_trainer.evaluate.tables.rows import runs_of_rows, table_rows, usual_metric
-    from edgefl_trainer.evaluate.tables.text import origin, render_table, unlike
+    from edgefl_trainer.evaluate.tables.text import origin, render_table, unlike, untrained
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -94,7 +95,7 @@ def table(
             if plot and named:
                 chance = [chance_of(some, named) for some in runs_of_rows(summaries)]
                 rows = table_rows(summaries, named, ddof)
-                picture = plot_metric(rows, named, chance, title="; ".join(unlike(summaries)))
+                picture = plot_metric(rows, named, chance, title="\n".join([*unlike(summaries), *untrained(summaries)]))
             elif plot:
                 picture = pictures.of_runs(folders, summaries)
         else:

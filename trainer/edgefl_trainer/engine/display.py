@@ -3,9 +3,13 @@
 Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left; in 80
 columns nothing of it is cut. Sites differ in size, so what is left is counted in images and not in sites, and only work
 of this process tells its pace: a run that goes on after a stop does not take the finished rounds for quick ones.
+
+A run then judges every `tune` and every reported row of each site, however few it learned from. This may take longer
+than learning, so the time left counts it, and a line names each site that is judged.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -15,13 +19,16 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from edgefl_protocol.sentences import counted
-from edgefl_trainer.contract import Phase, Scalar
+from edgefl_protocol.sentences import counted, duration
+from edgefl_trainer.contract import Phase, Scalar, Site
+from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.federation import RIGHT, Probed, judged_figure
 from edgefl_trainer.evaluate.one_class import beside, mean_of
 
 BAR_WIDTH = 20  # columns
 SHORT_PHASE = 0.1  # work of a warm or final phase, as a share of a round's
+TUNE_PASSES = 2  # of judging over the tune rows: one finds the temperature, one the threshold of referral
+PASS = 1 / 3  # of the work of learning from a picture once, which also goes back through the network
 
 
 def warn(text: str) -> None:
@@ -43,8 +50,13 @@ class RunPace:
         images: Mapping[str, int],
         participation: float = 1.0,
         clock: Callable[[], float] = monotonic,
+        after: float = 0.0,
     ) -> None:
-        """Count the work: images that each site learns from in an epoch, and the share of sites in each round."""
+        """Count the work: images that each site learns from in an epoch, and the share of sites in each round.
+
+        `after` is the work that follows the last phase: judging.
+        """
+        self._after = after
         self._phases, self._images, self._clock = list(phases), images, clock
         everyone = sum(images.values())
         self._sizes = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]
@@ -73,17 +85,8 @@ class RunPace:
         """Estimate the seconds to the end of the run; None before anything was done here."""
         if self._begun is None or self.done <= self._begun[1]:
             return None
-        return (self._clock() - self._begun[0]) * (self.total - self.done) / (self.done - self._begun[1])
-
-
-def duration(seconds: float | None) -> str:
-    """Write a duration: `40 s`, `58 min` or `2 h 05 min`; nothing where it is not known."""
-    if seconds is None:
-        return ""
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+        left = self.total + self._after - self.done
+        return (self._clock() - self._begun[0]) * left / (self.done - self._begun[1])
 
 
 def _mean_line(figures: Mapping[str, float], one_class: Collection[str]) -> str:
@@ -211,3 +214,63 @@ class Display:
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class JudgedSite:
+    """How many rows of a site are judged."""
+
+    tune: int
+    reported: int
+
+    @property
+    def passes(self) -> int:
+        """Count the rows that the network reads."""
+        return TUNE_PASSES * self.tune + self.reported
+
+
+def judged_sites(
+    federation: Federation, sites: Mapping[str, Site], held_out: Mapping[str, Site]
+) -> dict[str, JudgedSite]:
+    """Count the rows of each site, those that trained first; a site that is held out has no tune rows to look at."""
+    split = federation.report_split
+    reported = {name: len(federation.sites[name].rows(split)) for name in (*sorted(sites), *sorted(held_out))}
+    return {name: JudgedSite(len(sites[name].tune) if name in sites else 0, count) for name, count in reported.items()}
+
+
+def epochs_of_work(sites: Mapping[str, JudgedSite], epochs: int) -> float:
+    """Return the work of judging in pictures that are learned from for a round of so many epochs."""
+    return PASS * sum(site.passes for site in sites.values()) / max(1, epochs)
+
+
+class Judging:
+    """Tells which site is judged, and how long all of it will still take."""
+
+    def __init__(
+        self,
+        sites: Mapping[str, JudgedSite],
+        split: str,
+        rows: str = "pictures",
+        say: Callable[[str], None] = tell,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Nothing is judged yet; `split` names the reported rows, `rows` what a row is."""
+        self._sites, self._split, self._rows, self._say, self._clock = sites, split, rows, say, clock
+        self._begun, self._done, self._now = clock(), 0, 0
+
+    def site(self, name: str) -> None:
+        """Say that a site begins; with the time left, once another one is done."""
+        site = self._sites[name]
+        self._done, self._now = self._done + self._now, site.passes
+        counts = [f"{site.reported:,} {self._split}", *([f"{site.tune:,} tune"] if site.tune else [])]
+        left = ""
+        if self._done:
+            rest = sum(one.passes for one in self._sites.values()) - self._done
+            left = f", {duration((self._clock() - self._begun) * rest / self._done)} left"
+        self._say(f"judging {name}: {' and '.join(counts)} {self._rows}{left}")
+
+
+def judging_of(federation: Federation, sites: Mapping[str, Site], held_out: Mapping[str, Site]) -> Judging:
+    """Begin to judge the sites of a federation."""
+    rows = "pictures" if federation.questions is None else "questions"
+    return Judging(judged_sites(federation, sites, held_out), federation.report_split, rows)

@@ -1,4 +1,4 @@
-"""The run that another one starts from: `run:DIR` as its backbone, which `edgefl-train finetune DIR` names, too.
+"""What a run starts from: another run (`run:DIR`, which `edgefl-train finetune DIR` names, too), or random weights.
 
 Two runs are repetitions of one another where they, and the runs without labels that they start from, differ in nothing
 but their seeds. A table names a fine-tuning by what it starts from.
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.contract import declared
 from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.settings import RunSettings, read_settings
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.backbone_names import UNTRAINED, names_fresh_network
 
 
 def first_run(backbone: str) -> Path | None:
@@ -50,3 +53,18 @@ def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, pl
     asked = None if first is None else first.get("settings_sha256")
     start = settings if asked is None else replace(settings, backbone=f"run:{asked}")
     return start.digest_but_seed(plan)
+
+
+def stays_untrained(settings: RunSettings) -> bool:
+    """Tell whether a run stands on random weights which no round changes; False where its method is not known here."""
+    if not names_fresh_network(settings.backbone):
+        return False
+    try:
+        return declared(settings.build_method()).freezes
+    except SettingError:
+        return False
+
+
+def untrained_line(settings: RunSettings) -> str:
+    """Write what a run on such a network is worth; empty where it stands on another."""
+    return f"backbone {settings.backbone} is untrained: {UNTRAINED}" if stays_untrained(settings) else ""

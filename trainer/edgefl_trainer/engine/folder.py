@@ -72,6 +72,16 @@ def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
             )
 
 
+def check_alone(folder: Path) -> None:
+    """Refuse, by a `RunError`, a run that another process works on: before its data are read, which takes minutes."""
+    if is_worked_on(folder):
+        raise RunError(_worked_on(folder))
+
+
+def _worked_on(folder: Path) -> str:
+    return f"another process works on the run in {folder}: wait for it or name another --out."
+
+
 def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> None:
     """Keep what the run began with, or check that a resumed run still has the same rows and the same network.
 
@@ -146,9 +156,7 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RunError(
-                f"another process works on the run in {folder}: wait for it or name another --out."
-            ) from error
+            raise RunError(_worked_on(folder)) from error
         except OSError:
             pass  # a file system without locks: nothing to hold
         check_claim(folder, settings, resume=resume)

@@ -17,7 +17,7 @@ from edgefl_protocol.pictures.quality import usual_unlit
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
-from edgefl_trainer.engine.display import warn
+from edgefl_trainer.engine.display import judging_of, tell, warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics, stamped
 from edgefl_trainer.engine.halves import call_broadcast, call_predictor
 from edgefl_trainer.engine.held_out import federation_report, newcomers
@@ -123,8 +123,10 @@ def predictor_results(
     calibration: dict[str, dict[str, float]] = {}
     further: dict[str, dict[str, Scored]] = defaultdict(dict)
     sizes: dict[str, int] = {}
+    judging = judging_of(federation, sites, held_out)
     for name, kept in _kept_rounds(method, task, final, sorted(sites)).items():
         site = sites[name]
+        judging.site(name)
         predictor = call_predictor(method, site, kept.state, kept.broadcast)
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
@@ -135,8 +137,7 @@ def predictor_results(
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         tuned = judged_rows(site, None) if name in final.selected else judged_rows(site)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
-        seen[name] = predictor.seen
-        rows = report_rows(federation, name)
+        seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
         for way, one in further_models(method, site, kept).items():
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
@@ -147,11 +148,10 @@ def predictor_results(
     write_atomic(folder / "calibration.json", json.dumps({**means, "sites": calibration}, indent=2).encode())
     for name in sorted(held_out):
         rows, model = report_rows(federation, name), models.get(name)
-        facts[name] = _facts_of_held_out(rows)
+        facts[name] = _facts_of_held_out(rows, model)
         if model is not None:
-            facts[name]["readout"] = model.module.options.readout
-            facts[name]["classes_learned"] = sum(map(bool, model.seen))
             seen[name] = model.seen
+            judging.site(name)
             scored[name] = score(model, rows, federation, name, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
@@ -193,9 +193,12 @@ def _facts_of_trained(
     }
 
 
-def _facts_of_held_out(rows: Examples) -> dict[str, Any]:
-    told = {"n_test": len(rows), "classes_tested": len(np.unique(rows.targets))}
-    return {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": None, **told}
+def _facts_of_held_out(rows: Examples, model: Predictor | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"n_test": len(rows), "classes_tested": len(np.unique(rows.targets))}
+    if model is not None:
+        told["classes_learned"] = sum(map(bool, model.seen))
+    readout = None if model is None else model.module.options.readout
+    return {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": readout, **told}
 
 
 def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequence[str]) -> dict[str, SelectedRound]:
@@ -322,6 +325,8 @@ def learned_backbone_results(
     data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
     write_atomic(folder / BACKBONE_FILE, data)
     backbone = load_backbone(f"run:{folder}").to(site.device)
+    probed = sum(len(site.train) + len(site.tune) for site in sites.values())
+    tell(f"judging the encoder by linear probes on {probed:,} rows")
     figures = {
         name: {
             "n_train": len(site.unlabelled),

@@ -31,10 +31,17 @@ from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.site_rows import ROW_KINDS
-from edgefl_trainer.engine.display import Display, RunPace, tell, warn
+from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.first_run import learned_by, repetition_digest
-from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.first_run import learned_by, repetition_digest, untrained_line
+from edgefl_trainer.engine.folder import (
+    check_alone,
+    check_claim,
+    check_free,
+    check_inputs,
+    finished_summary,
+    working_in,
+)
 from edgefl_trainer.engine.halves import check_travels
 from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.models import save_questions
@@ -63,6 +70,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     check_travels(method)
     check_free(folder)
     check_claim(folder, settings, resume=resume)
+    check_alone(folder)
     if resume and (finished := finished_summary(folder)) is not None:
         tell(f"the run in {folder} is finished; nothing was computed again")
         return finished
@@ -77,7 +85,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     server = method.start(task, sorted(sites))  # what does not fit shows before the folder is taken
     tell(backbone_line(settings, method, backbone.spec))
-    tell(data_line(federation))
+    tell(data_line(federation, settings.images_per_site))
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
     for line in (*federation.warnings, *filter(None, [apart])):
         warn(line)
@@ -90,9 +98,10 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         if partition is not None:
             write_atomic(folder / PARTITION_FILE, partition.to_bytes())
         asked = what_was_asked(settings, method, partition)
-        final = run_phases(settings, folder, method, task, sites)
-        started = time.perf_counter()
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
+        judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
+        final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs))
+        started = time.perf_counter()
         results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
         head = {
             **asked,
@@ -145,19 +154,17 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
 
 
 def run_phases(
-    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site]
+    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site], after: float
 ) -> FederationState:
-    """Run every phase that is left, with progress on stderr."""
+    """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
     judge = None
     if declared(method).encoder is None:
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
-    pace = RunPace(method.phases(settings.rounds), learning, settings.participation)
+    pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
     with Display(pace, settings.epochs, one_class_sites(sites)) as display:
-        if declared(method).freezes and not is_trained(settings.backbone):
-            display.warn(
-                f"backbone {settings.backbone} is untrained: this trial shows the steps, not what a model can do"
-            )
+        if untrained := untrained_line(settings):
+            display.warn(untrained)
         engine = LocalEngine(
             method=method,
             task=task,
@@ -216,12 +223,13 @@ def backbone_line(settings: RunSettings, method: Method, spec: BackboneSpec) -> 
     return f"backbone {settings.backbone}, for images of {spec.image_px} px: {state}{use} (--backbone names another)"
 
 
-def data_line(federation: Federation) -> str:
-    """Write how much data a run has; `edgefl-train data SPEC` shows it site by site."""
+def data_line(federation: Federation, images_per_site: int = 0) -> str:
+    """Write how much data a run has, and what a bound on it bounds; `edgefl-train data SPEC` shows it site by site."""
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
-    return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}"
+    bound = f" (--images-per-site {images_per_site:,} bounds the train rows alone)" if images_per_site else ""
+    return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:

@@ -9,6 +9,7 @@ and pictures, same figures, whatever was drawn before. docs/methods.md 1.8; docs
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from time import monotonic
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl_protocol.bundle.shown_map import WAYS, MapKind, ShownMap
 from edgefl_protocol.rules import hidden_regions as regions
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, duration
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.evaluate.looking import answers_to
 from edgefl_trainer.evaluate.map_truth import (
@@ -46,6 +47,7 @@ MOST_OCCLUDED = 64  # patches that are hidden one by one
 MOST_GFLOP = 500  # of a device for one occlusion map: 1.5 s where a ViT-S/16 takes 29 ms
 MEASURED_GFLOP = 10_000  # for a table: some 20 s on two cores
 MOST_PICTURES = 96
+EVERY_S = 10.0  # between two lines about one step
 SEED = 0  # of no run: the same model and pictures give the same figures
 BATCH = 64
 
@@ -244,7 +246,9 @@ def measure_maps(
     maps = model.maps(pictures, taken)
     if occludes:
         maps["occlusion"] = _occlusion(model, (pictures, taken), probabilities, named, cells, report)
-    hiding = _Hiding(model, pictures, taken, named)
+    sizes = len({value.shape[1] for value in maps.values()})
+    times = 2 * len(WAYS) * (regions.RANDOM_QUARTERS * sizes + len(maps))
+    hiding = _Hiding(model, pictures, taken, named, _Steps(times, "hiding quarters of all pictures", report))
     outlines = None if masks is None else masks[taken] > 0
     own = [lesions[index] for index in taken.tolist()]
     found = {}
@@ -264,25 +268,46 @@ def _occlusion(
 ) -> Float[np.ndarray, "n N"]:
     rows = []
     pictures, own = shown
+    steps = _Steps(len(pictures), "occlusion, picture by picture", report)
     for index, picture in enumerate(pictures):
         without, _ = model.answers(regions.each_cell_hidden(picture, cells), np.full(cells, own[index]))
         label = named[index]
         rows.append(regions.occlusion_map(float(probabilities[index, label]), without[:, label]))
-        if (index + 1) % 32 == 0:
-            report(f"occlusion: {index + 1} of {len(pictures)} pictures")
+        steps.done()
     return np.stack(rows)
+
+
+class _Steps:
+    """Tells how far a long step is, and the time left: when it begins, and every ten seconds."""
+
+    def __init__(self, total: int, what: str, report: Report) -> None:
+        self._total, self._what, self._report, self._number = total, what, report, 0
+        self._begun = self._told = monotonic()
+        report(f"{what}: {counted(total, 'step')} …")
+
+    def done(self) -> None:
+        """Count one."""
+        self._number, now = self._number + 1, monotonic()
+        if now - self._told >= EVERY_S and self._number < self._total:
+            self._told = now
+            left = duration((now - self._begun) * (self._total - self._number) / self._number)
+            self._report(f"{self._what}: {self._number} of {self._total}, {left} left")
 
 
 class _Hiding:
     """Pictures, what covers them, and what hiding random quarters does to their answers."""
 
-    def __init__(self, model: _Judge, pictures: Images, rows: Rows, named: Int[np.ndarray, " n"]) -> None:
+    def __init__(
+        self, model: _Judge, pictures: Images, rows: Rows, named: Int[np.ndarray, " n"], steps: _Steps
+    ) -> None:
+        self._steps = steps
         self._model, self._pictures, self._rows, self._named = model, pictures, rows, named
         self._covers = {"mean": regions.mean_colours(pictures), "blur": regions.blurred(pictures)}
         self._random: dict[int, dict[str, tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]]] = {}
 
     def _changed(self, cells: Bool[np.ndarray, "n N"], way: str) -> Float[np.ndarray, " n"]:
         _, named = self._model.answers(regions.hidden(self._pictures, cells, self._covers[way]), self._rows)
+        self._steps.done()
         return np.asarray(named != self._named, dtype=np.float64)
 
     def _by_chance(self, cells: int) -> dict[str, tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]]:

@@ -256,7 +256,7 @@ def _draw(axes: Axes, tracks: Mapping[str, Drawn], *, side: int) -> None:
         across, up = one.sides[side]
         mean = name.startswith(MEAN)
         colour = "black" if mean else PALETTE[place % len(PALETTE)]
-        frame = WIDER * everyone[place + 1 :].count((across, up))
+        frame = WIDER * sum(_begins_as((across, up), later) for later in everyone[place + 1 :])
         same = EQUAL if everyone.count((across, up)) > 1 else ""
         for seed in one.seeds:
             axes.plot(*seed[side], color=colour, linewidth=0.7, alpha=0.7, label="_", zorder=1.5)
@@ -274,6 +274,11 @@ def _draw(axes: Axes, tracks: Mapping[str, Drawn], *, side: int) -> None:
     axes.grid(alpha=0.25)
     axes.spines["top"].set_visible(False)
     axes.spines["right"].set_color("0.8")  # beyond it nothing is data
+
+
+def _begins_as(line: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
+    """Whether a line lies under another: equal to it, or to its beginning, as a run of fewer rounds is."""
+    return all([*own] == [*longer][: len(own)] for own, longer in zip(line, other, strict=True))
 
 
 def _bytes_axis(axes: Axes, values: Sequence[float]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_protocol.sentences import counted
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.bars import Bar
@@ -43,6 +42,7 @@ from edgefl_trainer.experiments.measured import (
     marked_sites,
     tracked,
 )
+from edgefl_trainer.experiments.run_words import schedule, without_folders
 
 TRIAL = "nothing here can be compared with the paper"
 WITHOUT = f"ours without {MARK}"  # column
@@ -206,9 +206,9 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
     seeds = sorted({one.measured.seed for one in found})
     parts += [
         f"ours: {_measured(experiment, part, found)}",
-        f"data {_all(_short(text) for one in found for text in one.settings.data)}",
+        f"data {_all(without_folders(text) for one in found for text in one.settings.data)}",
         f"network {_all(_network(one) for one in found)}",
-        f"preset {_all(_schedule(one.settings) for one in found)}",
+        f"preset {_all(schedule(one.settings) for one in found)}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
     if experiment.spread == "sites" or len(seeds) > 1:
@@ -270,23 +270,10 @@ def _metrics(experiment: Experiment, part: Part) -> Iterator[str]:
 def _network(found: Found) -> str:
     """The network, and how it was pre-trained where that is the first stage of a row."""
     if found.first is None:
-        return _short(found.settings.backbone)
+        return without_folders(found.settings.backbone)
     first = found.first
     learned = first.build_method().phases(first.rounds)  # a random start has no rounds, whatever its settings say
-    return f"{_short(first.backbone)} after {first.method}" + (f" ({_schedule(first)})" if learned else "")
-
-
-def _short(name: str) -> str:
-    """A SPEC or backbone without the folders before it: those are of one machine."""
-    kind, colon, where = name.partition(":")
-    return name if kind in ("timm", "vit", "cnn") else f"{kind}{colon}{where.rpartition('/')[2]}"
-
-
-def _schedule(settings: RunSettings) -> str:
-    share = "" if settings.participation == 1 else f", {settings.participation:.1%} of the sites in each"
-    labels = "" if settings.labels == 1 else f", {settings.labels:.0%} of the labels"
-    rounds = counted(settings.rounds, "round")
-    return f"{settings.preset}, {rounds} of {counted(settings.epochs, 'epoch')}{labels}{share}"
+    return f"{without_folders(first.backbone)} after {first.method}" + (f" ({schedule(first)})" if learned else "")
 
 
 def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[list[str]], list[str]]:

@@ -15,6 +15,7 @@ from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, hyper_values
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.evaluate.tables.rows import run_name
+from edgefl_trainer.experiments.run_words import made_of
 
 NAMED_ELSEWHERE = ("method", "preset", "rounds", "seed", "device", "hyper")
 TOLD_UNLESS = {"picture": "seen"}  # a model that sees no picture is never just its method
@@ -25,13 +26,17 @@ Values = Mapping[str, str]
 
 
 def told_apart(runs: Sequence[FinishedRun]) -> list[Mapping[str, Any]]:
-    """Return the summaries of runs, with the `label` that tells a run from the others of its method."""
+    """Return the summaries of runs, with how they were made, and the `label` that tells apart those of one method."""
     alike: dict[tuple[object, ...], list[FinishedRun]] = defaultdict(list)
     for run in runs:
         alike[_begins(run)].append(run)
     suffixes = {id(run): suffix for some in alike.values() for run, suffix in zip(some, _suffixes(some), strict=True)}
     return [
-        {**run.summary, "label": f"{run_name(run.summary)}, {suffix}"} if (suffix := suffixes[id(run)]) else run.summary
+        {
+            **run.summary,
+            **made_of(run.settings),
+            **({"label": f"{run_name(run.summary)}, {suffix}"} if (suffix := suffixes[id(run)]) else {}),
+        }
         for run in runs
     ]
 

@@ -10,6 +10,7 @@ from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
 
 BACKBONE_FILE = "backbone.safetensors"
 FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
+UNTRAINED = "this trial shows the steps, not what a model can do"  # of a run on a network that stays untrained
 
 
 def is_trained(name: str) -> bool:

@@ -18,6 +18,7 @@ from edgefl_trainer.data.sources.tables import TableFile, read_table
 from edgefl_trainer.data.tasks import listed
 
 INDEX = "index.csv"
+_ASKING = {"vqa-rad": "trainset.json", "slake": "train.json"}  # kind of SPEC → the list that its data have
 _REQUIRED = ("image", "label")
 _WITHOUT = {  # what a column that is absent means
     "center": "its pictures belong to no site",
@@ -46,6 +47,8 @@ def read_manifest(path: Path) -> SourceRows:
             raise DataError(f"No manifest at {path}; check the path in the data SPEC.")
     else:
         store, index = open_store(path), INDEX
+        if not store.has(INDEX):
+            raise DataError(_without_index(path, store))
     table = read_table(store, index, _REQUIRED)
     rows = tuple(_row(record, line, table) for line, record in table.records)
     _check_listed(store, rows)
@@ -55,6 +58,22 @@ def read_manifest(path: Path) -> SourceRows:
         note += " Its column image holds names of files: call that column file, and give each picture a name in image."
     warnings = (*absent_columns(table), *_without_lesion(rows, table))
     return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), warnings, _named_twice(table))
+
+
+def _without_index(path: Path, store: FileStore) -> str:
+    """Say that the list of pictures is missing, and how what lies there is read, where that can be seen."""
+    names = sorted(one.name for one in path.iterdir()) if path.is_dir() else store.names()
+    found = next((kind for kind, file in _ASKING.items() if any(name.rpartition("/")[2] == file for name in names)), "")
+    archives = [f"manifest:{path / name}" for name in names if name.lower().endswith(".zip")] if path.is_dir() else []
+    tables = [name for name in names if name.lower().endswith(".csv")]
+    told = f"{path} holds no {INDEX}, which lists the pictures and their labels"
+    if found:
+        return f"{told}; it holds {_ASKING[found]}, a list of questions: name it {found}:{path}."
+    if archives:
+        return f"{told}; it holds zip files: name one, such as {archives[0]}."
+    if tables:
+        return f"{told}; it holds {listed(tables)}: call the list {INDEX}."
+    return f"{told}; write it (docs/reference/data.md), or name another data SPEC."
 
 
 def _named_twice(table: TableFile) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from edgefl_trainer.evaluate.tables.rows import (
 )
 from edgefl_trainer.evaluate.tables.shares import share_columns, share_words
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
+from edgefl_trainer.models.backbone_names import UNTRAINED
 
 FORMATS = ("md", "csv", "json", "latex")
 MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
@@ -133,7 +134,7 @@ def caption(
         f"{capital(metric_words(metric))} per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
         *(["lower is better"] if metric in LOWER_IS_BETTER else []),
         f"task {summaries[0].get('task')}",
-        f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
+        *_made(summaries),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
         f"± is the {SPREADS[ddof]} over {over}",
         *(["`worst` is the mean over seeds of each seed's worst site"] if "seeds" in kinds else []),
@@ -143,6 +144,7 @@ def caption(
         *_equal(rows),
         *share_words(rows),
         *unlike(summaries),
+        *untrained(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
     if any(row.no_round for row in rows):
@@ -178,6 +180,21 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
             digests.setdefault(summary.get("seed"), set()).add(str(summary["partition_sha256"]))
     most = max(map(len, digests.values()), default=0)
     return [f"NOT ALL ON THE SAME ROWS: {most} different partition_sha256 among runs of one seed"] if most > 1 else []
+
+
+def untrained(summaries: Sequence[Summary]) -> list[str]:
+    """Return a clause where runs stand on a network that nobody trained; of which runs, where others do not."""
+    names = row_names(summaries)
+    bare = list(dict.fromkeys(name for run, name in zip(summaries, names, strict=True) if run.get("untrained")))
+    of = f" of {listed(bare)}" if len(bare) < len(set(names)) else ""
+    return [f"UNTRAINED NETWORK{of}: {UNTRAINED}"] if bare else []
+
+
+def _made(summaries: Sequence[Summary]) -> list[str]:
+    """Return clauses on preset, schedule and data, as far as the summaries tell them."""
+    presets = sorted({str(run.get("schedule") or run.get("preset") or "none") for run in summaries})
+    data = dict.fromkeys(spec for run in summaries for spec in run.get("data", ()))
+    return [f"preset {listed(presets)}", *([f"data {', '.join(data)}"] if data else [])]
 
 
 def _named(sites: Sequence[str]) -> str:

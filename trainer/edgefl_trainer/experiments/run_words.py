@@ -1,0 +1,32 @@
+"""What a caption says of how runs were made: schedule, data, and whether their network was ever trained."""
+
+from typing import Any
+
+from edgefl_protocol.sentences import counted
+from edgefl_trainer.engine.first_run import stays_untrained
+from edgefl_trainer.engine.settings import RunSettings
+
+
+def made_of(settings: RunSettings) -> dict[str, Any]:
+    """Return what the caption of a table says of a run's settings, as keys beside those of its summary."""
+    return {
+        "schedule": schedule(settings),
+        "data": [without_folders(spec) for spec in settings.data],
+        "untrained": stays_untrained(settings),
+    }
+
+
+def schedule(settings: RunSettings) -> str:
+    """Write preset, rounds and epochs as they were, and what else bounds what a run learned from."""
+    most = settings.images_per_site
+    bound = f", at most {most:,} training images a site" if most else ""
+    labels = "" if settings.labels == 1 else f", {settings.labels:.0%} of the labels"
+    share = "" if settings.participation == 1 else f", {settings.participation:.1%} of the sites in each"
+    rounds = counted(settings.rounds, "round")
+    return f"{settings.preset}, {rounds} of {counted(settings.epochs, 'epoch')}{bound}{labels}{share}"
+
+
+def without_folders(name: str) -> str:
+    """Write a SPEC or backbone without the folders before it: those are of one machine."""
+    kind, colon, where = name.partition(":")
+    return name if kind in ("timm", "vit", "cnn") else f"{kind}{colon}{where.rpartition('/')[2]}"
