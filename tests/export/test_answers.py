@@ -47,6 +47,7 @@ def make_answering(**options) -> Predictor:
         for name, value in fresh.items()
     }
     tensors["temperature"] = np.float32(1.3)
+    tensors["head.weight"] *= 3  # answers apart from one another: near ties are no matter of precision
     return Predictor(
         AnswerModule(vit, chosen), {name: np.asarray(tensors[name]) for name in chosen.tensors}, (True,) * 3
     )

@@ -166,7 +166,9 @@ def test_options_of_a_run_say_what_they_mean_and_what_holds_without_them():
     text = " ".join(edgefl_train("run", "--help").out.split())
     assert "none leaves them out; with site each site has its own; with spread also those of no site" in text
     assert "[default: none; for methods without labels spread]" in text
-    assert "0 uses all. [default: the preset's]" in text and "--engine" not in text  # a choice of one
+    assert (
+        "0 uses all. Its other rows are judged all the same. [default: the preset's]" in text and "--engine" not in text
+    )  # a choice of one
     assert "allowed values, source" in " ".join(edgefl_train("methods", "--help").out.split())
 
 

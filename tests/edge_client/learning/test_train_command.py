@@ -4,7 +4,6 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from edgefl_client.scoring.score_picture import _lines
 from PIL import Image
 
 from edgefl_client.cli import cli
@@ -15,6 +14,7 @@ from edgefl_client.home import Home
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.scoring.checked_file import read_checked, write_checked
+from edgefl_client.scoring.drawing.score_picture import _lines
 from edgefl_client.scoring.personal import PERSONAL, PersonalState, load_personal
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_client.sharing.enrolled_device import Device

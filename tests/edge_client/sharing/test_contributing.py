@@ -143,7 +143,7 @@ def test_contributed_pictures_may_be_of_other_kinds(run, device, lab):
     (device / "0.png").write_bytes(lab.encoded(lab.photo(50, 40), "TIFF"))
     code, _, err = run("contribute", "--labels", device / "labels.csv", "--dry-run")
     assert code == 1
-    assert "name tiff in --formats" in err
+    assert "give --formats jpeg,png,tiff" in err
     options = ("--dry-run", "--formats", "png,tiff", "--json")
     assert json.loads(run("contribute", "--labels", device / "labels.csv", *options)[1])["images"] == 6
 

@@ -9,14 +9,14 @@ import pytest
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
 from edgefl_trainer.engine.federation import InProcessSite
-from edgefl_trainer.engine.halves import (
+from edgefl_trainer.errors import MethodError, SettingError, TrainingError
+from edgefl_trainer.method_halves import (
     call_aggregate,
     call_broadcast,
     call_local_round,
     call_predictor,
     check_travels,
 )
-from edgefl_trainer.errors import MethodError, SettingError, TrainingError
 from edgefl_trainer.methods.fedavg import FedAvg
 
 HEAD = Payload({"head.weight": np.zeros(2, np.float32)}, {"n_train": 3})

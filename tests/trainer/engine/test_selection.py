@@ -10,6 +10,7 @@ from tests.trainer.conftest import TINY, edgefl_train, make_ward
 from tests.trainer.engine.test_run import metrics, summary
 from tests.trainer.engine.test_sites import rows_of, site
 
+from edgefl_trainer.contract import State
 from edgefl_trainer.engine import selection
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 
@@ -139,12 +140,13 @@ def test_a_selecting_run_judges_every_tune_row(monkeypatch):
     """A draw of 200 is watched; selection reads all, for the error of a draw is as large as what rounds differ by."""
     here = replace(site([0, 1]), tune=rows_of([0, 1] * 150))
     seen = []
+    monkeypatch.setattr(selection, "call_predictor", lambda *_: Scores)
     monkeypatch.setattr(selection, "predict_rows", lambda predictor, rows, device: seen.append(len(rows)) or Scores)
     monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": 0.5, "open_accuracy": 0.4})
     for most in (200, None):
         judge = tune_judge(Scores, {"east": here}, most=most)
         told = {"tune_balanced_accuracy": 0.5, "tune_open_accuracy": 0.4, "tune_rows": most or 300}
-        assert judge("east", None, None) == told
+        assert judge("east", State(), None) == told
     assert seen == [200, 300]
 
 

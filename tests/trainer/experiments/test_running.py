@@ -333,7 +333,7 @@ def test_a_column_that_no_row_fills_is_left_out_and_named():
 def test_a_caption_says_what_ours_are(name, said):
     """Table 6 of PEP-FedPT counts rounds, bytes and seconds: no figure of it is a per cent of reported rows."""
     experiment = read_experiment(ROOT / f"experiments/{name}.toml")
-    run = Measurement(seed=0, summary={"reported_rows": "test", "sites": {}}, lines=())
+    run = Measurement(seed=0, summary={"reported_rows": "test", "sites": {}, **dict.fromkeys(TRAFFIC, 0)}, lines=())
     settings = RunSettings(method="fedvpt", data=("lesions:",), preset="paper")
     part = experiment.parts[0]
     found = Found(part=part.name, row="fedvpt", measured=run, settings=settings, environment={})
@@ -343,7 +343,10 @@ def test_a_caption_says_what_ours_are(name, said):
 def test_a_caption_gives_a_random_start_no_rounds():
     """The settings of `random-init` name rounds as those of its neighbours do; it learns in none of them."""
     experiment = read_experiment(ROOT / "experiments/fedclf-fedmae-table-1.toml")
-    part, run = experiment.parts[0], Measurement(seed=0, summary={"reported_rows": "test", "sites": {}}, lines=())
+    part, run = (
+        experiment.parts[0],
+        Measurement(seed=0, summary={"reported_rows": "test", "sites": {}, **dict.fromkeys(TRAFFIC, 0)}, lines=()),
+    )
     second = RunSettings(method="finetune", data=("lesions:",), preset="paper", backbone="run:there")
     found = [
         Found(part=part.name, row=row, measured=run, settings=second, environment={}, first=first)

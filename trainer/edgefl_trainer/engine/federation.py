@@ -22,9 +22,9 @@ from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.rules.maps import dealt
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
-from edgefl_trainer.engine.halves import call_aggregate, call_broadcast, call_local_round
 from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
+from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round
 
 METRICS = "metrics.jsonl"
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up

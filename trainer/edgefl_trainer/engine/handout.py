@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Method, Phase, State, Task, declared
-from edgefl_trainer.engine.halves import call_broadcast
 from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.method_halves import call_broadcast
 
 Entry = TypeVar("Entry")
 

@@ -42,7 +42,6 @@ from edgefl_trainer.engine.folder import (
     finished_summary,
     working_in,
 )
-from edgefl_trainer.engine.halves import check_travels
 from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.own_networks import start_apart
@@ -52,6 +51,7 @@ from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
 from edgefl_trainer.evaluate.tables.shares import SIZES
+from edgefl_trainer.method_halves import check_travels
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone

@@ -13,10 +13,10 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Scalar, Site, State
 from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
-from edgefl_trainer.engine.halves import call_predictor
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, site_metrics
+from edgefl_trainer.method_halves import call_predictor
 
 WATCHED_ROWS = 200  # enough to see a trend, few enough not to slow the round
 
