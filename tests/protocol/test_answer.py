@@ -103,6 +103,7 @@ def test_an_unknown_word_refuses_whatever_the_answer_would_be(probabilities):
     found = answer(probabilities, read_question("Is there tuberculosis?", VOCABULARY), unsure_above=None)
     assert found.refuse_reasons == ("unknown_word",) and found.confidence is None
     told = found.to_json(3)
+    assert told["model"]["looks"] == told["model"]["better_than_chance"]
     assert (told["answer"], told["refused"], told["unknown_words"]) == (None, True, ["tuberculosis"])
     assert [one["confidence"] for one in told["answers"]] == sorted(
         (pytest.approx(share) for share in probabilities), key=lambda one: -one.expected

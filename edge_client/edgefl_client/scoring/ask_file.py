@@ -69,7 +69,7 @@ def _drawn(
     from edgefl_client.scoring.drawing.heatmap import png_bytes
 
     assert job.drawings is not None
-    path, digits = drawing_file(job.drawings, answer.image or "", sha256, answer.question.text)
+    path, digits = drawing_file(job.drawings, answer.image or "", sha256, answer.question.text, answer.model)
     asker = job.asker
     explanation = asker.explain(picture, answer)
     drawn = draw_answer(pixels, answer, asker.network.fit, explanation, asker.how_right, job.top, digits)

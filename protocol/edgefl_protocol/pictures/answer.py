@@ -141,7 +141,7 @@ class PictureAnswer:
             "entropy_from": self.entropy_from,
             "heatmap": self.heatmap,
             "heatmap_fall": self.heatmap_fall,
-            "model": self.model.to_json(),
+            "model": {**self.model.to_json(), "looks": self.model.better_than_chance},
             "milliseconds": round(self.milliseconds, 3),
         }
 

@@ -165,7 +165,8 @@ def test_the_picture_has_question_answer_and_map(asked, ward, said):
     digest = hashlib.sha256((ward / "CANARY.png").read_bytes()).hexdigest()
     told = json.loads(out)
     asked_digest = hashlib.sha256(b"which organ is shown?").hexdigest()
-    file = ward / "maps" / f"CANARY-{digest[:16]}-{asked_digest[:8]}.heatmap.png"
+    name = f"CANARY-{digest[:16]}-{asked_digest[:8]}-{told['model']['sha256'][:8]}.heatmap.png"
+    file = ward / "maps" / name
     assert told["heatmap"] == str(file) and file.stat().st_size
     words = " ".join(said)
     for part in ("Question: which organ is shown?", "Answer: lung, confidence", "Where the model looked",
@@ -201,7 +202,10 @@ def test_a_picture_that_cannot_be_drawn_costs_no_answer(asked, ward):
         (ward / "maps").mkdir()
         digest = hashlib.sha256((ward / "CANARY.png").read_bytes()).hexdigest()[:16]
         asked_digest = hashlib.sha256(b"which organ?").hexdigest()[:8]
-        (ward / "maps" / f"CANARY-{digest}-{asked_digest}.heatmap.png").mkdir()  # a folder where the file should go
+        model = json.loads(asked("which organ?", "--json")[1])["model"]["sha256"][:8]
+        (
+            ward / "maps" / f"CANARY-{digest}-{asked_digest}-{model}.heatmap.png"
+        ).mkdir()  # a folder where the file should go
     code, out, err = asked("which organ?", "--json", "--heatmap", ward / "maps")
     assert code == 1 and json.loads(out)["answer"] == "lung" and json.loads(out)["heatmap"] is None
     assert "no heat map" in err
