@@ -206,11 +206,11 @@ def test_the_cost_of_a_twelve_megapixel_photograph() -> None:
     assert time.process_time() - started < 0.15
 
 
-def validation_rows(name: str) -> list[tuple[str, bytes]]:
-    """Centre and file of the validation rows of one archive of the real images."""
+def rows_of(name: str, split: str = "val") -> list[tuple[str, bytes]]:
+    """Centre and file of the rows of a split of one archive of the real images."""
     with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / name) as archive:
         rows = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
-        return [(row["center"], archive.read(row["file"])) for row in rows if row["split"] == "val"]
+        return [(row["center"], archive.read(row["file"])) for row in rows if row["split"] == split]
 
 
 needs_images = pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_DATA is not set: no real images here")
@@ -220,14 +220,21 @@ needs_images = pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_D
 @pytest.mark.data
 @needs_images
 def test_real_photographs_pass_in_every_centre() -> None:
-    """docs/reference/gate.md: at most 2 % of the validation rows of each centre are referred by mistake."""
+    """docs/reference/gate.md: at most 3 % of the validation rows of each centre are referred by mistake, by a model of
+    its own; 7 % at bcn, where one picture in three has a black frame, and 30 % of a model that knows none."""
+    learned: dict[str, list[np.ndarray]] = {}
+    for centre, data in rows_of("fed_isic2019_84.zip", "train")[::8]:
+        learned.setdefault(centre, []).append(decode(data))
+    allowed = {centre: usual_unlit(images) for centre, images in learned.items()}
     seen: dict[str, list[bool]] = {}
-    for centre, data in validation_rows("fed_isic2019_84.zip")[::2]:
-        seen.setdefault(centre, []).append(bool(reasons(decode(data))))
-    assert len(seen) == 6
+    for centre, data in rows_of("fed_isic2019_84.zip")[::2]:
+        seen.setdefault(centre, []).append(bool(measure_quality(decode(data)).reasons(84, allowed[centre])))
+    assert len(seen) == 6 and allowed["bcn"] > 0.5
     for centre, referred in seen.items():
-        assert np.mean(referred) <= 0.02, centre
-    again = [bool(reasons(decode(data))) for _, data in validation_rows("ham10000_msk_200x150.zip")[::8]]
+        assert np.mean(referred) <= (0.08 if centre == "bcn" else 0.03), centre
+    foreign = [bool(reasons(decode(data))) for centre, data in rows_of("fed_isic2019_84.zip")[::4] if centre == "bcn"]
+    assert np.mean(foreign) > 0.2
+    again = [bool(reasons(decode(data))) for _, data in rows_of("ham10000_msk_200x150.zip")[::8]]
     assert np.mean(again) <= 0.02  # the same rules at a higher resolution
 
 
@@ -240,7 +247,7 @@ def test_radiology_and_spoilt_photographs_are_caught() -> None:
         names = [name for name in archive.namelist() if name.endswith(".jpg")][::3]
         radiology = [resize(decode(archive.read(name)), 84) for name in names]
     assert np.mean(["not_skin" in reasons(image) for image in radiology]) >= 0.97
-    photographs = [decode(data) for _, data in validation_rows("fed_isic2019_84.zip")[::20]]
+    photographs = [decode(data) for _, data in rows_of("fed_isic2019_84.zip")[::20]]
     blurred = [np.asarray(Image.fromarray(one).filter(ImageFilter.GaussianBlur(1.5))) for one in photographs]
     assert np.mean(["blur" in reasons(one) for one in blurred]) >= 0.97
     dark = [((one / 255.0) * 2 ** (-6 / 2.2) * 255).astype(np.uint8) for one in photographs]  # six stops

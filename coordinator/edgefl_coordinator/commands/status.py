@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from edgefl_coordinator.commands.options import Operator, for_operator, moment
-from edgefl_coordinator.rounds.prospects import when_it_closes
 from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.sentences import counted
 
@@ -124,6 +123,8 @@ def _mend(warning: dict[str, Any]) -> str:
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return the lines of a status."""
+    from edgefl_coordinator.rounds.prospects import when_it_closes
+
     deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
     closes = f" ({when_it_closes(facts['quorum_min'], facts['quorum_target'])})" if facts["state"] != "done" else ""
     beside = f" and {counted(facts['contributions'], 'contribution')}" if facts["contributions"] else ""
