@@ -183,6 +183,16 @@ def test_a_copy_is_checked_with_the_public_key_alone(copied, tmp_path) -> None:
     assert checked(copy, "--key", generate_signing_key().key_id)[0] == 1
 
 
+def test_a_key_is_named_by_its_id_or_its_file(copied, tmp_path) -> None:
+    copy, key_id, home = copied
+    assert checked(copy, "--key", home.signing_public)[0] == checked(copy, "--key", key_id)[0] == 0
+    for wrong, said in (("abc", "is neither a key id"), (copy, "public key")):
+        status, told = checked(copy, "--key", wrong)
+        assert status == 2 and said in told, told
+    status, told = checked(copy, "--key", "0" * 64)
+    assert status == 1 and "name it with --key KEY_ID" in told
+
+
 def test_a_server_cannot_take_back_what_it_signed(copied, tmp_path) -> None:
     """Heads kept elsewhere find the coordinator itself that removes rows, makes the chain anew and drops its heads."""
     copy, key_id, home = copied

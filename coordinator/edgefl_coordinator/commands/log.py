@@ -1,6 +1,7 @@
 """`edgefl-coordinator audit`, `check-log` and `log`: whether the log of decisions is unbroken, and what it tells."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,30 @@ from typing import Any
 import click
 
 from edgefl_coordinator.commands.options import FILE, JSON, Operator, for_operator, guarded_offline, moment
+from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted
 
 
+class _KeyId(click.ParamType[str]):
+    """The id of a signing key, or the file of its public half."""
+
+    name = "KEY"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from edgefl_protocol.envelopes.key_files import read_public_key
+
+        if re.fullmatch("[0-9a-f]{64}", value):
+            return value
+        if not Path(value).is_file():
+            self.fail(f"{value} is neither a key id, 64 hexadecimal digits, nor the file of a public key.", param, ctx)
+        try:
+            return read_public_key(value).key_id
+        except EdgeflError as error:
+            self.fail(f"{error}", param, ctx)
+
+
 @click.command()
-@click.option("--key", "key_ids", multiple=True, metavar="KEY_ID",
+@click.option("--key", "key_ids", multiple=True, type=_KeyId(), metavar="KEY_ID",
               help="A further signing key that the coordinator had; may be repeated.  "
               "[default: its own and those of the root sets]")  # fmt: skip
 @click.option("--write", "copy", type=click.Path(path_type=Path, dir_okay=False),
@@ -28,14 +48,18 @@ def audit(operator: Operator, key_ids: tuple[str, ...], copy: Path | None) -> No
         from edgefl_coordinator.commands.log_copy import write_copy
 
         write_copy(copy, operator)
+        click.echo(f"wrote {copy}; check it anywhere with: edgefl-coordinator check-log {copy} --key KEY_ID", err=True)
     signed = f"; signed up to row {facts['signed_rows']}, {moment(facts['signed_ms'])}" if facts["signed_ms"] else ""
+    if facts["signed_rows"] < facts["rows"]:
+        signed += "; what came after is signed within the hour, and when `serve` stops"
     operator.show(facts, f"{_count(facts)}{signed}")
 
 
 @click.command("check-log")
 @click.argument("copy", type=FILE)
-@click.option("--key", "key_ids", multiple=True, required=True, metavar="KEY_ID",
-              help="Signing key of the coordinator, as `status` and its invites tell it; may be repeated.")  # fmt: skip
+@click.option("--key", "key_ids", multiple=True, type=_KeyId(), required=True, metavar="KEY_ID",
+              help="Signing key of the coordinator (`keys.signing` of `status --json`), or the file `signing.pub`; may "
+              "be repeated.")  # fmt: skip
 @click.option("--heads", type=FILE, help="Signed heads that were kept elsewhere: a copy of `audit-heads`.")
 @JSON
 @guarded_offline

@@ -117,7 +117,7 @@ def _by_rows(heads: Collection[LogHead], federation: str, key_ids: Collection[st
         if head.key_id not in key_ids:
             raise OperatorError(
                 f"a head of row {head.rows} is signed by the key {head.key_id}, which is not known as the "
-                "coordinator's; if it was once, name it: edgefl-coordinator audit --key KEY_ID"
+                "coordinator's; if it is or was its key, name it with --key KEY_ID"
             )
         if found.setdefault(head.rows, head.sha256) != head.sha256:
             raise OperatorError(f"two signed heads tell different rows {head.rows}: the log was written anew")

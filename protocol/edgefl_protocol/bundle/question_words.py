@@ -43,9 +43,11 @@ def kept_from_learning(table: QuestionTable) -> str:
     tried = table.tried
     if tried is None:
         return "nobody tried it on questions kept from learning"
-    answered = f"of {counted(tried.questions, 'question')} kept from learning it answered {tried.answered}"
+    refused = tried.questions - tried.answered
+    answered = f"of {counted(tried.questions, 'question')} kept from learning it refused {refused}"
     if tried.answered == 0:
         return answered
+    answered += f" and answered {tried.answered}"
     share = tried.answered_right / tried.answered
     return f"{answered}, {tried.answered_right} of these rightly ({share:.1%})"
 
@@ -90,8 +92,9 @@ def _not_fitted(table: QuestionTable) -> str | None:
 def _with_other_pictures(tried: TriedQuestions) -> str:
     other = 0 if tried.other_picture is None else tried.other_picture.right
     return (
-        f"of {counted(tried.questions, 'question')} kept from learning it answered {tried.right} rightly with their "
-        f"own picture, and {other} with the picture of another one"
+        f"of {counted(tried.questions, 'question')} kept from learning its most probable answer was right for "
+        f"{tried.right} with their own picture, and for {other} with the picture of another one, refused ones counted "
+        "too"
     )
 
 

@@ -62,7 +62,7 @@ def test_a_person_reads_answer_confidence_what_was_not_asked_and_what_an_answer_
     for words in (
         "CANARY.png: lung, confidence ", ", asked without: please\n", "Next: liver ",
         "Not known to the model, so not asked: please.",
-        "Of 150 questions kept from learning it answered 75, 60 of these rightly (80.0%).",
+        "Of 150 questions kept from learning it refused 75 and answered 75, 60 of these rightly (80.0%).",
         "The most probable of the 5 answers that this model knows; it can give no other, and it may be wrong.",
     ):  # fmt: skip
         assert words in out
@@ -260,8 +260,9 @@ def test_what_its_card_says_against_it_is_said_with_every_answer(asked, ward):
     code, out, err = asked("which organ?", model="blind.edgefl")
     assert code == 0
     looked = (
-        "This model was not found to look at the picture: of 150 questions kept from learning it answered 90 rightly "
-        "with their own picture, and 89 with the picture of another one."
+        "This model was not found to look at the picture: of 150 questions kept from learning its most "
+        "probable answer was right for 90 with their own picture, and for 89 with the picture of another one, refused "
+        "ones counted too."
     )
     assert "This model was not found to look at the picture." in out and looked in err
     assert (
@@ -325,7 +326,7 @@ def lines(monkeypatch):
 def test_use_and_status_say_what_it_knows(run, ward):
     code, out, _ = run("use", ward / "ask.edgefl", "--trust", SIGNER.public.hex())
     assert code == 0
-    assert "it knows 5 answers and 7 words" in out and "kept from learning it answered 75" in out
+    assert "it knows 5 answers and 7 words" in out and "kept from learning it refused 75 and answered 75" in out
     assert "suspicious" not in out and "balanced accuracy" not in out
     assert "answers: no, yes, lung, liver and 2" in run("status")[1]
     told = json.loads(run("status", "--json")[1])["model"]
