@@ -41,7 +41,7 @@ def make_answering(**options) -> Predictor:
     """A model with random weights in every tensor, so that no output is flat."""
     vit = load_backbone("vit:64x2/12", image_px=36, seed=1)
     chosen, draw = AnswerOptions(heads=2, question_blocks=1, **options), torch.Generator().manual_seed(2)
-    fresh = fresh_tensors(chosen, WORDS, len(CLASSES), (vit.spec.width, 16, 3), draw)
+    fresh = fresh_tensors(chosen, WORDS, len(CLASSES), (vit.spec.width, 16, 3), draw, 1.0)
     tensors = {
         name: (value + 0.3 * torch.randn(value.shape, generator=draw)).numpy().astype(np.float32)
         for name, value in fresh.items()

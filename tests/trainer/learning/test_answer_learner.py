@@ -105,7 +105,6 @@ def test_all_that_learns_is_of_an_answer(task, backbone, rows):
     recipe = RECIPE
     assert {*AnswerLearner(recipe).trained(task), "temperature"} == set(recipe.options().tensors)
     before, after = AnswerLearner(recipe).initial(task), learned(recipe, site_of(task, backbone, rows)).arrays
-    # behind gates of 0 the first step gives prompts no gradient; R shrinks them, and the second step moves them
     still = [name for name in before if np.array_equal(before[name].numpy(), after[name])]
     assert still == []
 

@@ -26,7 +26,7 @@ QUESTIONS = Questions(("is", "the", "liver", "large", "how"), 8)
 def tensors_of(block: Block, seed: int = 0) -> dict[str, torch.Tensor]:
     """Fresh tensors of a block, none of them at a value that hides a mistake."""
     generator = torch.Generator().manual_seed(seed)
-    fresh = block.fresh(WIDTH, generator)
+    fresh = block.fresh(WIDTH, generator, 0.5)
     return {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in fresh.items()}
 
 
@@ -126,7 +126,7 @@ def backbone():
 def model(backbone, options: AnswerOptions, seed: int = 0, answers: int = 5) -> tuple[AnswerModule, dict]:
     """A module and tensors whose gates are open."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = fresh_tensors(options, QUESTIONS, answers, (64, 32, 3), generator)
+    tensors = fresh_tensors(options, QUESTIONS, answers, (64, 32, 3), generator, 0.5)
     opened = {name: torch.tensor(0.5) for name in tensors if name.endswith("gate")}
     return AnswerModule(backbone, options).eval(), {**tensors, **opened, "temperature": torch.tensor(1.0)}
 

@@ -115,7 +115,7 @@ def fresh_tensors(
     classes: int,
     sizes: tuple[int, int, int],
     generator: torch.Generator,
-    gate: float = 0.0,
+    gate: float,
 ) -> dict[str, Tensor]:
     """Draw every tensor that learns.
 

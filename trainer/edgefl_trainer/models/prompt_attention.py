@@ -54,7 +54,7 @@ class Block:
         own = ("gate", "prompt_query.weight", "prompt_key.weight", "prompt_value.weight") if self.prompted else ()
         return tuple(f"{self.name}.{part}" for part in (*layers, *own))
 
-    def fresh(self, width: int, generator: torch.Generator, gate: float = 0.0) -> dict[str, Tensor]:
+    def fresh(self, width: int, generator: torch.Generator, gate: float) -> dict[str, Tensor]:
         """Draw its tensors: Xavier-uniform weights, zero biases, unit norms, and a g of `gate`."""
         made = {
             **fresh_norm("norm1", width),

@@ -3,7 +3,7 @@
     L = L_CE + beta R, and what a method adds;  R: squared norm of all tensors that learn
 
 The gradient of beta R, 2 beta theta, is taken beside Adam's steps, as AdamW does (arXiv 1711.05101). Scaled by them it
-would move by a whole step whatever has hardly another gradient: prompts behind gates of 0, rare words.
+would move by a whole step whatever has hardly another gradient: rare words.
 
 Sites begin with equal tensors: prompts of models that began apart say nothing to one another. Of a frozen vision
 transformer the tokens of a picture never change, so each picture passes it once a round, however many questions are
