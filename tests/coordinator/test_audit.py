@@ -3,10 +3,12 @@
 Source: docs/security.md 2.9, check 69. The digest and the head are written here once more, from the page.
 """
 
+import asyncio
 import hashlib
 import itertools
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.audit_chain import LogRow, check_log, make_head, read_head
+from edgefl_coordinator.web import service
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol.envelopes.keys import generate_signing_key
 from edgefl_protocol.errors import RecordError
@@ -128,6 +131,30 @@ def test_a_head_is_signed_when_something_happened(coordinator, tools, clock) -> 
     tools.approved_member(coordinator, "clinic-b")
     second = audit_heads.sign(coordinator)
     assert second is not None and heads_of(coordinator) == [first, second]
+
+
+def test_the_log_is_signed_each_hour_in_which_something_happened(coordinator, tools, monkeypatch) -> None:
+    """docs/security.md 2.9, with hours of a hundredth of a second."""
+    monkeypatch.setattr(audit_heads, "EACH_S", 0.01)
+    heads = coordinator.store.home.heads
+
+    def signed_rows() -> list[int]:
+        return [read_head(line).rows for line in heads.read_bytes().splitlines()] if heads.exists() else []
+
+    async def run() -> None:
+        task = asyncio.create_task(service._sign_log(coordinator))
+        for name in ("clinic-a", "clinic-b"):
+            tools.approved_member(coordinator, name)
+            with coordinator.store.transaction() as connection:
+                rows = audit.count(connection)
+            until = time.monotonic() + 30
+            while signed_rows()[-1:] != [rows] and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+            assert signed_rows()[-1:] == [rows]
+        task.cancel()
+
+    asyncio.run(run())
+    assert signed_rows() == sorted(set(signed_rows()))  # an hour without a row leaves none
 
 
 def test_the_commands_find_a_rewritten_store(lived) -> None:

@@ -1,6 +1,5 @@
 """The served coordinator, a process of its own over TLS on 127.0.0.1: checks 14, 39, 43 and 55."""
 
-import asyncio
 import base64
 import contextlib
 import gc
@@ -27,7 +26,7 @@ from tests.coordinator.conftest import settings_table
 
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import CoordinatorHome
-from edgefl_coordinator.store import audit, audit_heads
+from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.audit_chain import read_head
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies
@@ -181,30 +180,6 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     assert last is not None and last["event"] == "stop"  # `status` tells since when no server runs
     signed = [read_head(line).rows for line in served.home.heads.read_bytes().splitlines()]
     assert len(signed) >= 2 and signed[-1] == rows  # one when it starts, one that covers its last row
-
-
-def test_the_log_is_signed_each_hour_in_which_something_happened(coordinator, tools, monkeypatch) -> None:
-    """docs/security.md 2.9, with hours of a hundredth of a second."""
-    monkeypatch.setattr(audit_heads, "EACH_S", 0.01)
-    heads = coordinator.store.home.heads
-
-    def signed_rows() -> list[int]:
-        return [read_head(line).rows for line in heads.read_bytes().splitlines()] if heads.exists() else []
-
-    async def run() -> None:
-        task = asyncio.create_task(service._sign_log(coordinator))
-        for name in ("clinic-a", "clinic-b"):
-            tools.approved_member(coordinator, name)
-            with coordinator.store.transaction() as connection:
-                rows = audit.count(connection)
-            until = time.monotonic() + 30
-            while signed_rows()[-1:] != [rows] and time.monotonic() < until:
-                await asyncio.sleep(0.01)
-            assert signed_rows()[-1:] == [rows]
-        task.cancel()
-
-    asyncio.run(run())
-    assert signed_rows() == sorted(set(signed_rows()))  # an hour without a row leaves none
 
 
 class LaxSsl:

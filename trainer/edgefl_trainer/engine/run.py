@@ -275,7 +275,7 @@ def traffic(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Sum the bytes of payloads: mean over train rounds of the sum over sites, and the sum of all phases.
 
     Args:
-        lines: of `metrics.jsonl`.
+        lines: objects of `metrics.jsonl`, one for each phase and site.
     """
     train = [line for line in lines if line["phase"] == "train"]
     rounds = len({line["round"] for line in train}) or 1
@@ -291,7 +291,7 @@ def shares_of_models(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 
     Args:
         head: of a summary, with the sizes of a model; a share whose size it lacks is left out.
-        lines: of `metrics.jsonl`.
+        lines: objects of `metrics.jsonl`, one for each phase and site.
         bytes_up: of a round.
     """
     train = [line for line in lines if line["phase"] == "train"]
