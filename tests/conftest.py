@@ -15,6 +15,7 @@ import jaxtyping
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from tests.shared import forks, shared
@@ -32,6 +33,10 @@ from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
 __all__ = ["forks", "shared"]  # fixtures
+# A busy machine is no fault of the code under test: no deadline, no complaint about slow generation. Here, above all
+# rooms: a module that another room imports is read before the conftest of its own.
+settings.register_profile("edgefl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("edgefl")
 MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 GiB in its folders
 HERE = Path(__file__).parent
 # Tests that call networks, losses and methods themselves: there the shapes of tensors are checked at run time.

@@ -252,7 +252,7 @@ class OutboxMachine(RuleBasedStateMachine):
         assert {item.idem: (item.payload, item.round) for item in self.box.items("skin")} == self.model
 
 
-OutboxMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
+OutboxMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=12)
 TestOutboxMachine = OutboxMachine.TestCase
 
 

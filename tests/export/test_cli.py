@@ -235,7 +235,7 @@ def test_verify_refuses_another_key(built, tmp_path):
     assert_refused(call("verify", built["file"], "--trust", tmp_path / "other" / "signing.pub"), 3, "is signed by")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_verify_refuses_a_flipped_bit_anywhere(built, tmp_path, place, bit):
     """docs/security.md checks 27 and 31: whichever bit of the file changes, verify exits 3 and claims nothing."""

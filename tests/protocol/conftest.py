@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from edgefl_protocol import (
@@ -24,10 +23,6 @@ from edgefl_protocol import (
 )
 from edgefl_protocol.envelopes.header import encode_header
 from edgefl_protocol.pae import pae
-
-# A busy machine is no fault of the code under test: no deadline, no complaint about slow generation.
-settings.register_profile("protocol", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("protocol")
 
 NOW_MS = 1_790_000_000_000
 

@@ -38,7 +38,7 @@ from edgefl_protocol.errors import (
 from edgefl_protocol.routes import ROUTES
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.binary(max_size=2000), st.integers(0, 2**32), st.integers(0, 2**31))
 def test_what_is_sealed_opens_once_and_tells_who_sent_it(worlds, payload, seq, rnd):
     world = worlds[0]

@@ -140,14 +140,14 @@ def test_an_incomplete_header_cannot_be_written(key):
         encode_header({name: value for name, value in GOOD.items() if name != key})
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=300) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "ignore")))
 def test_noise_is_refused_with_the_typed_error(data):
     with pytest.raises(HeaderError):
         parse_header(data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4), st.data()
 )

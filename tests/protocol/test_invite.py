@@ -72,7 +72,7 @@ def test_the_token_is_never_shown():
     assert INVITE.token_sha256 == hashlib.sha256(INVITE.token).hexdigest()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="utf-8"))
 def test_a_mistyped_character_is_noticed(place, character):
     """The checksum: a changed character is refused before anything is contacted (up to 1 in 2^32)."""

@@ -107,7 +107,7 @@ def test_a_key_of_another_kind_is_refused():
             sealing_key_from_pem(data)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, len(PLAIN) - 1), st.integers(0, 255))
 def test_a_damaged_sealing_key_file_is_refused_or_holds_some_key(position, value):
     data = bytearray(PLAIN)

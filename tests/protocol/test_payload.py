@@ -24,7 +24,7 @@ scalars = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.dictionaries(names, arrays, max_size=4), st.dictionaries(names, scalars, max_size=6))
 def test_round_trip_keeps_every_value_and_type(content, values):
     payload = Payload(content, values)
@@ -110,7 +110,7 @@ def test_a_scalar_has_one_spelling(text):
         Payload.from_bytes(write_tensors({}, {"x": text}))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, 200), st.integers(1, 255))
 def test_a_flipped_byte_never_gives_the_same_payload(position, flip):
     """Tamper property: either a typed refusal or another payload (padding of the header aside)."""

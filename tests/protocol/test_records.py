@@ -125,7 +125,7 @@ def test_a_label_alone_keeps_two_uses_apart():
                 check("time", record)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(GOOD)), st.data())
 def test_a_changed_character_is_refused(kind, data):
     """Tamper property: any changed character of any record raises, also the stray bits of base64."""

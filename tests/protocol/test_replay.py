@@ -110,7 +110,7 @@ def test_five_thousand_shuffled_messages_are_each_accepted_once():
     assert not any(counter.accepts(seq) for seq in order)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 3 * WINDOW), max_size=120), st.integers(0, 2**40))
 def test_judge_agrees_with_a_set(numbers, start):
     """The definition: accepted iff not seen and less than 2048 below the highest seen so far."""

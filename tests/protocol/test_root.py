@@ -244,7 +244,7 @@ def test_a_chain_comes_back() -> None:
     assert split_chain(join_chain(CHAIN)) == CHAIN
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_changed_character_is_refused(data) -> None:
     """Tamper property: any changed character of a set raises."""

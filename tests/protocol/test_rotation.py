@@ -60,7 +60,7 @@ def test_low_order_keys_do_not_rotate_in(field) -> None:
         verify_rotation(record, "skin")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(["rotation", "list"]), st.data())
 def test_a_changed_character_is_refused(kind, data) -> None:
     """Tamper property: any changed character raises."""

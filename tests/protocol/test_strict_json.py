@@ -109,7 +109,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(values)
 def test_plain_values_come_back_and_have_one_form(value):
     data = write_json(value)

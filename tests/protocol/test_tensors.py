@@ -39,7 +39,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.dictionaries(names, arrays(), max_size=5), st.dictionaries(names, st.text(max_size=20), max_size=3))
 def test_round_trip_keeps_names_types_shapes_and_bits(content, metadata):
     """docs/security.md check 37: what is written is read, bit for bit."""
@@ -51,7 +51,7 @@ def test_round_trip_keeps_names_types_shapes_and_bits(content, metadata):
         assert back[name].tobytes() == array.tobytes()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.dictionaries(names, arrays(), max_size=5))
 def test_the_safetensors_library_reads_what_we_write_and_we_read_what_it_writes(content):
     """Independent oracle: the reference implementation."""
@@ -167,7 +167,7 @@ def test_a_file_over_the_limit_is_refused_by_size():
         read_tensors(data, max_bytes=len(data) - 1)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_change_of_bytes_is_read_or_refused_never_a_crash(data):
     """docs/security.md check 37: mutated files end in a value no larger than the file, or in `PayloadError`."""

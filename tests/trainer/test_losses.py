@@ -74,7 +74,7 @@ def test_misleading_evidence_costs_what_the_methods_page_says(counts, expected):
     assert float(penalty) == pytest.approx(expected, abs=5e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(COUNTS, st.integers(0, 2**32 - 1))
 def test_kl_equals_scipy(counts, seed):
     """KL(Dir‖Dir) against gammaln and digamma of scipy."""

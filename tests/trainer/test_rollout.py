@@ -28,7 +28,7 @@ def full_matrix(attentions: list[torch.Tensor], prefix: int, renormalise: bool) 
     return result[:, 0, 1:]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 99), st.integers(1, 5), st.integers(1, 3), st.sampled_from([4, 9]), st.integers(0, 4), st.booleans()
 )

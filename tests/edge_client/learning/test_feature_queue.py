@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_client.learning.errors import LearningError
@@ -17,7 +17,6 @@ def features(rng: np.random.Generator, count: int) -> np.ndarray:
     return unit(rng.normal(size=(count, 128)))
 
 
-@settings(deadline=None)
 @given(capacity=st.integers(1, 12), pushes=st.lists(st.integers(0, 15), max_size=12))
 def test_the_newest_stay_in_the_order_in_which_they_came(capacity: int, pushes: list[int]) -> None:
     """A push of any length, longer than the queue too."""
@@ -32,7 +31,6 @@ def test_the_newest_stay_in_the_order_in_which_they_came(capacity: int, pushes: 
     assert len(queue.rows) == min(capacity, sum(pushes))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(1e-6, 1e6), half=st.booleans())
 def test_features_have_unit_length(seed: int, scale: float, half: bool) -> None:
     """Whatever came, of any scale; what travelled in float16 too."""

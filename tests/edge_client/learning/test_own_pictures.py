@@ -20,7 +20,7 @@ def rows(labels: list[int], groups: list[str] | None = None) -> PreparedRows:
     return PreparedRows(images, np.array(labels), tuple(hashlib.sha256(name.encode()).hexdigest() for name in names))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(25, 200), min_size=2, max_size=3))
 def test_hold_back_takes_its_share_and_keeps_sides(sizes):
     """docs/design.md 7 and 5: 15 % and at least 20 of each class; a picture never changes sides when others come."""

@@ -70,7 +70,7 @@ def test_grey_and_blur_are_kornias():
     np.testing.assert_allclose(ours.blurred(images, sigma, 7), back(expected), atol=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), side=st.integers(4, 40))
 def test_draws_keep_the_recipe(seed, side):
     """Every box lies in the picture, every factor in its range."""
@@ -92,7 +92,7 @@ def test_draws_are_as_frequent_as_the_recipe_says():
     assert 0.18 < area.min() < 0.22 and area.max() > 0.95
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_views_are_a_function_of_pictures_and_draws(seed):
     """The same draws give the same view; values stay in [0, 1]; a picture's view does not depend on its neighbours'."""

@@ -39,7 +39,7 @@ def oracle(bundle, pixels):
 
 
 @given(pixels=arrays(np.uint8, (27, 33, 3)))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_measures_follow_the_formulas(lab, plain_bundle, pixels):
     """docs/methods.md, 1.8: vacuity, dissonance, entropy; evidence at temperature T; tolerances of the export gates."""
     score = Scorer(plain_bundle, threads=1).score(pixels)

@@ -41,7 +41,7 @@ def test_every_purpose_has_its_name():
         assert found.random() == np.random.Generator(np.random.PCG64(list(digest))).random()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31 - 1), st.integers(1, 50))
 def test_an_epoch_without_balance_visits_every_row_once(seed, count):
     order = epoch_order(generator(seed, "x", "order", 1, 0), np.arange(count) % 2, "none")

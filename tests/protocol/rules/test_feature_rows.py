@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_protocol.rules.feature_rows import (
@@ -21,7 +21,6 @@ from edgefl_protocol.rules.feature_rows import (
 GOOD = unit(np.random.default_rng(7).normal(size=(4, 128))).astype(np.float16)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(1e-6, 1e6))
 def test_rows_come_to_length_one(seed: int, scale: float) -> None:
     """Against Python's own square root of a sum of squares; in float16 within what travels."""

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_protocol import Payload
@@ -155,7 +155,6 @@ def test_a_number_names_no_peer_over_time():
 # class numbers
 
 
-@settings(deadline=None)
 @given(st.permutations("abcd"), st.permutations("abcd"), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))))
 def test_classes_keep_their_names_there_and_back(task, model, held):
     """A federation may number its classes in another order than the bundle: a map stays with its class's name."""
@@ -183,7 +182,6 @@ def test_other_classes_are_refused():
 # peers' means
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.tuples(st.integers(0, 5), st.integers(0, 2)),

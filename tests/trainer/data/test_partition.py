@@ -78,7 +78,7 @@ def test_a_lesion_stands_in_one_place(plan: PartitionPlan) -> None:
     assert {len(found) for found in places.values()} == {1}
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data(), seed=st.integers(0, 3), name=st.sampled_from(sorted(PLANS)))
 def test_the_order_of_rows_does_not_matter_and_the_seed_does(data: st.DataObject, seed: int, name: str) -> None:
     rows = rows_of()

@@ -94,7 +94,7 @@ def test_every_seed_has_the_same_answers_and_words(rad: Path) -> None:
 TEXTS = st.text("abc xyz?1,肺", min_size=1, max_size=12).filter(lambda text: bool(words_of(text)))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=st.lists(st.tuples(TEXTS, st.text(max_size=8)), min_size=1, max_size=5))
 def test_test_questions_change_no_byte_of_answers_and_words(rad: Path, asked: list[tuple[str, str]]) -> None:
     """The task's property, for the file of test questions in the same source and for one of its own."""

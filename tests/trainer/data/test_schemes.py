@@ -44,7 +44,7 @@ SCHEMES = {
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lesions=mixed, sites=st.integers(1, 3), seed=st.integers(0, 5), data=st.data())
 def test_every_lesion_in_one_site_whatever_the_order(scheme, lesions, sites, seed, data):
     deal = SCHEMES[scheme]
@@ -64,7 +64,7 @@ def test_another_seed_deals_otherwise(scheme):
     assert len({tuple(sorted(SCHEMES[scheme](lesions, 3, seed).items())) for seed in range(6)}) == 6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(images=st.lists(st.integers(1, 3), max_size=30), shares=st.lists(st.integers(0, 9), min_size=1, max_size=8))
 def test_cut_by_cumulative_floors(images, shares):
     """NIID-Bench's `np.split` at floors of the running share, for one image a lesion; never a site of share 0."""
@@ -147,7 +147,7 @@ def test_site_wise_concentration_against_the_reference_loop(alpha):
     assert np.mean(ours) > (0.4 if alpha < 1 else 0.2)  # 0.2: every class alike
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(count=st.integers(10, 120), sites=st.integers(1, 9), seed=st.integers(0, 9), alpha=st.sampled_from([1e-3, 0.3]))
 def test_site_wise_sizes_are_equal(count, sites, seed, alpha):
     lesions = [Lesion(f"L{i}", "abc"[i % 3], 1) for i in range(count)]
@@ -155,7 +155,7 @@ def test_site_wise_sizes_are_equal(count, sites, seed, alpha):
     assert set(sizes.values()) <= {count // sites, -(-count // sites)}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     classes=st.integers(2, 8),
     factor=st.integers(1, 3),

@@ -34,7 +34,7 @@ def report(mean: float | None, pooled: float | None = 0.5) -> ProbeReport:
     return ProbeReport(sites=dict.fromkeys(NAMES, mean), mean=mean, pooled=pooled)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(labels=st.lists(st.integers(-1, 3), max_size=60), most=st.integers(0, 40), seed=st.integers(0, 9))
 def test_a_draw_is_of_labelled_rows_and_as_even_as_classes_allow(labels, most, seed):
     """A class has fewer rows than another only when all of its rows were taken, or by one."""

@@ -34,7 +34,7 @@ def site(labels: list[int], balance: str = "none", name: str = "east", seed: int
     return Site(name=name, task=task, backbone=None, train=rows, tune=rows, unlabelled=rows, balance=balance)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(count=st.integers(1, 40), batch=st.integers(1, 50), round_=st.integers(1, 9), epoch=st.integers(0, 9))
 def test_an_epoch_visits_every_row_once(count, batch, round_, epoch):
     here = site([0] * count)

@@ -56,7 +56,7 @@ def test_separable_rows_stop_at_the_bound():
 
 
 @given(seed=st.integers(0, 1000), evidence=st.sampled_from([None, softplus_evidence, relu_evidence]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_fit_never_loses_to_no_temperature(seed, evidence):
     rng = np.random.default_rng(seed)
     logits, target = rng.normal(0.0, rng.uniform(0.1, 8.0), (60, 3)), rng.integers(0, 3, 60)
@@ -112,7 +112,7 @@ def test_an_entropy_is_bounded_by_its_own_ceiling():
     target_error=st.floats(0.0, 0.5),
     max_referred=st.floats(0.0, 0.9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_threshold_keeps_its_bounds_for_any_rows(seed, rows, target_error, max_referred):
     rng = np.random.default_rng(seed)
     vacuity = rng.random(rows).round(1)  # ties

@@ -39,7 +39,7 @@ def draw(seed, rows=60, classes=3, lesions=None, ties=False, softmax=False) -> S
     return Scored(probabilities, target, predicted, None if softmax else vacuity, tuple(f"L{i}" for i in number))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10_000), rows=st.integers(1, 25), classes=st.integers(2, 4), ties=st.booleans(),
     softmax=st.booleans(),
@@ -58,7 +58,7 @@ def test_a_weight_is_a_repeated_row(seed, rows, classes, ties, softmax):
             np.testing.assert_allclose(found[name][r], expected, atol=1e-9, err_msg=name)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 25), classes=st.integers(2, 4))
 def test_recalls_of_a_draw_are_scikit_learns(seed, rows, classes):
     scored = draw(seed, rows, classes)

@@ -227,7 +227,7 @@ def test_softmax_methods_are_ordered_by_entropy():
 
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 40), classes=st.integers(2, 6), abstain=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ranges_and_independence_of_the_order_of_rows(seed, rows, classes, abstain):
     probabilities, target, predicted, vacuity = draw(seed, rows, classes, abstain)
     vacuity = vacuity.round(1)  # ties
@@ -241,7 +241,7 @@ def test_ranges_and_independence_of_the_order_of_rows(seed, rows, classes, absta
 
 
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_renaming_the_classes_changes_no_figure(seed, classes):
     probabilities, target, predicted, vacuity = draw(seed, 50, classes)
     name = np.random.default_rng(seed).permutation(classes)

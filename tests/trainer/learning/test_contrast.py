@@ -44,7 +44,7 @@ def rows_of(values: torch.Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in values}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(capacity=st.integers(2, 9), pushes=st.lists(st.integers(1, 14), max_size=8))
 def test_a_queue_is_first_in_first_out_for_any_sizes(capacity, pushes):
     """Against collections.deque: sizes need not divide one another, one push may be longer than the queue."""

@@ -31,7 +31,7 @@ def rows_of(values: np.ndarray) -> list[bytes]:
     return [row.tobytes() for row in values]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=5))
 def test_a_site_receives_the_union_of_all_others_and_nothing_of_its_own(sizes):
     """FedCLF eq. 2."""

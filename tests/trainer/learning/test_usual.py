@@ -16,7 +16,7 @@ def unusual(features: np.ndarray, tensors: dict) -> np.ndarray:
     return unusualness(torch.from_numpy(features.astype(np.float32)), mean, whitening).numpy()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     evidence=st.lists(st.floats(0, 1e4), min_size=2, max_size=5),
     distance=st.floats(0, 1e6),

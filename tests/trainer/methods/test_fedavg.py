@@ -51,7 +51,7 @@ def test_identical_sites_are_one_site(make_task, make_site):
         np.testing.assert_array_equal(one.arrays[name], three.arrays[name])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(counts=st.lists(st.integers(1, 10_000), min_size=1, max_size=6), seed=st.integers(0, 2**32 - 1))
 def test_weighted_mean_is_numpys(counts, seed):
     rng = np.random.default_rng(seed)

@@ -49,7 +49,7 @@ def test_what_is_shared_are_mean_outputs_and_distributions(loss, make_task, make
 distributions = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).filter(lambda row: sum(row) > 0.01)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     outputs=st.lists(distributions, min_size=3, max_size=3),
     answers=st.lists(distributions, min_size=4, max_size=4),
@@ -80,7 +80,7 @@ def test_an_answer_of_zero_stays_finite():
     assert torch.isfinite(value) and torch.isfinite(leaf.grad).all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(holders=st.lists(st.integers(0, 7), min_size=1, max_size=5), seed=st.integers(0, 2**32 - 1))
 def test_a_site_receives_the_mean_of_the_others_where_its_own_is_excluded(holders, seed):
     """(sum − own)/(count − 1) by numpy, each class on its own; without the switch the mean over all that have it."""

@@ -198,7 +198,7 @@ def test_hidden_pixels_cannot_reach_the_encoder():
         assert model.encode(images, visible).equal(model.encode(changed, visible))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(ratio=st.sampled_from([0.25, 0.5, 0.75]), side=st.sampled_from([2, 4, 6]), seed=st.integers(0, 99))
 def test_the_encoder_sees_the_patches_of_smallest_noise_and_no_other(ratio, side, seed):
     """MAE section 3: (1 - ratio)·N patches, those of smallest noise, and the class token reach the encoder's blocks."""

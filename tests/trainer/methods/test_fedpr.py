@@ -29,7 +29,7 @@ def one_round(method, site, round_, state=None):
     return before, reply.arrays["prompts.s"][0] - before, new
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(1, 6), width=st.integers(7, 30))
 def test_the_projector_is_that_of_the_null_space(seed, tokens, width):
     prompts = random_prompts(seed, tokens, width)

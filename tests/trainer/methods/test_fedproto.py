@@ -41,7 +41,7 @@ def features_of(predictor, images: np.ndarray) -> np.ndarray:
     return (cls - predictor.tensors["features.mean"]) / np.maximum(predictor.tensors["features.std"], 1e-6)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     known=st.lists(st.booleans(), min_size=2, max_size=4),
     weight=st.floats(0.0, 100.0),
@@ -67,7 +67,7 @@ def test_the_pull_is_the_mean_squared_difference(known, weight, seed):
     np.testing.assert_allclose(leaf.grad.numpy(), weight * gradient, rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     counts=st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=1, max_size=5),
     uniform=st.booleans(),

@@ -140,7 +140,7 @@ def served(method, old, rounds_of_means, weights=None):
     return kept
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), rho=st.floats(0, 1), period=st.integers(1, 4))
 def test_the_server_keeps_prototypes_as_equations_20_and_21(seed, rho, period):
     """Mean over all contributions of a period, D_c = 0 keeps the prototype, a class first seen takes its mean."""

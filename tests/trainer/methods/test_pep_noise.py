@@ -81,7 +81,7 @@ def test_equal_images_are_not_sent_without_noise():
     assert not sent[:, 0].any() and sent[:, 1].any()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), radius=st.floats(0.01, 20), known=st.booleans(), far=st.floats(0, 1e6))
 def test_clipped_means_move_no_further_than_the_noise_covers(seed, radius, known, far):
     """docs/methods.md 6: with `dp_clip_l1=B` replacing one image moves the mean by at most 2B/N in L1."""

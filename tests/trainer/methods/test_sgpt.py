@@ -77,7 +77,7 @@ def test_keys_are_drawn_in_the_first_six_epochs_of_stage_2_only(make_task, make_
     assert "keys" not in stages[2]["moved"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), fresh=st.booleans())
 def test_training_selects_by_distance_and_frequency(seed, fresh):
     """argmin (1 − cos)·(f_g + 5e-4), f_g the share of past selections; without a past the factor is left out."""
@@ -139,7 +139,7 @@ def test_the_loss_of_stage_2_is_cross_entropy_minus_the_mean_cosine(backbone, ma
     assert [fact["loss"] for fact in heard if "summary" in fact] == pytest.approx(losses, abs=1e-4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), sites=st.integers(1, 4))
 def test_keys_are_averaged_by_selections(seed, sites):
     """Weights: the site's share of the group's selections in this round; 1/C where they are 50 or fewer."""
@@ -194,7 +194,7 @@ def test_fresh_tensors_are_the_references(make_task):
 
 
 @given(groups=st.integers(1, 16), seed=st.integers(0, 1000))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_keys_are_orthogonal_up_to_the_width(groups, seed):
     keys = orthogonal_keys(groups, 16, torch.Generator().manual_seed(seed)).double()
     unit = keys / keys.norm(dim=1, keepdim=True)

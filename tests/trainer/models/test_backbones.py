@@ -134,7 +134,7 @@ def test_a_described_shape_that_cannot_be_is_refused(shape, file):
     assert network_kind(f"file:{file}") == "vit"  # whoever loads it refuses it
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cut=st.integers(0, 300), data=st.binary(max_size=64))
 def test_a_damaged_file_is_refused_and_nothing_else_happens(tmp_path_factory, cut, data):
     path = tmp_path_factory.mktemp("damaged") / "b"
