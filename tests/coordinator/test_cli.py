@@ -59,6 +59,7 @@ def test_help_and_server_load_no_trainer() -> None:
     assert "sqlalchemy" not in done.stdout and "uvicorn" not in done.stdout and "starlette" not in done.stdout
 
 
+@pytest.mark.slow
 def test_init_loads_no_more_of_the_trainer_than_it_tries() -> None:
     """It waited for plotting, statistics and the whole run: a third of its time. PyTorch alone takes long enough."""
     code = (

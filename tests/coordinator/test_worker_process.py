@@ -140,6 +140,7 @@ def test_a_worker_that_was_killed_is_begun_anew(worker, folder):
     wait_until(lambda: not is_alive(told(hung)["pid"]))
 
 
+@pytest.mark.slow
 def test_a_worker_at_rest_is_begun_anew(folder):
     worker = WorkerProcess((sys.executable, "-c", LOOP, "0.2"))
     jobs = [folder(name) for name in ("one", "two")]

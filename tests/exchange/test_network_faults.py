@@ -151,6 +151,7 @@ FAULTS = [
     "reset at once", "reset before the answer", "reset in the answer", "drop all", "drop answer", "delay",
     "long delay", "half-close request", "half-close answer", "truncate", "throttle", "corrupt answer",
 ]  # fmt: skip
+SOON = ("reset in the answer", "drop answer", "corrupt answer")  # of these routes the quick tests try
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +240,9 @@ def caller(member, proxy, deadlines):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [fault if fault in SOON else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS]
+)
 def test_five_routes_of_a_member(bad_network, coordinator, joined, folder, net, fault):
     """docs/security.md check 63: 12 faults on task, broadcast, reply, index, bundle: success or `Unavailable` in time.
 
@@ -267,6 +270,7 @@ def test_five_routes_of_a_member(bad_network, coordinator, joined, folder, net, 
         assert set(outcomes.values()) == {"unreachable"}  # the proxy stands in the way: the test can fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_route_of_a_newcomer(bad_network, coordinator, folder, net, fault):
     """docs/security.md check 63: 12 faults on enrol: success or `Unavailable` in time; then the same invite goes on."""

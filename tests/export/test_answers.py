@@ -139,6 +139,7 @@ def test_the_bundle_loads_and_says_what_it_knows(answer_run, shared):
     assert {one.quantity for one in members.parity} == {"probabilities", "map"}
 
 
+@pytest.mark.slow
 def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, answering, answer_graph, shared):
     """docs/design.md 7, export gates (int8). Only the vision transformer has 8 bits: all else is an argument."""
     pictures, words = gate_images(36, 128), gate_questions(len(WORDS.words), WORDS.length, 128)

@@ -91,6 +91,7 @@ def a_round(bundle: Bundle, broadcast: Payload, **settings: float) -> LiveRound:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_device_learns_a_round_of_an_added_method(bundle: Bundle, run_folder: Path, table: Table, tmp_path: Path):
     """The device's reply is the trainer's of the same pictures, draws and settings, and the server averages both."""
     backbone, classes = open_run(run_folder).backbone, bundle.labels.classes

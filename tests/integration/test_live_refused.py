@@ -18,6 +18,7 @@ from edgefl_trainer.engine.federation import InProcessSite
 from edgefl_trainer.live import join
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of the server in a thread, when it is stopped
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -160,6 +160,7 @@ def kill_after(owner: type, name: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner, name, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLS)
 def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, tmp_path: Path, monkeypatch) -> None:
     """docs/security.md checks 56 and 57: killed after any durable step of a round, the same command goes on; the round
@@ -191,6 +192,7 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
     assert [tuple(row) for row in stored] == [(1, found["summary"]["site_sha256"])]
 
 
+@pytest.mark.slow
 def test_old_keys_are_changed_by_a_timer_too(live, tmp_path: Path, monkeypatch) -> None:
     """docs/security.md 2.6.4, check 23: `--once` changes keys of 30 days as well; a signed refusal ends nothing."""
     torch.set_num_threads(1)
@@ -220,6 +222,7 @@ def enrolled(live: Any, folder: Path) -> tuple[Live, str]:
     return there, invite
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_gone_is_waited_for(live, tmp_path: Path, monkeypatch) -> None:
     """docs/security.md, order of checks: no answer means "try again later"; one line says so, and waits double."""
     there, _ = enrolled(live, tmp_path)
@@ -267,6 +270,7 @@ def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
         join(call(tmp_path / "nothing", "site-1"))
 
 
+@pytest.mark.slow
 def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None:
     """What a site agreed to at its first round holds to the end: a coordinator cannot ask for something else later."""
     there, _ = enrolled(live, tmp_path)
@@ -285,6 +289,7 @@ def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None
             join(call(tmp_path / "site-1", "site-1"))
 
 
+@pytest.mark.slow
 def test_a_site_that_stays_hears_why_a_round_is_stuck_and_goes_on_once_it_is_mended(live, tmp_path: Path) -> None:
     """docs/decisions/0041: two sites of three that a broadcast needs; what the operator types frees the one that waits.
     A round that is stuck is said once, and its broadcast is not asked for again and again."""
@@ -321,6 +326,7 @@ def test_a_site_that_stays_hears_why_a_round_is_stuck_and_goes_on_once_it_is_men
     assert found["site-1"]["round"] == {"number": 2, "rounds": 2, "state": "done", "stuck": None}
 
 
+@pytest.mark.slow
 def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: Path) -> None:
     """docs/design.md 4: a site whose reply did not count is after the round as before it; the next round goes on."""
     torch.set_num_threads(1)
@@ -352,6 +358,7 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
     assert {found[name]["summary"]["state_sha256"] for name in SITES} == {status}
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_after_the_end_is_no_result_of_the_federation(live, tmp_path: Path) -> None:
     """Its prompts are fresh where maps alone travel: table, card and sentences say that it took part in no round."""
     torch.set_num_threads(1)
@@ -376,6 +383,7 @@ def test_a_site_that_joins_after_the_end_is_no_result_of_the_federation(live, tm
     assert card.metrics["site"]["took_part"] == {"rounds": 0, "of": 1}
 
 
+@pytest.mark.slow
 def test_what_join_says_counts_the_reply_that_it_sent(live, tmp_path: Path) -> None:
     """The task of a meeting comes before the reply: its count of replies would be too low by this site's."""
     torch.set_num_threads(1)

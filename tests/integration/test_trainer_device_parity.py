@@ -83,6 +83,7 @@ PHOTOS: dict[str, Callable[[], bytes]] = {
 FAULTS = {"smaller than the network": "size", "blurred": "blur", "too dark": "exposure", "no skin": "not_skin"}
 
 
+@pytest.mark.slow
 def test_a_single_row_of_prompts_has_a_fused_form(signed):
     """docs/methods.md 1.2: four patches have one prompt, 50 · 4/196 rounded; onnxruntime takes that graph too."""
     _, file, public = signed

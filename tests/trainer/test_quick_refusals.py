@@ -103,6 +103,7 @@ def test_help_needs_no_pytorch(tmp_path):
     assert [(code, heavy) for code, _, heavy in answers] == [(0, [])] * len(commands)
 
 
+@pytest.mark.slow
 def test_a_method_that_exists_still_needs_it(tmp_path):
     """So the tests above look at the modules that count."""
     [[code, _, heavy]] = asked([["methods", "local"]], tmp_path)

@@ -65,6 +65,7 @@ def test_works_are_timed_in_turn():
     assert runs == ["a", "b"] * 4 and found == pytest.approx([2, 20])
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypatch):
     """docs/reference/doctor.md: what a second model or a batch takes is no part of the figure, which is read before
     either."""

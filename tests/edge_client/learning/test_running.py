@@ -292,6 +292,7 @@ def test_a_bit_that_falls_over_never_becomes_a_weight(bundle, labels, home, name
             READERS[name](home, bundle)
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, lab):
     """docs/security.md check 57, on the device: kill −9 at random moments; the last start ends with the same values."""
     file = tmp_path / "model.edgefl"

@@ -167,6 +167,7 @@ def test_a_missing_extra_is_named(monkeypatch, kind, start):
     assert f"pip install 'edgefl-derm[{kind}]'" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_reader_that_dies_costs_one_picture():
     with PictureReader(FORMATS) as reader:
         np.testing.assert_array_equal(reader.read(saved(scene())), scene())

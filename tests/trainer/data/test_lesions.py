@@ -101,6 +101,7 @@ def grown(inside: np.ndarray, steps: int) -> np.ndarray:
     return inside
 
 
+@pytest.mark.slow
 def test_lesions_are_not_always_in_the_middle(drawn: Federation) -> None:
     inside = drawn.masks > 0
     rows = (inside.sum(2) * np.arange(84)).sum(1) / inside.sum((1, 2))

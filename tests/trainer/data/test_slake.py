@@ -68,6 +68,7 @@ def test_the_official_questions_tally(real_data: Path) -> None:
     assert "1 question without an answer, such as train/1622" in found.warnings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_both_languages_of_the_official_file(real_data: Path) -> None:
     """9,835, 2,099 and 2,094 questions in both languages together."""
@@ -85,6 +86,7 @@ def test_eight_sites_of_both_sets(real_data: Path) -> None:
     assert counts == {**organs, **{site: sum(split) for site, split in REGIONS.items()}}
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_official_questions_of_both_sets_are_one_federation(real_data: Path, tmp_path: Path, cache: Path) -> None:
     """SLAKE's official questions about drawn pictures, for want of its own: eight sites, one list of answers."""

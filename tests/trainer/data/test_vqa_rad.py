@@ -48,6 +48,7 @@ def test_the_official_training_questions_tally(real_data: Path) -> None:
     assert len({" ".join(str(entry["answer"]).lower().split()) for entry in raw}) == 476  # in lower case alone
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_official_pictures_are_read_once_and_dealt_whole(real_data: Path, cache: Path) -> None:
     """All 314 pictures that are asked about; the zip's 315th is not."""

@@ -87,6 +87,7 @@ def test_the_five_methods_answer_questions(method, asked, tmp_path):
         assert prompt < found["bytes_up_per_round"] < prompt + 3 * 400
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_digest(asked, tmp_path, kill_after):
     whole = ("run", "pfl-vqa", "--data", asked, *TINY, *SMALL, "--rounds", "2")
     assert edgefl_train(*whole, "--out", tmp_path / "one").code == 0

@@ -45,6 +45,7 @@ def test_both_sets_are_eight_sites_with_one_vocabulary(both):
             assert found.questions.tokens[row].tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 def test_eight_sites_of_both_sets_learn_together(both, tmp_path):
     given = ("--data", both[0], "--data", both[1])
     done = edgefl_train("run", "pfl-vqa", *given, *TINY, *SMALL, "--out", tmp_path / "run")

@@ -152,6 +152,7 @@ def test_what_a_held_out_site_holds_changes_no_weight(four, partition, held_out,
     assert read(tmp_path / "run", "calibration.json") == read(run("fedavg"), "calibration.json")
 
 
+@pytest.mark.slow
 def test_what_is_foreign_is_unusual_at_a_held_out_site_too(train, tmp_path) -> None:
     """docs/methods.md, discounted evidence: every site of enough rows has its own distances, and uses no label."""
     data, path = "lesions:sites=3,images=80,px=36", tmp_path / "held.json"

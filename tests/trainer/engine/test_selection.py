@@ -86,14 +86,15 @@ def test_a_fine_tuned_model_stands_for_selection_too(tmp_path, large, mae, monke
         assert np.array_equal(model["prompts.t"], state["prompts.t"]) == fine_tuned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [
         "phase-0001/east.metrics.json",
-        pytest.param("phase-0001/west.broadcast.safetensors", marks=pytest.mark.slow),
-        pytest.param("phase-0001/server.safetensors", marks=pytest.mark.slow),
-        pytest.param("checkpoints/latest.json", marks=pytest.mark.slow),
-        pytest.param("models/east.safetensors", marks=pytest.mark.slow),
+        "phase-0001/west.broadcast.safetensors",
+        "phase-0001/server.safetensors",
+        "checkpoints/latest.json",
+        "models/east.safetensors",
     ],
 )
 def test_kill_9_and_resume_keep_the_selection(moment, tmp_path, large, mae, kill_after, undisturbed):

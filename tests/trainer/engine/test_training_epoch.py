@@ -98,6 +98,7 @@ def test_operations_of_a_network_counted_by_hand(script, case):
     assert script["flops_of_an_image"](case) == forward + backward
 
 
+@pytest.mark.slow
 def test_an_unknown_backbone_is_one_sentence(script):
     run = CliRunner().invoke(script["main"], ["--backbone", "vit:nothing", "--images", "2", "--photo-px", "48"])
     assert run.exit_code == 1 and run.stdout == "" and "there is no backbone" in run.stderr

@@ -44,6 +44,7 @@ def test_words_alone_tell_little_and_the_picture_tells_a_yes(drawn):
         assert by["words", unit] < 0.65 < by["words, site, words x picture", unit]
 
 
+@pytest.mark.slow
 def test_a_run_is_asked_with_both_pictures(drawn, tmp_path):
     run = tmp_path / "run"
     small = ("--preset", "tiny", "--backbone", "vit:32x2/12", "--image-px", "36", "--rounds", 1, "--device", "cpu")
@@ -56,6 +57,7 @@ def test_a_run_is_asked_with_both_pictures(drawn, tmp_path):
         assert 0 <= line["own_picture"] <= line["questions"]
 
 
+@pytest.mark.slow
 def test_a_run_is_asked_without_its_prompts(drawn, tmp_path):
     """Fresh gates are 0 and learn from there; prompts that all begin alike still point one way."""
     run = tmp_path / "run"

@@ -235,6 +235,7 @@ class Stopping:
         return self.site.local_round(state, broadcast, report)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_any_phase_goes_on_to_the_same_digest(cnn_task, make_site, tmp_path):
     """docs/design.md 4: warm, train and final phases, each stopped after its first site."""
     task, method = cnn_task(rounds=2), fedclf(bn="local", momentum_encoder="local", dp_noise=0.5)
