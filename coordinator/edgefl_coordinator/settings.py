@@ -133,10 +133,11 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     open_blobs: Positive = 2  # that a member may be sending at once; a new one pushes out the one that rested longest
     blob_age_s: Positive = 24 * 3600  # without a piece; then an unfinished blob is deleted
     header_deadline_s: Seconds = 10.0  # for a request's whole header
-    body_deadline_s: Seconds = 60.0  # for its whole body
+    body_deadline_s: Seconds = 30.0  # for its body; what has arrived of it gives it more
+    body_bytes_per_s: Positive = 32 * 2**10  # so many bytes of a body give it a second more: the least rate
     connections: Positive = 1000  # open connections; above it they are closed unheard
     one_address: Positive = 500  # of them from one address; behind a proxy that ends TLS all of them
-    waiting_bytes: Positive = 256 * 2**20  # request bodies in memory at once; above it 503
+    waiting_bytes: Positive = 192 * 2**20  # bodies above 64 KiB in memory at once; above it 503
     open_per_minute: Positive = 60  # requests of one address to each of /v1/time, /v1/enrol and /v1/root
     skew_ms: Positive = 300_000  # clock difference accepted in an envelope
     lifetime_ms: Positive = 600_000  # longest validity of an envelope

@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 
 from edgefl_coordinator.web.app import make_app
+from edgefl_coordinator.web.bodies import SMALL_BYTES
 from edgefl_coordinator.web.deadline import deadline_protocol
-from edgefl_coordinator.web.guard import Guard, RateLimit
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.messages.requests import ROUTES, RecordReply
@@ -147,107 +147,26 @@ def test_sixty_a_minute(client) -> None:
     assert client.request("GET", "/healthz").status == 200
 
 
-def test_the_minute_ends() -> None:
-    now = [0.0]
-    limit = RateLimit(1, clock=lambda: now[0])
-    assert [limit.allows("a", "/"), limit.allows("a", "/")] == [True, False]
-    now[0] = 60.0
-    assert limit.allows("a", "/")
-
-
-def test_a_flood_of_addresses_resets_nobody() -> None:
-    """docs/security.md, signed time: with more addresses than are remembered, one that keeps asking stays refused."""
-    limit = RateLimit(2, clock=lambda: 0.0)
-    assert [limit.allows("attacker", "/") for _ in range(3)] == [True, True, False]
-    for number in range(25_000):
-        assert limit.allows(f"flood-{number}", "/")
-        if number % 5000 == 0:
-            assert not limit.allows("attacker", "/")
-    assert not limit.allows("attacker", "/")
-    assert len(limit._counts) == 10_000
-
-
-def test_the_longest_silent_is_forgotten_first() -> None:
-    """The bound: of three places, the address that asked last is kept and the one that asked first gives way."""
-    now = [0.0]
-    limit = RateLimit(1, clock=lambda: now[0], max_addresses=3)
-    assert [limit.allows(name, "/") for name in "abc"] == [True] * 3
-    assert not limit.allows("a", "/")
-    assert limit.allows("d", "/")  # b goes
-    assert not limit.allows("a", "/") and not limit.allows("c", "/")
-    assert limit.allows("b", "/")  # d goes: a and c asked after it
-    now[0] = 60.0
-    assert [limit.allows(name, "/") for name in "acb"] == [True] * 3  # everybody's own minute has passed
-
-
-def test_a_request_costs_the_same_however_many_addresses() -> None:
-    """Bounded and O(1): a full table takes no longer for each new address than an empty one (within a factor of 20)."""
-
-    def seconds(limit: RateLimit, first: int) -> float:
-        start = time.perf_counter()
-        for number in range(first, first + 5000):
-            limit.allows(f"address-{number}", "/")
-        return time.perf_counter() - start
-
-    limit = RateLimit(60)
-    empty = seconds(limit, 0)
-    seconds(limit, 5000)
-    assert seconds(limit, 10_000) < 20 * empty + 0.05
-
-
-def test_memory_for_bodies_is_bounded(asgi, make_coordinator) -> None:
-    """Check 45: bodies that together pass the bound get 503 with Retry-After."""
-    client = asgi(make_coordinator(limits={"waiting_bytes": 1000, "body_bytes": 2**20, "reply_bytes": 1000}))
-    answer = client.request("POST", "/v1/task", bytes(1001))
+def test_memory_for_large_bodies_is_bounded(asgi, make_coordinator, tools) -> None:
+    """Check 45: a large body without room gets 503 with Retry-After, unread; a small one needs no room."""
+    coordinator = make_coordinator(limits={"waiting_bytes": 100_000, "body_bytes": 2**20, "reply_bytes": 1000})
+    client, member = asgi(coordinator), tools.approved_member(coordinator, "clinic-a")
+    start = member.envelope("task", Payload())
+    too_large, fits, small = (start + bytes(length - len(start)) for length in (100_001, 100_000, SMALL_BYTES))
+    answer = client.request("POST", "/v1/task", too_large)
     assert (answer.status, answer.headers[b"retry-after"], answer.headers[b"connection"]) == (503, b"2", b"close")
-    assert client.request("POST", "/v1/task", bytes(1000)).status == 401
-    assert client.request("POST", "/v1/task", bytes(1000)).status == 401  # the first body's share was given back
-
-
-def test_announced_bytes_hold_nobody_up() -> None:
-    """Check 45: eight slow senders that announce 32 MiB each hold only what they sent; a good one is answered."""
-    statuses: list[int] = []
-
-    async def answer(scope, receive, send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def ask(guard: Guard, body: bytes, length: int) -> None:
-        pieces = [{"type": "http.request", "body": body, "more_body": len(body) < length}]
-
-        async def receive():
-            if not pieces:
-                await asyncio.Event().wait()
-            return pieces.pop()
-
-        async def send(event) -> None:
-            statuses.append(event.get("status", 0))
-
-        headers = [(b"content-length", str(length).encode())]
-        scope = {"type": "http", "method": "POST", "path": "/v1/reply", "query_string": b"", "headers": headers}
-        await guard(scope, receive, send)
-
-    async def run() -> None:
-        guard = Guard(answer, body_bytes=32 * 2**20, waiting_bytes=256 * 2**20, per_minute=60)
-        slow = [asyncio.create_task(ask(guard, b"x", 32 * 2**20)) for _ in range(8)]
-        await asyncio.sleep(0.01)
-        await ask(guard, bytes(1000), 1000)
-        for one in slow:
-            one.cancel()
-        await asyncio.gather(*slow, return_exceptions=True)
-
-    asyncio.run(run())
-    assert statuses == [200]
+    for body in (fits, small, fits):  # each gives its room back
+        assert client.request("POST", "/v1/task", body).status == 401
 
 
 class Running:
     """The application under uvicorn with our receive deadline on 127.0.0.1, without TLS: for slow senders."""
 
-    def __init__(self, coordinator, header_s: float, body_s: float) -> None:
+    def __init__(self, coordinator, header_s: float, body_s: float, bytes_per_s: float = 2**15) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port = self.listening.getsockname()[1]
-        config = uvicorn.Config(
-            make_app(coordinator), http=deadline_protocol(header_s, body_s), ws="none", lifespan="off", log_config=None
-        )
+        protocol = deadline_protocol(header_s, body_s, bytes_per_s)
+        config = uvicorn.Config(make_app(coordinator), http=protocol, ws="none", lifespan="off", log_config=None)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(
             target=lambda: asyncio.run(self.server.serve(sockets=[self.listening])), daemon=True
@@ -310,6 +229,36 @@ def test_slow_senders_are_closed(coordinator, first, drip) -> None:
     with Running(coordinator, 0.2, 0.2) as running, running.connect() as one:
         one.sendall(first)
         assert seconds_until_closed(one, drip) < 2.5
+
+
+def sent_at(one: socket.socket, bytes_per_s: float, length: int) -> int:
+    """Send a body at a rate, ten times a second, until it is whole or the other side closes; return what was sent."""
+    sent, started = 0, time.monotonic()
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        one.setblocking(False)
+        while sent < length:
+            time.sleep(0.1)
+            due = min(int(bytes_per_s * (time.monotonic() - started)), length)
+            one.sendall(bytes(due - sent))
+            sent = due
+            with contextlib.suppress(BlockingIOError):
+                if not one.recv(1):
+                    break
+    one.settimeout(20)
+    return sent
+
+
+@pytest.mark.parametrize(("bytes_per_s", "burst", "whole"), [(3000, 0, True), (500, 0, False), (500, 20_000, False)])
+def test_the_least_rate_of_a_body(coordinator, bytes_per_s, burst, whole) -> None:
+    """Twice the least rate outlives the deadline of 0.4 s by far; half of it is cut, also behind a burst."""
+    length = 5000 + burst
+    with Running(coordinator, 5, 0.4, 1500) as running, running.connect() as one:
+        head = f"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+        one.sendall(head + bytes(burst))
+        sent = sent_at(one, bytes_per_s, length - burst)
+        assert (sent == 5000) == whole
+        if whole:
+            assert one.recv(100).startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize(("senders", "deadline_s"), [(60, 0.8), pytest.param(500, 4.0, marks=pytest.mark.slow)])

@@ -5,14 +5,9 @@ import contextlib
 import gc
 import http.client
 import json
-import os
-import re
-import signal
 import socket
 import sqlite3
 import ssl
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -23,6 +18,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from tests.coordinator.conftest import settings_table
+from tests.coordinator.served import Served, cpu_s, memory_kib
 
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import CoordinatorHome
@@ -31,69 +27,9 @@ from edgefl_coordinator.store.audit_chain import read_head
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web import service, tls
-from edgefl_coordinator.web.admin import run_operation
 from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest, TaskReply
-
-COMMAND = [sys.executable, "-m", "edgefl_coordinator.cli"]
-
-
-class Served:
-    """A running `edgefl-coordinator serve`."""
-
-    def __init__(self, home: CoordinatorHome, *more: str) -> None:
-        self.home = home
-        self.lines: list[str] = []
-        self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--log-level", "debug", *more, "--home", str(home.root)],
-            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self.port = self._read_port()
-        self.reader = threading.Thread(target=self._read_rest, daemon=True)
-        self.reader.start()
-
-    def _read_port(self) -> int:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(r"listening on https://127\.0\.0\.1:(\d+)", line):
-                return int(found.group(1))
-        raise AssertionError("".join(self.lines))
-
-    def _read_rest(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(self.process.stderr)
-
-    def context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self.home.tls / "ca.pem"))
-
-    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.context(), timeout=20)
-        try:
-            connection.request("POST", path, body)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def operate(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Ask the server as the operator's commands do, over its socket."""
-        return dict(run_operation(self.home, operation, arguments))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.close()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=20)
-        self.reader.join(timeout=20)
-        assert self.process.stderr is not None and self.process.stdout is not None
-        self.process.stderr.close()
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -243,18 +179,6 @@ class _nothing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def memory_kib(pid: int) -> int:
-    text = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+)", text)
-    assert found
-    return int(found.group(1))
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")

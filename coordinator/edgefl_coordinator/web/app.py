@@ -1,7 +1,8 @@
 """The HTTPS application: thin handlers between the guard and the sealed routes.
 
 Guarantees: handlers hold no rule of their own; crypto and store run in a bounded pool of threads, so one slow disk does
-not stop the event loop. A sealed answer's HTTP status is the signed `sts`. Routes: docs/security.md, routes.
+not stop the event loop. Large requests have threads of their own, so small ones never wait behind them. A sealed
+answer's HTTP status is the signed `sts`. Whoever gets a 401 connects anew. Routes: docs/security.md, routes.
 """
 
 from typing import Any
@@ -14,28 +15,33 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route as HttpRoute
 
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.web.guard import Application, Guard
-from edgefl_coordinator.web.sealed_requests import handle
+from edgefl_coordinator.web.bodies import SMALL_BYTES, Application
+from edgefl_coordinator.web.guard import Guard
+from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED, handle, known_sender
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.messages.requests import ROUTES, Route
 from edgefl_protocol.records.coordinator_records import make_time
 
-_WORKERS = 8  # requests in crypto or store at once; the others wait in memory, which the guard bounds
+_WORKERS = 4  # small requests in crypto or store at once, and as many large; others wait in memory, which is bounded
 _SEALED = "application/octet-stream"
+_BY_PATH = {route.path: route for route in ROUTES.values()}
 
 
 def make_app(coordinator: Coordinator) -> Application:
     """Return the guarded ASGI application of a coordinator."""
-    limiter = anyio.CapacityLimiter(_WORKERS)
+    small, large = anyio.CapacityLimiter(_WORKERS), anyio.CapacityLimiter(_WORKERS)
 
     def sealed(route: Route) -> HttpRoute:
         async def endpoint(request: Request) -> Response:
             body = await request.body()
+            limiter = small if len(body) <= SMALL_BYTES else large
             answer = await anyio.to_thread.run_sync(handle, coordinator, route, body, limiter=limiter)
-            media = _SEALED if answer.sealed else "application/json"
-            return Response(answer.body, status_code=answer.status, media_type=media)
+            return Response(answer.body, status_code=answer.status, media_type=_SEALED) if answer.sealed else refusal()
 
         return HttpRoute(route.path, endpoint, methods=["POST"])
+
+    async def known(path: str, start: bytes) -> str | None:
+        return await anyio.to_thread.run_sync(known_sender, coordinator, _BY_PATH[path], start, limiter=small)
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -52,7 +58,7 @@ def make_app(coordinator: Coordinator) -> Application:
         return Response(coordinator.key_record(), media_type=_SEALED)
 
     async def plain_root(_: Request) -> Response:
-        chain = await anyio.to_thread.run_sync(coordinator.root_chain, limiter=limiter)
+        chain = await anyio.to_thread.run_sync(coordinator.root_chain, limiter=small)
         return Response(chain, status_code=200 if chain else 404, media_type=_SEALED)
 
     plain: list[Any] = [
@@ -65,10 +71,17 @@ def make_app(coordinator: Coordinator) -> Application:
     app = Starlette(routes=[*plain, *(sealed(route) for route in ROUTES.values())])
     return Guard(
         app,
+        known,
+        refusal(),
         body_bytes=limits.body_bytes,
-        waiting_bytes=limits.waiting_bytes,
+        room_bytes=limits.waiting_bytes,
         per_minute=limits.open_per_minute,
     )
+
+
+def refusal() -> Response:
+    """Return the one answer to whatever fails before its signature is verified."""
+    return Response(UNAUTHENTICATED, 401, {"connection": "close"}, "application/json")
 
 
 def _only_nonce(request: Request) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import resource
 import socket
+from asyncio import sslproto
 from collections import Counter
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ HANDSHAKE_S = 10.0
 MOST_KNOCKING = 256  # asyncio holds a quarter of a megabyte for each
 KNOCKING_OF_ONE = 32  # of one address
 _DESCRIPTORS = 65_536
+_TLS_BYTES = 32 * 2**10  # that a connection reads at once, in a buffer of its own; asyncio's is 256 KiB
 
 
 class Door:
@@ -132,12 +134,13 @@ class Visitor(socket.socket):
 
 
 class DoorLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop with our deadline of a TLS handshake; its own is a minute."""
+    """asyncio's loop with our deadline of a TLS handshake, which is a minute there, and smaller buffers."""
 
     async def create_server(self, *args: Any, **given: Any) -> Any:
         """Listen as asyncio does."""
         if given.get("ssl") is not None:
             given["ssl_handshake_timeout"] = HANDSHAKE_S
+            sslproto.SSLProtocol.max_size = _TLS_BYTES
         return await super().create_server(*args, **given)
 
 
@@ -147,6 +150,12 @@ def let_in(transport: asyncio.BaseTransport) -> None:
     visitor = getattr(found, "_sock", found)  # asyncio hands out a wrapper
     if isinstance(visitor, Visitor):
         visitor.comes_in()
+
+
+def bound_buffer(transport: asyncio.BaseTransport) -> None:
+    """Let what nobody reads of a TLS connection wait in the kernel, but for a little; asyncio holds 256 KiB of it."""
+    if isinstance(transport, sslproto._SSLProtocolTransport):
+        transport.set_read_buffer_limits(_TLS_BYTES)
 
 
 def raise_descriptors() -> None:

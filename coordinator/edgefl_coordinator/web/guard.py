@@ -1,25 +1,33 @@
 """The raw ASGI guard in front of the framework: bounds a request before a byte of its body is read.
 
 Guarantees: only listed methods and paths pass (else 404), a query string only on `/v1/time`; a POST needs a
-`Content-Length` within the limit (411, 413), no transfer coding (411) and no content coding (415); its whole body is in
-memory, within a total for all requests (503), before the framework sees it. A refused request's body is never read: the
-connection closes. Source: docs/security.md, decision 9 and check 39; RFC 9110, RFC 9112.
+`Content-Length` within the limit (411, 413), no transfer coding (411) and no content coding (415). Of a large body only
+the start is read until its clear header is found to name a sender that may call the route (401), and then the rest,
+where there is room for it (503). The framework sees a body once it is whole. A refused request's body is not read
+further: the connection closes. Source: docs/security.md, decision 9 and check 39; RFC 9110, RFC 9112.
 """
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from edgefl_coordinator.web.bodies import (
+    SMALL_BYTES,
+    Application,
+    Body,
+    Event,
+    Gone,
+    NotPassed,
+    Receive,
+    Room,
+    Scope,
+    Send,
+)
 from edgefl_protocol.messages.blob_messages import MAX_PIECE_BYTES
 from edgefl_protocol.messages.requests import ROUTES
 
-Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Known = Callable[[str, bytes], Awaitable[str | None]]  # path, start of an envelope → key id of a sender that may call
 
 PLAIN_PATHS = frozenset({"/healthz", "/v1/time", "/v1/keys", "/v1/root"})
 SEALED_PATHS = frozenset(route.path for route in ROUTES.values())
@@ -27,20 +35,11 @@ LIMITED_PATHS = frozenset({"/v1/time", "/v1/enrol", "/v1/root"})  # open to anyb
 _PATH_BYTES = {  # largest body; only a reply and a piece of a blob are large
     "/v1/reply": 32 * 2**20,
     "/v1/blob": MAX_PIECE_BYTES + 64 * 2**10,
-    "/v1/enrol": 64 * 2**10,
+    "/v1/enrol": SMALL_BYTES,  # never above: whoever enrols is not known
 }
 _OTHER_BYTES = 2**20
 _MAX_ADDRESSES = 10_000  # remembered: a few megabytes
 _MINUTE_S = 60.0
-
-
-class NotPassed(Exception):
-    """The request does not pass; `status` and `reason` are the answer."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
 
 
 @dataclass
@@ -72,45 +71,45 @@ class RateLimit:
 class Guard:
     """ASGI middleware; see the module's guarantees."""
 
-    def __init__(self, app: Application, *, body_bytes: int, waiting_bytes: int, per_minute: int) -> None:
+    def __init__(
+        self, app: Application, known: Known, refusal: Application, *, body_bytes: int, room_bytes: int, per_minute: int
+    ) -> None:
         """Wrap an application.
 
         Args:
+            known: says who sends an envelope, by its clear header; None where that one may not call the path.
+            refusal: answers whoever is not known.
             body_bytes: largest body on any path.
-            waiting_bytes: bytes of bodies that have arrived and are held at once, over all requests.
+            room_bytes: of large bodies that are read or worked on at once, over all requests.
             per_minute: requests of one address to each path that needs no membership.
         """
         self.app = app
+        self.known = known
+        self.refusal = refusal
         self.body_bytes = body_bytes
-        self.waiting_bytes = waiting_bytes
+        self.room = Room(room_bytes)
         self.rate = RateLimit(per_minute)
-        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection scope."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        held = 0
-
-        async def counted() -> Event:
-            nonlocal held
-            event = await receive()
-            arrived = len(event.get("body", b""))
-            held += arrived
-            self._waiting += arrived
-            if self._waiting > self.waiting_bytes:
-                raise NotPassed(503, "busy")
-            return event
-
         try:
-            body = await _read(counted, self._check(scope))
-            if body is not None:
-                await self.app(scope, _replay(body, receive), send)
+            body = Body(receive, self._check(scope))
+            if body.length <= SMALL_BYTES:
+                await self.app(scope, _replay(await body.rest(), receive), send)
+                return
+            sender = await self.known(scope["path"], await body.first())
+            if sender is None:
+                await self.refusal(scope, receive, send)
+                return
+            with self.room.held(sender, body.length):
+                await self.app(scope, _replay(await body.rest(), receive), send)
         except NotPassed as answer:
             await _answer(send, answer)
-        finally:
-            self._waiting -= held
+        except Gone:
+            return
 
     def _check(self, scope: Scope) -> int:
         """Return the length of the body that may be read; `NotPassed` where the request does not pass."""
@@ -135,23 +134,6 @@ class Guard:
         if path in LIMITED_PATHS and not self.rate.allows(client[0] if client else "", path):
             raise NotPassed(503, "busy")
         return length
-
-
-async def _read(receive: Receive, length: int) -> bytes | None:
-    """Read exactly `length` bytes, or return None where the sender went away."""
-    body = bytearray()
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            return None
-        body += event.get("body", b"")
-        if len(body) > length:
-            raise NotPassed(400, "bad content length")
-        if not event.get("more_body", False):
-            break
-    if len(body) != length:
-        raise NotPassed(400, "bad content length")
-    return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

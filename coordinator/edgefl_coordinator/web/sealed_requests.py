@@ -1,24 +1,23 @@
 """What happens to a sealed request: open, admit, carry out, seal the answer.
 
-Guarantees: until the signature is verified every failure gives the same 401, byte for byte, and leaves no trace in
-the store; after it, every answer is sealed to the sender and bound to its request. The order is that of
-docs/security.md 2.3:
+Guarantees: until the signature is verified every failure gives the same 401, byte for byte, takes as long as any other
+(`equal_work`), and leaves no trace in the store; after it, every answer is sealed to the sender and bound to its
+request. The order is that of docs/security.md 2.3:
     (1) envelope: size to signature (edgefl_protocol.envelopes.envelope)
     (2) one transaction: replay window and message id, the member's state (admission.admit)
     (3) the payload is read; one transaction: idempotency, round, effect, audit row (routes)
     (4) the sealed answer, or a sealed `Refusal`
-What (2) kept stays, whatever (3) does: a message cannot be sent a second time.
+What (2) kept stays, whatever (3) does: a message cannot be sent a second time. Of a large request the sender is looked
+up twice: by its start alone, before the rest is read (`known_sender`), and in (1).
 """
 
-import contextlib
 import logging
 from dataclasses import dataclass
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
+from edgefl_coordinator.web.equal_work import Senders, catch_up
 from edgefl_coordinator.web.routes import HANDLERS
 from edgefl_protocol import (
     EnvelopeError,
@@ -27,12 +26,11 @@ from edgefl_protocol import (
     Payload,
     PayloadError,
     PublicSealingKey,
-    PublicSigningKey,
     unverified_header,
 )
 from edgefl_protocol.envelopes.envelope import Tolerance, open_enrolment, open_envelope, seal
 from edgefl_protocol.envelopes.replies import reply_fields
-from edgefl_protocol.errors import KeyMaterialError, StorageError
+from edgefl_protocol.errors import KeyMaterialError, SenderError, StorageError
 from edgefl_protocol.messages.requests import EnrolRequest, Refusal, Route
 
 UNAUTHENTICATED = b'{"error":"refused"}\n'  # the one body of a 401
@@ -53,12 +51,12 @@ class HttpResponse:
 
 def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     """Answer one sealed request."""
-    now_ms = coordinator.clock()
+    now_ms, senders = coordinator.clock(), Senders(coordinator, route, body)
     try:
-        call = _open(coordinator, route, body, now_ms)
+        call = _open(coordinator, route, body, now_ms, senders)
     except EnvelopeError as error:
-        whose = _shut_out(coordinator, body) if error.code == "unknown_sender" else ""
-        log.info("refused before the signature: %s %s%s", route.cty, error.code, whose, extra={"once_a_minute": True})
+        catch_up(error, senders, now_ms)
+        _log_refused(route, error, senders)
         return HttpResponse(401, UNAUTHENTICATED, sealed=False)
     try:
         if route.cty != "enrol":  # a newcomer has no window yet
@@ -72,7 +70,30 @@ def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     return _seal(call, payload)
 
 
-def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> Call:
+def known_sender(coordinator: Coordinator, route: Route, start: bytes) -> str | None:
+    """Return the first key id of the member that a request's clear header names; None where it may not call the route.
+
+    `start` is the first bytes of the request. Nothing is verified yet: it only says whether the rest is worth reading.
+    """
+    senders = Senders(coordinator, route, start)
+    try:
+        header = unverified_header(start)
+        if senders(header.skid) is None:
+            raise SenderError("the sender is unknown here, or may not call this route")
+    except EnvelopeError as error:
+        senders.look_up_once()
+        _log_refused(route, error, senders)
+        return None
+    return senders.found.skid
+
+
+def _log_refused(route: Route, error: EnvelopeError, senders: Senders) -> None:
+    """Log a refusal, and whose key it names where that member was shut out: it may not know, and asks again."""
+    whose = f" (it names the key of {senders.shut_out}, who was shut out)" if senders.shut_out else ""
+    log.info("refused before the signature: %s %s%s", route.cty, error.code, whose, extra={"once_a_minute": True})
+
+
+def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int, senders: Senders) -> Call:
     """Run step (1); whatever the `EnvelopeError` is, the caller answers the same."""
     settings = coordinator.settings
     expected = Expected(pth=route.path, fed=settings.federation, typ="request", cty=route.cty)
@@ -87,32 +108,9 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
             # There is no key to seal an answer to, so this is refused like a broken envelope.
             raise EnvelopeError("the enrolment's payload does not fit the route", error.code) from error
         return Call(coordinator, route, opened, sealing, now_ms)
-    found: dict[str, MemberRow] = {}
-
-    def sender(skid: str) -> PublicSigningKey | None:
-        with coordinator.store.transaction() as connection:
-            at_ms = unverified_header(body).iat  # its form and time were checked before the sender is asked for
-            known = membership.sender(connection, skid, at_ms)
-        if known is None:
-            return None
-        member, signing = known
-        if member.state == "revoked" or (route.roles and member.role not in route.roles):
-            return None
-        found[skid] = member
-        return signing
-
     most = settings.limits.body_bytes
-    opened = open_envelope(body, key, sender, expected, now_ms, JudgedByCaller(), max_bytes=most, tolerance=tolerance)
-    return Call(coordinator, route, opened, found[opened.header.skid].sealing, now_ms)
-
-
-def _shut_out(coordinator: Coordinator, body: bytes) -> str:
-    """Say whose key a request names, where that member was shut out: it may not know, and asks again and again."""
-    with contextlib.suppress(StorageError), coordinator.store.transaction() as connection:
-        member = membership.by_skid(connection, unverified_header(body).skid)
-        if member is not None and member.state == "revoked":
-            return f" (it names the key of {member.name}, who was shut out)"
-    return ""
+    opened = open_envelope(body, key, senders, expected, now_ms, JudgedByCaller(), max_bytes=most, tolerance=tolerance)
+    return Call(coordinator, route, opened, senders.found.sealing, now_ms)
 
 
 def _seal(call: Call, answer: Payload | Refusal) -> HttpResponse:

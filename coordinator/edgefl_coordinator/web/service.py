@@ -192,7 +192,7 @@ def _config(coordinator: Coordinator) -> uvicorn.Config:
     context = server_context(chain, key)
     config = uvicorn.Config(
         make_app(coordinator),
-        http=deadline_protocol(limits.header_deadline_s, limits.body_deadline_s),
+        http=deadline_protocol(limits.header_deadline_s, limits.body_deadline_s, limits.body_bytes_per_s),
         loop="asyncio",
         ws="none",
         lifespan="off",

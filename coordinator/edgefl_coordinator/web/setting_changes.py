@@ -40,8 +40,8 @@ AT_ONCE: Final = (
 # Each is read once, when `serve` starts.
 AT_RESTART: Final = (
     "host", "port", "certificate", "certificate_key",
-    "limits.body_bytes", "limits.header_deadline_s", "limits.body_deadline_s", "limits.connections",
-    "limits.one_address", "limits.waiting_bytes", "limits.open_per_minute",
+    "limits.body_bytes", "limits.header_deadline_s", "limits.body_deadline_s", "limits.body_bytes_per_s",
+    "limits.connections", "limits.one_address", "limits.waiting_bytes", "limits.open_per_minute",
 )  # fmt: skip
 
 
