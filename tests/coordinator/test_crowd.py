@@ -193,6 +193,64 @@ async def upload_at_once(served: Served, bodies: list[bytes], uploads: int) -> C
     return Counter(await asyncio.gather(*map(one, range(uploads))))
 
 
+@pytest.mark.parametrize("first", [b"X-Slow: ", b"Content-Length: 9999\r\n\r\n"], ids=["header", "body"])
+def test_one_that_drips_is_closed(standing_door, first) -> None:
+    """Check 40 over TLS: it would drip for ten seconds; its header and its body have one second each."""
+    with connected(standing_door) as slow:
+        slow.sendall(b"POST /v1/task HTTP/1.1\r\nHost: x\r\n" + first)
+        sent, answer = sent_at(slow, bytes(100), 10)
+    assert sent < 100 and answer == b""
+
+
+async def slow_seconds(served: Served, context: ssl.SSLContext, number: int, knocking: Any, begun: list[int]) -> float:
+    """Drip a header or a body in; returns the seconds until the other side closed."""
+    async with knocking:
+        reader, writer = await opened(served, context, f"127.0.2.{number % 50}")
+        started = time.monotonic()
+        begun.append(number)
+        writer.write(b"POST /v1/task HTTP/1.1\r\nHost: x\r\n")
+        writer.write(b"Content-Length: 9999\r\n\r\nx" if number % 2 else b"X-Slow: ")
+    closed = asyncio.create_task(reader.read())
+    while not (await asyncio.wait([closed], timeout=1))[0]:
+        writer.write(b"a")
+    with contextlib.suppress(OSError):
+        await closed
+    writer.transport.abort()
+    return time.monotonic() - started
+
+
+async def among_slow_senders(served: Served, senders: int) -> tuple[list[float], list[float], int]:
+    """Seconds that each of twenty good requests waits among slow senders, when each of these was closed, how many
+    of them were open after the last good request."""
+    context, knocking = served.context(), asyncio.Semaphore(50)
+    begun = list[int]()
+    slow = [asyncio.create_task(slow_seconds(served, context, number, knocking, begun)) for number in range(senders)]
+    while len(begun) < senders:
+        await asyncio.sleep(0.1)
+    waited = []
+    for _ in range(20):
+        started = time.monotonic()
+        reader, writer = await opened(served, context, "127.0.0.1")
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).endswith(b"ok\n")
+        waited.append(time.monotonic() - started)
+        writer.transport.abort()
+    still = sum(not one.done() for one in slow)
+    return sorted(waited), [await one for one in slow], still
+
+
+@pytest.mark.slow
+def test_five_hundred_slow_senders(crowded, capsys) -> None:
+    """Check 40 over TLS: a good client is answered among them, 95 % within 500 ms, and each is closed 2 s after its
+    deadline at the latest."""
+    served, _ = crowded(0, header_deadline_s=15.0, body_deadline_s=15.0)
+    waited, closed, still = asyncio.run(among_slow_senders(served, 500))
+    with capsys.disabled():
+        print(f"\n500 slow senders: {still} open; good requests waited {waited[10] * 1000:.0f} ms (median), "
+              f"{waited[18] * 1000:.0f} ms (95 %); closed after {max(closed):.1f} s at most")  # fmt: skip
+    assert still == 500 and waited[18] < 0.5 and max(closed) < 17
+
+
 @pytest.mark.slow
 def test_a_thousand_uploads_of_a_megabyte_at_once(crowded, capsys) -> None:
     """Check 45: memory below 600 MB, no 5xx but 503, and a good request is answered when they are through."""

@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, Event, NotPassed, Room, Send
+from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, Event, LargeBodies, NotPassed, Send
 from edgefl_coordinator.web.guard import Guard, RateLimit
 
 
@@ -62,7 +62,7 @@ def test_a_request_costs_the_same_however_many_addresses() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60))
 def test_room_is_shared_and_given_back(steps) -> None:
     """Against a plain list: never above the room, nobody above a quarter of it but with one body, nothing left over."""
-    room, taken = Room(100), list[tuple[str, int, contextlib.ExitStack]]()
+    room, taken = LargeBodies(100), list[tuple[str, int, contextlib.ExitStack]]()
     for sender, length, gives_back in steps:
         if gives_back and taken:
             taken.pop(0)[2].close()
@@ -90,7 +90,12 @@ class Asked:
             return start[:1].decode() if start[:1] in known else None
 
         self.guard = Guard(
-            self._answers(200), sender, self._answers(401), body_bytes=32 * 2**20, room_bytes=256 * 2**20, per_minute=60
+            self._answers(200),
+            sender,
+            self._answers(401),
+            body_bytes=32 * 2**20,
+            waiting_bytes=256 * 2**20,
+            per_minute=60,
         )
 
     @staticmethod

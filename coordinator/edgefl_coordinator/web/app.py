@@ -74,7 +74,7 @@ def make_app(coordinator: Coordinator) -> Application:
         known,
         refusal(),
         body_bytes=limits.body_bytes,
-        room_bytes=limits.waiting_bytes,
+        waiting_bytes=limits.waiting_bytes,
         per_minute=limits.open_per_minute,
     )
 

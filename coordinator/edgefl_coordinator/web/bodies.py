@@ -33,11 +33,11 @@ class NotPassed(Exception):
         self.reason = reason
 
 
-class Gone(Exception):
+class SenderGone(Exception):
     """The sender went away before its body was whole."""
 
 
-class Room:
+class LargeBodies:
     """Memory for large bodies."""
 
     def __init__(self, most: int) -> None:
@@ -90,7 +90,7 @@ class Body:
     async def _step(self) -> None:
         event = await self._receive()
         if event["type"] == "http.disconnect":
-            raise Gone
+            raise SenderGone
         part, self._whole = event.get("body", b""), not event.get("more_body", False)
         until = self._arrived + len(part)
         if until > self.length or (self._whole and until < self.length):

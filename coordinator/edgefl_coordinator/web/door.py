@@ -17,7 +17,7 @@ from typing import Any, Self
 log = logging.getLogger("edgefl_coordinator")
 
 HANDSHAKE_S = 10.0
-MOST_KNOCKING = 256  # asyncio holds a quarter of a megabyte for each
+MOST_KNOCKING = 256
 KNOCKING_OF_ONE = 32  # of one address
 _DESCRIPTORS = 65_536
 _TLS_BYTES = 32 * 2**10  # that a connection reads at once, in a buffer of its own; asyncio's is 256 KiB
@@ -153,9 +153,9 @@ def let_in(transport: asyncio.BaseTransport) -> None:
 
 
 def bound_buffer(transport: asyncio.BaseTransport) -> None:
-    """Let what nobody reads of a TLS connection wait in the kernel, but for a little; asyncio holds 256 KiB of it."""
+    """Let what nobody reads of a TLS connection wait in the kernel; asyncio would take 256 KiB more of it."""
     if isinstance(transport, sslproto._SSLProtocolTransport):
-        transport.set_read_buffer_limits(_TLS_BYTES)
+        transport.set_read_buffer_limits(1)
 
 
 def raise_descriptors() -> None:

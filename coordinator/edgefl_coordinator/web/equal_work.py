@@ -10,22 +10,29 @@ Source: docs/security.md 2.3, attack list 18, check 11.
 import contextlib
 from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.tables import members
 from edgefl_protocol import EnvelopeError, PublicSealingKey, PublicSigningKey, unverified_header
-from edgefl_protocol.envelopes.envelope import SIGN_LABEL
+from edgefl_protocol.envelopes.envelope import SEAL_LABEL, SIGN_LABEL
+from edgefl_protocol.envelopes.header import Header, encode_header, parse_header
 from edgefl_protocol.envelopes.keys import SEAL_OVERHEAD, SIGNATURE_BYTES, SealingKey
-from edgefl_protocol.errors import OpenError, SenderError, SignatureError, StorageError
+from edgefl_protocol.errors import FrameError, OpenError, SenderError, SignatureError, StorageError
 from edgefl_protocol.messages.requests import Route
+from edgefl_protocol.pae import pae
 
 _NOBODY: Final = "0" * 64  # the key id of no key
-_HEADER_BYTES: Final = 500  # about as much as a header has
+_NOBODYS: Final = encode_header({
+    "v": 1, "typ": "request", "mth": "POST", "pth": "/v1/reply", "fed": "nobodys", "rnd": 1, "skid": _NOBODY,
+    "rkid": _NOBODY, "iat": 0, "exp": 0, "seq": 1, "mid": "0" * 32, "cty": "reply", "len": 0,
+})  # fmt: skip
+_PARSED: Final = parse_header(_NOBODYS)
 
 
-class Senders:
+class SenderLookup:
     """Looks up who sends a request and may call its route, once, and remembers whom it found."""
 
     def __init__(self, coordinator: Coordinator, route: Route, data: bytes) -> None:
@@ -67,29 +74,39 @@ class Senders:
 
     def _known(self, connection: Connection, skid: str) -> tuple[MemberRow, PublicSigningKey] | None:
         """Return who has the key, as `membership.sender` does; for an unknown one with the work of a known one."""
-        at_ms = 0
-        with contextlib.suppress(EnvelopeError):  # its form and time were checked before the sender is asked for
-            at_ms = unverified_header(self.data).iat
-        known = membership.sender(connection, skid, at_ms)
-        if known is None:
-            membership.by_skid(connection, skid)  # the second question that is asked of a known one's keys
-            own = self.coordinator.keys.sealing.public_key
-            PublicSealingKey(own.suite, own.public)
-            PublicSigningKey(self.coordinator.keys.signing.public)
+        known = membership.sender(connection, skid, _header(self.data).iat)
+        if known is None:  # of a known one a row is read, and a second question asked
+            row = connection.execute(select(members).where(members.c.skid != skid).limit(1)).first()
+            if row is not None:
+                PublicSealingKey(row.sealing_suite, row.sealing_public)
+                PublicSigningKey(row.signing_public)
         return known
 
 
-def catch_up(error: EnvelopeError, senders: Senders, now_ms: int) -> None:
+def catch_up(error: EnvelopeError, senders: SenderLookup, now_ms: int) -> None:
     """Do what was left to do of a request when a step refused it, on stand-ins; see the module's guarantees."""
     coordinator, data, enrols = senders.coordinator, senders.data, senders.route.cty == "enrol"
+    if isinstance(error, FrameError):
+        _header(data)
     if not enrols:
         senders.look_up_once()
     verified = isinstance(error, SignatureError) or type(error) is EnvelopeError  # the latter: an enrolment's payload
     if not (verified or isinstance(error, OpenError) or (enrols and isinstance(error, SenderError))):
         _open(coordinator.keys.ring.opening(now_ms)[0], data)
     if not verified:
+        own = coordinator.keys.signing.public_key
         with contextlib.suppress(SignatureError):
-            coordinator.keys.signing.public_key.verify(bytes(SIGNATURE_BYTES), SIGN_LABEL, data)
+            own.verify(bytes(SIGNATURE_BYTES), SIGN_LABEL, data[:5], _NOBODYS, data)
+
+
+def _header(data: bytes) -> Header:
+    """Return the clear header of a request, or a stand-in where it has none."""
+    try:
+        return unverified_header(data)
+    except FrameError:
+        return parse_header(_NOBODYS)
+    except EnvelopeError:
+        return _PARSED
 
 
 def _open(key: SealingKey, data: bytes) -> None:
@@ -97,4 +114,4 @@ def _open(key: SealingKey, data: bytes) -> None:
     least = SEAL_OVERHEAD[key.suite] + SIGNATURE_BYTES
     sealed = data if len(data) >= least else data + b"\x09" * least
     with contextlib.suppress(OpenError):
-        key.open(sealed, data[:_HEADER_BYTES])
+        key.open(sealed, pae(SEAL_LABEL, data[:5], _NOBODYS))

@@ -17,12 +17,12 @@ from edgefl_coordinator.web.bodies import (
     Application,
     Body,
     Event,
-    Gone,
+    LargeBodies,
     NotPassed,
     Receive,
-    Room,
     Scope,
     Send,
+    SenderGone,
 )
 from edgefl_protocol.messages.blob_messages import MAX_PIECE_BYTES
 from edgefl_protocol.messages.requests import ROUTES
@@ -72,7 +72,14 @@ class Guard:
     """ASGI middleware; see the module's guarantees."""
 
     def __init__(
-        self, app: Application, known: Known, refusal: Application, *, body_bytes: int, room_bytes: int, per_minute: int
+        self,
+        app: Application,
+        known: Known,
+        refusal: Application,
+        *,
+        body_bytes: int,
+        waiting_bytes: int,
+        per_minute: int,
     ) -> None:
         """Wrap an application.
 
@@ -80,14 +87,14 @@ class Guard:
             known: says who sends an envelope, by its clear header; None where that one may not call the path.
             refusal: answers whoever is not known.
             body_bytes: largest body on any path.
-            room_bytes: of large bodies that are read or worked on at once, over all requests.
+            waiting_bytes: of large bodies that are read or worked on at once, over all requests.
             per_minute: requests of one address to each path that needs no membership.
         """
         self.app = app
         self.known = known
         self.refusal = refusal
         self.body_bytes = body_bytes
-        self.room = Room(room_bytes)
+        self.large = LargeBodies(waiting_bytes)
         self.rate = RateLimit(per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,11 +111,11 @@ class Guard:
             if sender is None:
                 await self.refusal(scope, receive, send)
                 return
-            with self.room.held(sender, body.length):
+            with self.large.held(sender, body.length):
                 await self.app(scope, _replay(await body.rest(), receive), send)
         except NotPassed as answer:
             await _answer(send, answer)
-        except Gone:
+        except SenderGone:
             return
 
     def _check(self, scope: Scope) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
-from edgefl_coordinator.web.equal_work import Senders, catch_up
+from edgefl_coordinator.web.equal_work import SenderLookup, catch_up
 from edgefl_coordinator.web.routes import HANDLERS
 from edgefl_protocol import (
     EnvelopeError,
@@ -51,7 +51,7 @@ class HttpResponse:
 
 def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     """Answer one sealed request."""
-    now_ms, senders = coordinator.clock(), Senders(coordinator, route, body)
+    now_ms, senders = coordinator.clock(), SenderLookup(coordinator, route, body)
     try:
         call = _open(coordinator, route, body, now_ms, senders)
     except EnvelopeError as error:
@@ -75,7 +75,7 @@ def known_sender(coordinator: Coordinator, route: Route, start: bytes) -> str | 
 
     `start` is the first bytes of the request. Nothing is verified yet: it only says whether the rest is worth reading.
     """
-    senders = Senders(coordinator, route, start)
+    senders = SenderLookup(coordinator, route, start)
     try:
         header = unverified_header(start)
         if senders(header.skid) is None:
@@ -87,13 +87,13 @@ def known_sender(coordinator: Coordinator, route: Route, start: bytes) -> str | 
     return senders.found.skid
 
 
-def _log_refused(route: Route, error: EnvelopeError, senders: Senders) -> None:
+def _log_refused(route: Route, error: EnvelopeError, senders: SenderLookup) -> None:
     """Log a refusal, and whose key it names where that member was shut out: it may not know, and asks again."""
     whose = f" (it names the key of {senders.shut_out}, who was shut out)" if senders.shut_out else ""
     log.info("refused before the signature: %s %s%s", route.cty, error.code, whose, extra={"once_a_minute": True})
 
 
-def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int, senders: Senders) -> Call:
+def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int, senders: SenderLookup) -> Call:
     """Run step (1); whatever the `EnvelopeError` is, the caller answers the same."""
     settings = coordinator.settings
     expected = Expected(pth=route.path, fed=settings.federation, typ="request", cty=route.cty)
