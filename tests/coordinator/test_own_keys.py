@@ -1,5 +1,6 @@
 """The coordinator's own keys over time, and the root sets it gives out (docs/security.md 2.6.4 and 2.6.6)."""
 
+import base64
 import dataclasses
 import json
 import shutil
@@ -245,7 +246,7 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
 
 
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
-    """docs/security.md, keys at rest: a renewed key is encrypted as the first was."""
+    """docs/security.md 2.6.7: a renewed key is encrypted as the first was, and each signing key under scrypt."""
     from edgefl_coordinator.commands.setup import make_home
     from edgefl_coordinator.settings import CoordinatorHome
 
@@ -257,6 +258,10 @@ def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     with pytest.raises(KeyMaterialError):
         load_keys(home)
     assert load_keys(home, b"correct horse").ring.number == 2
+    scrypt = bytes.fromhex("06092b06010401da47040b")  # RFC 7914 7: 1.3.6.1.4.1.11591.4.11
+    files = {file.name: file.read_text() for file in home.keys.glob("*.key")}
+    assert {"signing.key", "root.key"} <= files.keys()
+    assert all(scrypt in base64.b64decode("".join(pem.splitlines()[1:-1])) for pem in files.values())
 
 
 def test_commands_with_a_passphrase_work_as_they_are_printed(folder, tools, clock) -> None:
