@@ -7,13 +7,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import uvicorn
 
+from edgefl_coordinator.web import app
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.bodies import SMALL_BYTES
 from edgefl_coordinator.web.deadline import deadline_protocol
+from edgefl_coordinator.web.sealed_requests import known_sender
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.messages.requests import ROUTES, RecordReply
@@ -87,7 +90,7 @@ def test_lying_length(client, body) -> None:
 
 
 def test_uniform_refusal(client, coordinator, clock, tools) -> None:
-    """Check 11: six causes before the signature give byte-equal status, headers and body."""
+    """Check 11: ten causes before the signature give byte-equal status, headers and body."""
     member = tools.approved_member(coordinator, "clinic-a")
     stranger = tools.Member(coordinator, "nobody")
     good = member.envelope("task", Payload())
@@ -104,6 +107,8 @@ def test_uniform_refusal(client, coordinator, clock, tools) -> None:
         "too old": member.envelope("task", Payload(), iat=clock() - 300_001, exp=clock() + 1),
         "sealed for another": replace(member, coordinator=elsewhere).envelope("task", Payload()),
         "header cut": good[:40],
+        "unknown sender, large": stranger.envelope("task", Payload()) + bytes(SMALL_BYTES),
+        "bad ciphertext, large": good + bytes(SMALL_BYTES),
     }
     answers = {name: client.request("POST", "/v1/task", body) for name, body in causes.items()}
     assert len({(a.status, tuple(sorted(a.headers.items())), a.body) for a in answers.values()}) == 1
@@ -259,6 +264,22 @@ def test_the_least_rate_of_a_body(coordinator, bytes_per_s, burst, whole) -> Non
         assert (sent == 5000) == whole
         if whole:
             assert one.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def test_what_waits_for_us_is_not_cut(coordinator, tools, monkeypatch) -> None:
+    """A sender is looked up for three times as long as a body may stand still; nobody reads its body meanwhile."""
+    member, asked = tools.approved_member(coordinator, "clinic-a"), list[str | None]()
+
+    def slowly(*given: Any) -> str | None:
+        time.sleep(0.9)
+        asked.append(known_sender(*given))
+        return asked[0]
+
+    monkeypatch.setattr(app, "known_sender", slowly)
+    body = member.envelope("task", Payload()) + bytes(2**19)
+    with Running(coordinator, 5, 0.3) as running, running.connect() as one:
+        one.sendall(f"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert one.recv(100).startswith(b"HTTP/1.1 401") and asked == [member.signing.key_id]
 
 
 @pytest.mark.parametrize(("senders", "deadline_s"), [(60, 0.8), pytest.param(500, 4.0, marks=pytest.mark.slow)])
