@@ -101,11 +101,18 @@ def test_small_packets_leave_at_once_and_who_speaks_is_in() -> None:
 
 
 @pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a server's certificate, its key and its authority."""
     made, folder = make_development_certificate([], datetime.now(UTC)), tmp_path_factory.mktemp("tls")
     (folder / "chain.pem").write_bytes(made.chain)
     (folder / "key.pem").write_bytes(made.key)
-    return server_context(folder / "chain.pem", folder / "key.pem")
+    (folder / "ca.pem").write_bytes(made.ca)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def context(certificate: Path) -> ssl.SSLContext:
+    return server_context(certificate / "chain.pem", certificate / "key.pem")
 
 
 def test_a_silent_handshake_ends_at_our_deadline(context, monkeypatch) -> None:
@@ -125,6 +132,32 @@ def test_a_silent_handshake_ends_at_our_deadline(context, monkeypatch) -> None:
     with asyncio.Runner(loop_factory=DoorLoop) as runner, contextlib.suppress(ConnectionResetError):
         assert runner.run(asyncio.wait_for(run(), 20)) == b""
     assert door.HANDSHAKE_S < asyncio.constants.SSL_HANDSHAKE_TIMEOUT and not most.knocking
+
+
+def test_a_tls_connection_holds_little(context, certificate) -> None:
+    """Check 45: asyncio would have a quarter of a megabyte to read into, and take as much that nobody reads."""
+    seen: list[tuple[int, int]] = []
+
+    class Seeing(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            door.bound_buffer(transport)
+            seen.append((transport.get_read_buffer_limits()[1], len(transport._ssl_protocol.get_buffer(-1))))
+
+    async def run() -> None:
+        listening = ListeningSocket.open("127.0.0.1", 0, 16, Door(10, 5))
+        trusting = ssl.create_default_context(cafile=str(certificate / "ca.pem"))
+        server = await asyncio.get_running_loop().create_server(Seeing, sock=listening, ssl=context)
+        async with server:
+            _, writer = await asyncio.open_connection(
+                *listening.getsockname(), ssl=trusting, server_hostname="localhost"
+            )
+            while not seen:
+                await asyncio.sleep(0.01)
+            writer.transport.abort()
+
+    with asyncio.Runner(loop_factory=DoorLoop) as runner:
+        runner.run(asyncio.wait_for(run(), 20))
+    assert seen == [(1, 2**15)]
 
 
 @pytest.fixture
