@@ -1,6 +1,7 @@
 """Write the figures of finished runs over questions into a page, between two marks; run again as runs finish.
 
 Two tables: each method overall, and against the question alone, seed by seed; then open and closed questions by site.
+Runs in folders of no row, such as those of a method's switches, are left out and named.
 Figures are those of `edgefl-train table RUNS --experiment FILE`, in per cent, to one decimal.
 
     python benchmarks/answers_page.py runs/vqa-rad --experiment experiments/medvqa-vqa-rad.toml docs/results/vqa_rad.md
@@ -86,13 +87,32 @@ def replaced(page: str, tables: str) -> str:
 @click.argument("page", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def main(runs: tuple[Path, ...], file: Path, page: Path) -> None:
     """Write the figures of RUNS into PAGE."""
+    from edgefl_protocol.errors import EdgeflError
+    from edgefl_trainer.engine.folder import run_folders
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.finished import find_runs
 
-    experiment = read_experiment(file)
-    found = find_runs(experiment, runs)
-    page.write_text(replaced(page.read_text(encoding="utf-8"), page_tables(experiment, found)), encoding="utf-8")
+    try:
+        experiment = read_experiment(file)
+        folders = list(dict.fromkeys(path for folder in runs for path in run_folders(folder)))
+        other = _of_no_row(experiment, folders)
+        found = find_runs(experiment, [path for path in folders if path not in other])
+        tables = replaced(page.read_text(encoding="utf-8"), page_tables(experiment, found))
+    except (EdgeflError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    for path in other:
+        click.echo(f"left out {path}: its folder is that of no row", err=True)
+    page.write_text(tables, encoding="utf-8")
     click.echo(f"wrote {len(found)} runs into {page}")
+
+
+def _of_no_row(experiment: "Experiment", folders: "Sequence[Path]") -> list[Path]:
+    """List the runs that lie as an experiment lays its runs, in the folder of a row that this one does not have."""
+    from edgefl_trainer.experiments.planning import place_of
+
+    parts, rows = {part.name for part in experiment.parts}, {row.folder for row in experiment.rows}
+    lying = [(path, place_of(path)) for path in folders]
+    return [path for path, place in lying if place is not None and place[0] in parts and place[1] not in rows]
 
 
 if __name__ == "__main__":

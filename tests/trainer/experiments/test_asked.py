@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from edgefl_trainer.experiments.measured import Measurement, figure_of
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "experiments/medvqa-vqa-rad.toml"
+BEGIN, END = "<!-- figures: written by benchmarks/answers_page.py -->", "<!-- end of figures -->"
 ROWS = {"Local": "local", "question alone": "question-alone"}  # label → folder
 
 
@@ -83,6 +85,40 @@ def test_the_page_of_results_is_filled_by_one_command(ran, tmp_path):
     (local, _) = [line for line in lines if line.startswith("| Local |")]
     assert f"| {100 * seen:.1f} |" in local and f"| {100 * (seen - alone):+.1f} |" in local
     assert [line for line in before if not line.startswith("|")] == [line for line in lines if not line.startswith("|")]
+
+
+def test_runs_of_a_methods_switches_are_left_out_of_the_page_and_named(ran, tmp_path):
+    """They lie beside the rows, and would stand for one of them twice."""
+    folder, _ = ran
+    shutil.copytree(folder, tmp_path / "runs", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(folder / "organs/local", tmp_path / "runs/organs/uniform")
+    marked = f"{BEGIN}\n{END}\n"
+    main = runpy.run_path(str(ROOT / "benchmarks/answers_page.py"))["main"]
+    pages = {}
+    for name in ("runs", "first"):
+        pages[name] = tmp_path / f"{name}.md"
+        pages[name].write_text(marked)
+        given = tmp_path / "runs" if name == "runs" else folder
+        done = CliRunner().invoke(main, [str(given), "--experiment", str(FILE), str(pages[name])])
+        assert done.exit_code == 0, done.output
+        assert ("uniform/seed-0: its folder is that of no row" in done.output) is (name == "runs")
+    assert pages["runs"].read_text() == pages["first"].read_text() != marked
+
+
+def test_a_page_or_runs_that_do_not_fit_are_one_sentence(ran, tmp_path):
+    folder, _ = ran
+    main = runpy.run_path(str(ROOT / "benchmarks/answers_page.py"))["main"]
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    twice = [str(folder), str(folder / "organs/local"), "--experiment", str(FILE)]
+    (tmp_path / "again").mkdir()
+    shutil.copytree(folder / "organs/local/seed-0", tmp_path / "again/run")
+    done = CliRunner().invoke(main, [*twice, str(tmp_path / "again/run"), str(page)])
+    assert done.exit_code == 1 and "is there twice: leave one run out." in done.output
+    page.write_text("no marks")
+    done = CliRunner().invoke(main, [str(folder), "--experiment", str(FILE), str(page)])
+    assert done.exit_code == 1 and "the page lacks" in done.output and page.read_text() == "no marks"
+    assert "Traceback" not in done.output and isinstance(done.exception, SystemExit)
 
 
 def test_a_file_without_runs_has_no_usual_answer(tmp_path):
