@@ -104,6 +104,7 @@ def ask_members(
     shown: ShownMap | None = None,
     with_map: bool = True,
     metrics: dict[str, Any] | None = None,
+    taught: tuple[bool, ...] | None = None,
 ) -> dict[str, bytes]:
     """The members of the bundle, by name."""
     card = Card(
@@ -116,7 +117,7 @@ def ask_members(
         "preprocess.json": write_json(Preprocess(size=SIZE, fit="squash").to_json()),
         "labels.json": Labels(ANSWERS, seen).to_bytes(),
         "card.json": card.to_bytes(),
-        MEMBER: QuestionTable(VOCABULARY, tried).to_bytes(),
+        MEMBER: QuestionTable(VOCABULARY, tried, taught).to_bytes(),
     }
 
 

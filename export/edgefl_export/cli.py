@@ -223,7 +223,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
     members = build_members(
         model, asked.images, asked.questions, form=options["form"], int8=int8, shown=shown, tried=asked.tried,
-        report=_say,
+        taught=asked.taught, report=_say,
     )  # fmt: skip
     files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
     created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000

@@ -12,6 +12,7 @@ from tests.export.conftest import CLASSES, write_run
 
 from edgefl_export.bundles.assemble import build_members, site_model
 from edgefl_export.bundles.bundle_text import bundle_text, model_facts
+from edgefl_export.bundles.taught import TaughtWords
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.score import export_answer_graph
 from edgefl_export.int8.calibration import AskedSets, Calibration
@@ -134,9 +135,21 @@ def test_the_bundle_loads_and_says_what_it_knows(answer_run, shared):
     data = build_bundle(members.files, FIELDS, [KEY])
     bundle = load_bundle(data, [KEY.public], FIELDS.created_ms)
     assert bundle.questions.vocabulary == WORDS and bundle.questions.tried == TRIED
+    assert b"taught" not in members.files["questions.json"]  # nobody said which
     assert bundle.labels.classes == CLASSES and bundle.labels.info is None and bundle.card.suspicion is None
     assert "no finding" in bundle.card.intended_use and bundle.card.refer_above == 0.8
     assert {one.quantity for one in members.parity} == {"probabilities", "map"}
+
+
+def test_the_bundle_says_which_words_were_taught(answer_run, shared):
+    taught = TaughtWords((True, False, True, True, True), np.ones(30, np.bool_))
+    with shared.traces():
+        model = site_model(open_run(answer_run), "north")
+        told = build_members(model, tried=TRIED, taught=taught)
+    data = build_bundle(told.files, FIELDS, [KEY])
+    assert load_bundle(data, [KEY.public], FIELDS.created_ms).questions.taught == taught.words
+    facts = model_facts(model, told, true_map("attention"), [])["questions"]
+    assert (facts["words"], facts["taught"]) == (5, 4)
 
 
 @pytest.mark.slow
@@ -147,8 +160,9 @@ def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, 
     asked = AskedSets(*(words[one] for one in cut), words[:40])
     targets = np.arange(40) % len(CLASSES)
     sets = Calibration(*(pictures[one] for one in cut), pictures[:40], targets, asked)
+    taught = TaughtWords((True,) * 5, np.arange(40) % 2 == 0)
     with shared.traces():
-        members = build_members(site_model(open_run(answer_run), "north"), int8=sets, tried=TRIED)
+        members = build_members(site_model(open_run(answer_run), "north"), int8=sets, tried=TRIED, taught=taught)
     bundle = load_bundle(build_bundle(members.files, FIELDS, [KEY]), [KEY.public], FIELDS.created_ms)
     assert members.agreement is not None and members.agreement.same_class >= 0.99
     graph = onnx.load_from_string(members.files["score.onnx"])
@@ -161,6 +175,8 @@ def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, 
     tried = bundle.questions.tried
     assert (tried.questions, tried.right) == (40, int((found.argmax(axis=1) == targets).sum()))
     assert tried.other_picture == TRIED.other_picture
+    unsure = -(found * np.log(found)).sum(axis=1) > 0.8  # the run's threshold
+    assert tried.answered == int((~unsure & taught.read_whole).sum()) > 0
 
 
 def test_what_cannot_be_exported_is_one_sentence(answer_run):

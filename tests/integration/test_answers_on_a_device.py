@@ -30,6 +30,10 @@ def made(tmp_path_factory) -> dict[str, Path]:
     """A run of `local` over coloured pictures, and the bundle of one site."""
     root = tmp_path_factory.mktemp("asked")
     data = make_asked(root / "data", {"HEAD": 150, "CHEST": 24, "ABD": 24}, test=36)
+    asked = json.loads((data / "trainset.json").read_text())
+    for one in asked:
+        one["question"] += " (Hydrocephalus?)" if one["image_organ"] == "CHEST" else ""
+    (data / "trainset.json").write_text(json.dumps(asked))
     done = edgefl_train(
         "run", "local", "--data", f"vqa-rad:{data}", "--preset", "tiny", "--image-px", "36", "--backbone", "tiny",
         "--device", "cpu", "--set", "width=32", "--set", "heads=2", "--set", "batch=8", "--rounds", 1, "--epochs", 6,
@@ -59,6 +63,14 @@ def test_a_device_answers_every_question_as_the_trainer_does(made):
         np.testing.assert_allclose(given, wanted.probabilities[index], atol=1e-4)
         best = run.classes[int(wanted.probabilities[index].argmax())]
         assert found.answer == best or set(found.refuse_reasons) & {"unsure", "unseen_answer"}
+
+
+def test_a_word_that_another_site_taught_gets_no_answer(made):
+    """Known to every site's table, and of this model's no step moved it: docs/decisions/0048."""
+    bundle = load_bundle(made["bundle"].read_bytes(), [read_public_key(made["pub"]).public], 1_790_000_000_000)
+    assert bundle.questions.taught_words == {*bundle.questions.vocabulary.words} - {"hydrocephalus"}
+    found = Asker(bundle, threads=1).ask(np.zeros((60, 60, 3), np.uint8), "What colour is it, hydrocephalus?")
+    assert found.answer is None and found.refuse_reasons[0] == "untaught_word" and found.question.unknown == ()
 
 
 def test_the_bundle_says_how_it_did_on_questions_kept_from_learning(made):

@@ -38,9 +38,11 @@ def test_the_most_probable_answer_with_its_confidence():
 
 
 WORD_RULES = ("no_known_word", "unknown_word", "unread_word")
+UNTAUGHT = read_question("Is there air?", VOCABULARY, {"is"})  # no question that was learned from had air
 REFUSED = {
     "no_known_word": ({"probabilities": None, "question": read_question("pneumothorax?", VOCABULARY)}, "knows no word"),
     "unknown_word": ({"question": read_question("Is there tuberculosis?", VOCABULARY)}, "does not know tuberculosis"),
+    "untaught_word": ({"question": UNTAUGHT}, "was never taught air"),
     "unread_word": ({"question": read_question("Is there air, is there fluid?", VOCABULARY)}, "the first 4 words"),
     "size": ({"small": True}, "fewer pixels than the model reads"),
     "unsure": ({"unsure_above": 0.8}, "too unsure (entropy 0.802 nats; the rule refuses above 0.800)"),
@@ -109,6 +111,38 @@ def test_an_unknown_word_refuses_whatever_the_answer_would_be(probabilities):
         (pytest.approx(share) for share in probabilities), key=lambda one: -one.expected
     )
     assert next_answers(found, 3) is None
+
+
+@given(st.sets(st.sampled_from(VOCABULARY.words)), st.sets(st.sampled_from(VOCABULARY.words), min_size=1))
+def test_a_word_that_was_not_taught_refuses_where_an_answer_may_hang_on_it(taught, asked):
+    """Of the three words `air` alone counts: `is` and `there` are on the stop list. docs/decisions/0048."""
+    read = read_question(" ".join(sorted(asked)), VOCABULARY, taught)
+    found = answer((0.0, 1.0, 0.0), read, unsure_above=None)
+    untaught = [word for word in sorted(asked) if word not in taught]
+    assert found.refuse_reasons == (("untaught_word",) if "air" in untaught else ())
+    assert (found.answer is None) is found.refused is not read.whole
+    assert found.to_json(1)["untaught_words"] == untaught and "untaught_word" in found.rules_tried
+    assert not_read(found) == (
+        ["Ask in other words: without air this would be another question."]
+        if found.refused
+        else [f"Never taught to the model, so not asked: {' and '.join(untaught)}."]
+        if untaught
+        else []
+    )
+
+
+def test_where_nobody_says_what_was_taught_no_word_is_refused_for_it():
+    """A bundle from before: docs/design.md 7."""
+    found = answer()
+    assert found.answer == "yes" and found.to_json(1)["untaught_words"] is None
+    assert "untaught_word" not in found.rules_tried
+
+
+def test_words_not_known_and_not_taught_are_told_together():
+    found = answer(question=read_question("Is air there, tuberculosis?", VOCABULARY, set()))
+    assert found.refuse_reasons == ("unknown_word", "untaught_word")
+    assert headline(found) == "No answer: the model does not know tuberculosis; the model was never taught air"
+    assert not_read(found) == ["Ask in other words: without tuberculosis and air this would be another question."]
 
 
 def test_a_function_word_refuses_nothing_and_is_told():

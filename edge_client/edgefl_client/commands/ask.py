@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from edgefl_client.commands.options import home_of, home_option, json_option, model_option, threads_option, trust_option
-from edgefl_client.commands.score import before_scoring, formats_option
+from edgefl_client.commands.score import formats_option, tell_of_model
 from edgefl_client.scoring.open_scorer import open_asker
 
 if TYPE_CHECKING:
@@ -86,16 +87,27 @@ def ask(
     from edgefl_client.scoring.pictures import PictureReader
     from edgefl_client.scoring.score_files import Failure
     from edgefl_protocol.bundle.card_words import weaknesses
+    from edgefl_protocol.pictures.answer import PictureAnswer
 
     troubles = list[str]()
+    if drawings is not None:
+        drawings.mkdir(parents=True, exist_ok=True)
     with PictureReader(formats) as reader, _open_log(log_file, home, asker, question) as log:
-        before_scoring(bundle, asker.network, drawings, weaknesses(bundle.card, bundle.labels, bundle.questions))
         job = AskingJob(asker=asker, reader=reader, drawings=drawings, top=top, not_drawn=troubles.append, log=log)
         result = ask_file(job, image, question)
+    told = partial(
+        tell_of_model, bundle, asker.network, drawings, weaknesses(bundle.card, bundle.labels, bundle.questions)
+    )
+    failed = isinstance(result, Failure)
+    refused = isinstance(result, PictureAnswer) and result.refused
+    if not (failed or refused):
+        told()
     if as_json:
         click.echo(score_text.answer_json(result, question, top))
     else:
-        click.echo("\n".join(score_text.answer_lines(result, asker.how_right, top)), err=isinstance(result, Failure))
+        click.echo("\n".join(score_text.answer_lines(result, asker.how_right, top)), err=failed)
+    if refused:
+        told()
     if troubles:
         click.echo("\n".join(map(score_text.printable, troubles)), err=True)
     if isinstance(result, Failure):

@@ -195,15 +195,17 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
 
 
 def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None, against: Sequence[str]) -> None:
-    """Make the folder of drawings, and say what any model has said of it before its first result.
+    """Make the folder of drawings, and say what any model has said of it before its first result."""
+    if heatmaps is not None:
+        heatmaps.mkdir(parents=True, exist_ok=True)
+    tell_of_model(bundle, network, heatmaps, against)
 
-    `against` are the sentences that speak against the model (`card_words.weaknesses`).
-    """
+
+def tell_of_model(bundle: "Bundle", network: "Network", heatmaps: Path | None, against: Sequence[str]) -> None:
+    """Say what a model is for, what speaks against it (`card_words.weaknesses`), and when it expires."""
     from edgefl_protocol.bundle.question_words import why_no_map
     from edgefl_protocol.bundle.shown_map import no_map
 
-    if heatmaps is not None:
-        heatmaps.mkdir(parents=True, exist_ok=True)
     if bundle.card.research_use_only:
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
     for weakness in against:

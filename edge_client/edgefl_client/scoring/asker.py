@@ -48,6 +48,7 @@ class Asker:
                 "this bundle scores pictures and answers no questions: score one with edgefl score IMAGE", "other_kind"
             )
         self.questions = bundle.questions
+        self._taught = bundle.questions.taught_words
         self.network = Network(bundle, threads, None, clock)
         self._rules = AnswerRules(
             answers=bundle.labels.classes, seen=bundle.labels.seen, unsure_above=bundle.card.refer_above
@@ -70,9 +71,10 @@ class Asker:
 
     @property
     def a_question(self) -> str:
-        """A question of one word that the model knows, to try it with; empty where no question could hold one."""
+        """A question of one word that the model was taught, to try it with; empty where no question could hold one."""
         table = self.questions.vocabulary.table
-        return next((word for word in table if known_words(word, table)), "")
+        taught = table if self._taught is None else [word for word in table if word in self._taught]
+        return next((word for word in (*taught, *table) if known_words(word, table)), "")
 
     def ask(self, image: Photo, question: str, name: str | None = None) -> PictureAnswer:
         """Answer one question about one picture.
@@ -100,7 +102,7 @@ class Asker:
         Raises:
             QuestionError: it is too long, or has no word.
         """
-        return read_question(question, self.questions.vocabulary)
+        return read_question(question, self.questions.vocabulary, self._taught)
 
     def ask_prepared(self, picture: AskedPicture, question: str, name: str | None = None) -> PictureAnswer:
         """Answer one question about what `prepare` made; the network is not run where no word is known."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_export.bundles.shown_map import with_map
+from edgefl_export.bundles.taught import TaughtWords
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import GraphForm, ScoreGraph, export_answer_graph, export_score_graph
 from edgefl_export.int8.calibration import Calibration
@@ -168,6 +169,7 @@ def build_members(
     int8: Calibration | None = None,
     shown: ShownMap | None = None,
     tried: TriedQuestions | None = None,
+    taught: TaughtWords | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Members:
     """Trace, check and pack a model.
@@ -176,6 +178,7 @@ def build_members(
         images: at least 64 prepared pictures for the export gates, (n, S, S, 3); drawn ones by default.
         questions: what is asked about each of them, of a model that answers questions; drawn ones by default.
         tried: how that did on the site's `tune` questions.
+        taught: which words it was taught; None leaves the bundle silent, and no device refuses one for it.
         int8: pictures for an 8-bit graph; None for fp32.
         shown: the map that a device shows, of `measured_map`; None leaves the card silent, and no map is drawn.
 
@@ -195,7 +198,7 @@ def build_members(
         data, min_runtime, choice, found = _quantised(graph.onnx, tensors, int8, report)
         facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
         card = replace(card, metrics=facts, suspicion=_chosen_anew(model, data, tensors, int8))
-        tried = _tried_anew(model, data, tensors, int8, tried)
+        tried = _tried_anew(model, data, tensors, int8, tried, taught)
     files = {
         "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
@@ -204,7 +207,8 @@ def build_members(
         "card.json": card.to_bytes(),
     }
     if model.questions is not None:
-        files[MEMBER] = QuestionTable(model.questions, tried).to_bytes()
+        words = None if taught is None else taught.words
+        files[MEMBER] = QuestionTable(model.questions, tried, words).to_bytes()
     return Members(files, card, tuple(parity), min_runtime, found)
 
 
@@ -254,13 +258,15 @@ def _tried_anew(
     tensors: Mapping[str, NDArray[np.float32]],
     pictures: Calibration,
     tried: TriedQuestions | None,
+    taught: TaughtWords | None,
 ) -> TriedQuestions | None:
     """Count the answers of the 8-bit graph; what another picture changes was measured with the float one."""
     unsure_above = model.card.refer_above
     if tried is None or pictures.questions.tune is None or unsure_above is None:
         return tried
     found = graph_scores(open_session(graph), tensors, pictures.tune, BATCH, pictures.questions.tune)["probabilities"]
-    return tried_questions(found, pictures.targets, model.predictor.seen, unsure_above, tried.other_picture)
+    whole = None if taught is None else taught.read_whole
+    return tried_questions(found, pictures.targets, model.predictor.seen, unsure_above, tried.other_picture, whole)
 
 
 def _chosen_anew(

@@ -34,6 +34,7 @@ def _question_facts(card: Card, files: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "answers": len(labels.classes),
         "words": len(table.vocabulary.words),
+        "taught": None if table.taught is None else sum(table.taught),
         "tried": None if table.tried is None else asdict(table.tried),
         "told": card_lines(card, labels, table),
         "no_map": why_no_map(card.map, table),

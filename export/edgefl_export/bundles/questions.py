@@ -1,7 +1,8 @@
 """What a bundle that answers questions is compared and tried with: the run's own `tune` questions of the site.
 
 Guarantees: no question was trained on, none of the reported rows is looked at; the same run gives the same figures;
-where the pictures cannot be read there is a bundle all the same, which does not say whether it looks at pictures.
+where the pictures cannot be read there is a bundle all the same, which says neither whether it looks at pictures nor
+which words it was taught.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgefl_export.bundles.taught import TaughtWords, taught_words
 from edgefl_export.errors import ExportError
 from edgefl_export.int8.calibration import federation_of
 from edgefl_export.parity.score_parity import MIN_IMAGES, AskedWords, Pictures
@@ -23,11 +25,12 @@ from edgefl_trainer.evaluate.looking import other_picture, tried_questions
 
 @dataclass(frozen=True)
 class OwnQuestions:
-    """Questions for the gates, each with its picture, None where drawn ones have to do; and how the model did."""
+    """Questions for the gates, each with its picture, None where drawn ones have to do; how it did, and was taught."""
 
     images: Pictures | None = None
     questions: AskedWords | None = None
     tried: TriedQuestions | None = None
+    taught: TaughtWords | None = None
 
 
 def own_questions(run: FinishedRun, site: str, predictor: Predictor, report: Callable[[str], None]) -> OwnQuestions:
@@ -37,17 +40,22 @@ def own_questions(run: FinishedRun, site: str, predictor: Predictor, report: Cal
     try:
         federation = federation_of(run)
     except ExportError as error:
-        report(f"nobody tries whether it looks at pictures, and drawn ones are compared: {error}")
+        report(
+            f"nobody tries whether it looks at pictures or says which words it was taught, and drawn ones are "
+            f"compared: {error}"
+        )
         federation = None
+    taught = None if federation is None else taught_words(run.summary, federation, site)
     other = None
     if federation is not None and site in federation.sites:
         report("asking the tune questions with another picture, too …")
         other = other_picture(predictor, examples_of(federation, federation.sites[site].tune), federation.lesions)
-    tried = (
-        None if kept is None else tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other)
-    )
+    tried = None
+    if kept is not None:
+        whole = None if taught is None else taught.read_whole
+        tried = tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other, whole)
     images, questions = (None, None) if federation is None else _for_the_gates(federation, site, run.settings.seed)
-    return OwnQuestions(images, questions, tried)
+    return OwnQuestions(images, questions, tried, taught)
 
 
 def _for_the_gates(federation: Federation, site: str, seed: int) -> tuple[Pictures | None, AskedWords | None]:

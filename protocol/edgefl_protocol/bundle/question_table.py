@@ -4,11 +4,13 @@ Guarantees: a `QuestionTable` that exists satisfies the forms below; anything el
 
     questions.json  {"words": [word, ...], "length": 1 to 256, "tried": null|{"questions": n, "right": n,
                     "answered": n, "answered_right": n, "other_picture": null|{"right": n, "low", "high"}}}
+                  and, where it was counted, "taught": [bool, ...]    of each word, whether a question had it that the
+                  model learned from; missing in bundles from before it
 
 The first word has the number 2 (`rules.questions`). `tried` counts questions of the `tune` rows; null where there was
 none. `other_picture` asks each of them with the picture of another one: who looks at pictures is then right less
 often. `low` and `high` are the 95 % interval, by picture, of what is lost, as a share of the questions. Only a bundle
-that answers questions has this member. Source: docs/design.md 7, docs/decisions/0046.
+that answers questions has this member. Source: docs/design.md 7, docs/decisions/0046 and 0048.
 """
 
 from dataclasses import asdict, dataclass
@@ -77,6 +79,8 @@ class QuestionTable:
 
     vocabulary: Questions
     tried: TriedQuestions | None  # None where the site had no question to try
+    # of each word, whether a question that the model learned from had it; None where the bundle does not say
+    taught: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         words = self.vocabulary.words
@@ -86,6 +90,17 @@ class QuestionTable:
             raise ValueError("a word is listed twice")
         if type(self.vocabulary.length) is not int or not 1 <= self.vocabulary.length <= MAX_LENGTH:
             raise ValueError(f"length must be a whole number from 1 to {MAX_LENGTH}")
+        if self.taught is not None and (
+            len(self.taught) != len(words) or not all(type(one) is bool for one in self.taught)
+        ):
+            raise ValueError("taught must hold true or false for each word")
+
+    @property
+    def taught_words(self) -> frozenset[str] | None:
+        """The words that a question had which the model learned from; None where the bundle does not say."""
+        if self.taught is None:
+            return None
+        return frozenset(word for word, one in zip(self.vocabulary.words, self.taught, strict=True) if one)
 
     @property
     def looks(self) -> bool | None:
@@ -97,16 +112,23 @@ class QuestionTable:
     def to_bytes(self) -> bytes:
         """Write `questions.json`."""
         tried = None if self.tried is None else asdict(self.tried)
-        return write_json({"words": list(self.vocabulary.words), "length": self.vocabulary.length, "tried": tried})
+        words = self.vocabulary
+        record: dict[str, object] = {"words": list(words.words), "length": words.length, "tried": tried}
+        if self.taught is not None:
+            record["taught"] = list(self.taught)
+        return write_json(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "QuestionTable":
         """Read `questions.json`."""
-        record = check_keys(parse_json(data), {"words", "length", "tried"})
+        record = check_keys(parse_json(data), {"words", "length", "tried"}, {"taught"})
         if not isinstance(record["words"], list) or not all(isinstance(word, str) for word in record["words"]):
             raise ValueError("words must be a list of text")
+        if not isinstance(record.get("taught", []), list):
+            raise ValueError("taught must be a list")
         tried = None if record["tried"] is None else _tried(record["tried"])
-        return cls(Questions(tuple(record["words"]), record["length"]), tried)
+        taught = tuple(record["taught"]) if "taught" in record else None
+        return cls(Questions(tuple(record["words"]), record["length"]), tried, taught)
 
 
 def _tried(record: object) -> TriedQuestions:

@@ -34,7 +34,8 @@ def question_lines(card: Card, labels: Labels, table: QuestionTable) -> tuple[st
     if told and always is not None:
         right += f"; giving the usual answer to each kind of question has accuracy {always:.3f}"
     words = len(table.vocabulary.words)
-    knows = f"{counted(len(labels.classes), 'answer')} and {counted(words, 'word')}"
+    learned = "" if table.taught is None else f", {sum(table.taught):,} of them taught"
+    knows = f"{counted(len(labels.classes), 'answer')} and {counted(words, 'word')}{learned}"
     return f"how right it was: {right}", f"questions: it knows {knows}; {kept_from_learning(table)}"
 
 

@@ -5,20 +5,21 @@ and the probabilities beside it are no finding. The rules, in the order in which
 
 1. `no_known_word`: no word that the network reads of the question is in its table. It is then not run at all.
 2. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
-3. `unread_word`: such a word stands behind the last one that the network reads.
-4. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+3. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
+4. `unread_word`: such a word stands behind the last one that the network reads.
+5. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-5. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
-6. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-7. `model_expired`: the bundle is past its expiry date.
+6. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
+7. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+8. `model_expired`: the bundle is past its expiry date.
 
-The first three look at the question alone (docs/decisions/0048).
+The first four look at the question alone (docs/decisions/0048).
 
 That no rule refuses never means that the answer is right.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,7 +39,8 @@ from edgefl_protocol.rules.questions import (
 )
 
 REFUSALS: Final = (
-    "no_known_word", "unknown_word", "unread_word", "size", "unsure", "unseen_answer", "model_expired",
+    "no_known_word", "unknown_word", "untaught_word", "unread_word", "size", "unsure", "unseen_answer",
+    "model_expired",
 )  # fmt: skip
 
 
@@ -50,6 +52,8 @@ class ReadQuestion:
     tokens: NDArray[np.int64]  # (L,) numbers of its first words
     unknown: tuple[str, ...]  # of those, the words that are not in the table, each once
     unread: tuple[str, ...]  # the words after them, which the network does not read
+    # of the first, the words in the table that the model was never taught, each once; None where nobody says which
+    untaught: tuple[str, ...] | None = None
 
     @property
     def known(self) -> bool:
@@ -62,14 +66,19 @@ class ReadQuestion:
         return content_words(self.unknown)
 
     @property
+    def never_taught(self) -> tuple[str, ...]:
+        """The words that are known and were never taught on which an answer may hang."""
+        return content_words(self.untaught or ())
+
+    @property
     def cut_off(self) -> tuple[str, ...]:
         """The words that are not read on which an answer may hang, each once."""
         return tuple(dict.fromkeys(content_words(self.unread)))
 
     @property
     def whole(self) -> bool:
-        """Whether no rule refuses the question for its words: every one that an answer may hang on is read."""
-        return self.known and not self.missed and not self.cut_off
+        """Whether no rule refuses the question for its words: all that an answer may hang on are taught and read."""
+        return self.known and not (self.missed or self.never_taught or self.cut_off)
 
     @property
     def negations(self) -> tuple[str, ...]:
@@ -77,8 +86,11 @@ class ReadQuestion:
         return negations(words_of(self.text))
 
 
-def read_question(text: str, vocabulary: Questions) -> ReadQuestion:
+def read_question(text: str, vocabulary: Questions, taught: Collection[str] | None = None) -> ReadQuestion:
     """Turn a question into numbers, and keep what is lost.
+
+    Args:
+        taught: the words that the model was taught, of those in the table; None where nobody says which.
 
     Raises:
         QuestionError: it is too long, or has no word.
@@ -87,7 +99,10 @@ def read_question(text: str, vocabulary: Questions) -> ReadQuestion:
     words, table = words_of(text), vocabulary.table
     read, unread = words[: vocabulary.length], words[vocabulary.length :]
     unknown = tuple(dict.fromkeys(word for word in read if word not in table))
-    return ReadQuestion(text, token_ids(text, table, vocabulary.length), unknown, unread)
+    untaught = None
+    if taught is not None:
+        untaught = tuple(dict.fromkeys(word for word in read if word in table and word not in taught))
+    return ReadQuestion(text, token_ids(text, table, vocabulary.length), unknown, unread, untaught)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +150,7 @@ class PictureAnswer:
             "refuse_reasons": list(self.refuse_reasons),
             "rules_tried": list(self.rules_tried),
             "unknown_words": list(self.question.unknown),
+            "untaught_words": None if self.question.untaught is None else list(self.question.untaught),
             "unread_words": list(self.question.unread),
             "negating_words": list(self.question.negations),
             "entropy_nats": self.entropy_nats,
@@ -186,6 +202,7 @@ def make_answer(
     found = {
         "no_known_word": not question.known,
         "unknown_word": question.known and bool(question.missed),
+        "untaught_word": bool(question.never_taught),
         "unread_word": question.known and bool(question.cut_off),
         "size": small,
         "unsure": entropy is not None and unsure_from is not None and entropy > unsure_from,
@@ -199,7 +216,7 @@ def make_answer(
         answer=None if reasons or best is None else rules.answers[best],
         probabilities=_ranked(rules.answers, probabilities),
         refuse_reasons=reasons,
-        rules_tried=_tried(rules, ran=outputs is not None, expired=expired),
+        rules_tried=_tried(rules, question, ran=outputs is not None, expired=expired),
         entropy_nats=entropy,
         entropy_from=unsure_from,
         heatmap=None,
@@ -209,9 +226,13 @@ def make_answer(
     )
 
 
-def _tried(rules: AnswerRules, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
-    unsure = ran and rules.unsure_in_force is not None
-    asked = {"unsure": unsure, "unseen_answer": ran, "model_expired": expired is not None}
+def _tried(rules: AnswerRules, question: ReadQuestion, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
+    asked = {
+        "untaught_word": question.untaught is not None,
+        "unsure": ran and rules.unsure_in_force is not None,
+        "unseen_answer": ran,
+        "model_expired": expired is not None,
+    }
     return tuple(rule for rule in REFUSALS if asked.get(rule, True))
 
 

@@ -26,7 +26,8 @@ def headline(answer: PictureAnswer) -> str:
     """Say the answer, its confidence and what was left out of the question, or that there is no answer and why."""
     if answer.answer is None:
         return f"No answer: {'; '.join(_reason(answer, one) for one in answer.refuse_reasons)}"
-    left_out = f", asked without: {_few(answer.question.unknown)}" if answer.question.unknown else ""
+    lost = (*answer.question.unknown, *(answer.question.untaught or ()))
+    left_out = f", asked without: {_few(lost)}" if lost else ""
     return f"{answer.answer}, confidence {_likely(answer, answer.answer)}{left_out}"
 
 
@@ -41,11 +42,12 @@ def next_answers(answer: PictureAnswer, top: int) -> str | None:
 def not_read(answer: PictureAnswer) -> list[str]:
     """Say in sentences which words of the question told the model nothing, what negates, and what to do."""
     asked, reasons, said = answer.question, answer.refuse_reasons, []
-    if "unknown_word" in reasons:
-        said.append(f"Ask in other words: without {_few(asked.missed)} this would be another question.")
-    elif asked.unknown:
+    if lost := (*asked.missed, *asked.never_taught) if asked.known else ():
+        said.append(f"Ask in other words: without {_few(lost)} this would be another question.")
+    else:
         other = " Ask in other words." if "no_known_word" in reasons else ""
-        said.append(f"Not known to the model, so not asked: {_few(asked.unknown)}.{other}")
+        said += [f"Not known to the model, so not asked: {_few(asked.unknown)}.{other}"] if asked.unknown else []
+        said += [f"Never taught to the model, so not asked: {_few(asked.untaught)}."] if asked.untaught else []
     if "unread_word" in reasons:
         said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
     elif asked.unread:
@@ -89,6 +91,8 @@ def _digits(answer: PictureAnswer) -> int:
 def _reason(answer: PictureAnswer, reason: str) -> str:
     if reason == "unknown_word":
         return f"the model does not know {_few(answer.question.missed)}"
+    if reason == "untaught_word":
+        return f"the model was never taught {_few(answer.question.never_taught)}"
     if reason == "unread_word":
         return f"the question is too long, of which the model reads the first {len(answer.question.tokens)} words"
     if reason != "unsure" or answer.entropy_nats is None or answer.entropy_from is None:

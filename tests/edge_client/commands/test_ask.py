@@ -8,9 +8,10 @@ import sqlite3
 import subprocess
 import sys
 
+import click
 import numpy as np
 import pytest
-from tests.asking import ANSWERS, NOW_MS, SIGNER, TRIED, ask_bundle, expected
+from tests.asking import ANSWERS, NOW_MS, SIGNER, TRIED, WORDS, ask_bundle, expected
 from tests.conftest import encoded, photo, true_map
 
 from edgefl_protocol.bundle import load_bundle
@@ -19,8 +20,8 @@ from edgefl_protocol.pictures.imaging import decode, prepare
 
 KEYS = [
     "image", "question", "answer", "confidence", "answers", "refused", "refuse_reasons", "rules_tried",
-    "unknown_words", "unread_words", "negating_words", "entropy_nats", "entropy_from", "heatmap", "heatmap_fall",
-    "model", "milliseconds",
+    "unknown_words", "untaught_words", "unread_words", "negating_words", "entropy_nats", "entropy_from",
+    "heatmap", "heatmap_fall", "model", "milliseconds",
 ]  # fmt: skip
 
 
@@ -89,6 +90,47 @@ def test_a_question_of_which_a_word_is_unknown_gets_no_answer(asked, ward):
     assert told["refuse_reasons"] == ["unknown_word"] and told["answers"][0]["answer"] == "lung"
     (row,) = rows(ward / "log.sqlite")
     assert (row["answer"], row["refused"], row["refuse_reasons"]) == (None, 1, "unknown_word")
+
+
+def test_a_word_that_was_never_taught_gets_no_answer(asked, ward):
+    """The network has a row for it that no step moved: docs/decisions/0048."""
+    taught = tuple(word not in ("fracture", "a") for word in WORDS)
+    (ward / "taught.edgefl").write_bytes(ask_bundle(taught=taught, unsure_above=1.3))
+    code, out, _ = asked("Is there a fracture?", model="taught.edgefl")
+    assert code == 0 and out.splitlines()[0].endswith("No answer: the model was never taught fracture")
+    assert out.splitlines()[1] == "Ask in other words: without fracture this would be another question."
+    told = json.loads(asked("Is there a fracture?", "--json", model="taught.edgefl")[1])
+    assert (told["answer"], told["refuse_reasons"]) == (None, ["untaught_word"])
+    assert (told["unknown_words"], told["untaught_words"]) == ([], ["a", "fracture"])
+    assert json.loads(asked("Which organ is shown?", "--json", model="taught.edgefl")[1])["answer"] == "lung"
+    before = json.loads(asked("Is there a fracture?", "--json")[1])
+    assert before["untaught_words"] is None and "untaught_word" not in before["rules_tried"]
+
+
+@pytest.mark.parametrize("question", ["pneumothorax?", "Which organ is shown, tuberculosis?"])
+def test_a_refusal_comes_before_what_speaks_against_the_model(question, run, ward, monkeypatch):
+    """In the order in which a terminal shows both streams."""
+    lines = echoed(monkeypatch)
+    (ward / "weak.edgefl").write_bytes(ask_bundle(unsure_above=None))
+    words = ("--model", ward / "weak.edgefl", "--trust", ward / "signing.pub")
+    assert run("ask", ward / "CANARY.png", question, *words)[0] == 0
+    assert "No answer: " in lines[0] and any("Research use only" in line for line in lines[1:])
+    assert any(line.startswith("No threshold says") for line in lines[1:])
+    lines.clear()
+    assert run("ask", ward / "CANARY.png", "Which organ is shown?", *words)[0] == 0
+    assert "Research use only" in lines[0] and "lung, confidence " in lines[-1]
+    lines.clear()
+    assert run("ask", ward / "CANARY.png", "?!", *words)[0] == 1
+    assert len(lines) == 1 and "no word" in lines[0]
+
+
+def echoed(monkeypatch) -> list[str]:
+    """What the command says, on both streams, in its order."""
+    lines, plain = [], click.echo
+    monkeypatch.setattr(
+        click, "echo", lambda message=None, **more: (lines.append(str(message)), plain(message, **more))
+    )
+    return lines
 
 
 def test_a_negation_is_told(asked, ward):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from tests.asking import ANSWERS, NOW_MS, SIGNER, SIZE, ask_bundle, expected
+from tests.asking import ANSWERS, NOW_MS, SIGNER, SIZE, WORDS, ask_bundle, expected
 from tests.conftest import photo, true_map
 
 from edgefl_client import Asker, Scorer
@@ -152,3 +152,11 @@ def test_no_map_where_the_bundle_shows_none_or_nothing_is_answered():
         pictures[name] = asker.explain(prepared, asker.ask_prepared(prepared, "pneumothorax?"))
     assert "does not say how true" in pictures["none"].sentence and pictures["none"].values is None
     assert "no answer that it could explain" in pictures["shown"].sentence and pictures["shown"].values is None
+
+
+def test_the_question_to_try_a_model_with_is_one_that_it_was_taught():
+    taught = tuple(word == "organ" for word in WORDS)
+    asker = Asker(loaded(unsure_above=None, taught=taught), threads=1)
+    assert asker.a_question == "organ" and asker.ask(GREY, asker.a_question).answer == "lung"
+    nothing = Asker(loaded(unsure_above=None, taught=(False,) * len(WORDS)), threads=1)
+    assert nothing.ask(GREY, nothing.a_question).probabilities  # a word that is read: the network can be tried

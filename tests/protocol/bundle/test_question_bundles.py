@@ -21,7 +21,7 @@ from edgefl_protocol.bundle.question_table import (
     QuestionTable,
     TriedQuestions,
 )
-from edgefl_protocol.bundle.question_words import why_no_map
+from edgefl_protocol.bundle.question_words import question_lines, why_no_map
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.rules.questions import Questions, words_of
 
@@ -44,6 +44,22 @@ def test_a_bundle_says_which_words_it_knows_and_how_it_did():
     assert bundle.questions.vocabulary.table["is"] == 2
     assert bundle.labels.classes == ANSWERS and bundle.outputs == ("probabilities", "map")
     assert bundle.questions.looks is True
+
+
+def test_a_bundle_says_which_words_were_taught():
+    taught = tuple(word != "fracture" for word in VOCABULARY.words)
+    bundle = load(signed(ask_members(taught=taught)))
+    assert bundle.questions.taught == taught
+    assert bundle.questions.taught_words == {*VOCABULARY.words} - {"fracture"}
+    assert ", 6 of them taught; " in question_lines(bundle.card, bundle.labels, bundle.questions)[1]
+
+
+def test_a_bundle_from_before_says_nothing_of_what_was_taught():
+    """Its table is read, and written again without the key."""
+    data = ask_members()["questions.json"]
+    assert b"taught" not in data
+    table = QuestionTable.from_bytes(data)
+    assert table.taught is None and table.taught_words is None and table.to_bytes() == data
 
 
 def test_a_bundle_for_pictures_has_no_table(plain_pictures):
@@ -76,6 +92,9 @@ BAD_RECORDS = {
     "more right with other pictures than tried": {"tried": tried(other_picture={"right": 151, "low": 0, "high": 0})},
     "an interval upside down": {"tried": tried(other_picture={"right": 1, "low": 0.2, "high": 0.1})},
     "an interval beyond 1": {"tried": tried(other_picture={"right": 1, "low": 0.2, "high": 1.1})},
+    "taught a text": {"taught": "yes"}, "taught null": {"taught": None}, "taught of too few": {"taught": [True] * 6},
+    "taught of too many": {"taught": [True] * 8}, "taught in numbers": {"taught": [1] * 7},
+    "taught by name": {"taught": ["is"] * 7},
     "an interval of text": {"tried": tried(other_picture={"right": 1, "low": "0", "high": "1"})},
 }  # fmt: skip
 
@@ -97,7 +116,8 @@ def signed_anyway(members):
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(
-        ["words", "length", "tried", "questions", "right", "answered", "answered_right", "other_picture", "low", "high"]
+        ["words", "length", "tried", "taught", "questions",
+         "right", "answered", "answered_right", "other_picture", "low", "high"]
     ), inner, max_size=6), max_leaves=25,
 ))  # fmt: skip
 def test_any_json_is_read_or_refused_by_a_value_error(value):

@@ -149,6 +149,24 @@ def test_pictures_on_both_sides_of_the_sources_split_and_unknown_answers_are_tol
     assert load(rad).warnings == ()
 
 
+def test_test_questions_with_a_word_that_another_site_taught_are_counted(tmp_path: Path, cache: Path) -> None:
+    """The word is in every site's table and in no other site's training questions; docs/decisions/0048."""
+    taught = [
+        {**one, "question": "Is the catheter bright?"} if one["image_organ"] == "CHEST" else one for one in ENTRIES
+    ]
+    asked = [{**one, "qid": 5000 + i, "question": "Is the catheter bright?"} for i, one in enumerate(ENTRIES[::24])]
+    data = write_rad(tmp_path / "rad.zip", pictures_of(taught), trainset=taught)
+    more = write_rad(tmp_path / "more.zip", testset=asked)
+    told = (
+        "another 2 of the 3 questions of test hold a word that their own site did not teach: a device refuses them, "
+        "too, where the weights of a model stay at its site"
+    )
+    assert told in load(data, f"{more}@split=test").warnings
+    shown = edgefl_train("data", f"vqa-rad:{data}", f"vqa-rad:{more}@split=test")
+    assert f"warning: {told}" in shown.err
+    assert not any("did not teach" in line for line in load(data).warnings)
+
+
 def test_data_to_judge_a_run_on_is_read_with_the_runs_words(rad: Path) -> None:
     known = Vocabulary(("yes", "no"), Questions(("bright", "is"), length=4))
     found = load(rad, vocabulary=known)

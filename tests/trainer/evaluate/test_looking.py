@@ -90,6 +90,9 @@ def test_what_a_device_would_answer_is_counted_by_hand():
     targets = np.array([0, 1, 0, 2])
     found = tried_questions(probabilities, targets, (True, True, False), 0.5, None)
     assert (found.questions, found.right, found.answered, found.answered_right) == (4, 3, 2, 1)
+    whole = np.array([False, True, True, True])  # the first has a word that the model was never taught
+    found = tried_questions(probabilities, targets, (True, True, False), 0.5, None, whole)
+    assert (found.questions, found.right, found.answered, found.answered_right) == (4, 3, 1, 0)
     assert tried_questions(probabilities[:0], targets[:0], (True,) * 3, 0.5, None) is None
 
 

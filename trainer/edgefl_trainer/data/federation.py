@@ -174,7 +174,8 @@ def _targets(
 def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> list[str]:
     told = [line for table in tables for line in table.warnings]
     if found.questions is not None:
-        told += told_of_questions(rows, found.labels, found.questions.vocabulary)
+        learning = [rows[i] for site in found.sites.values() for i in site.train]
+        told += told_of_questions(rows, found.labels, found.questions.vocabulary, learning)
     told += alike_sites(found.sites)
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:

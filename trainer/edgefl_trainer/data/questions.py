@@ -5,7 +5,7 @@ moves a byte of them; a picture is stored once, however many questions show it.
 Source: docs/reference/data.md (questions); docs/decisions/0044.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -146,9 +146,16 @@ def no_picture(pixels: FilePixels) -> str:
     )
 
 
-def told_of_questions(rows: Sequence[Row], labels: NDArray[np.int64], questions: Questions) -> list[str]:
-    """Write what bears on the figures of test questions: pictures that were learned from, unknown answers and words."""
+def told_of_questions(
+    rows: Sequence[Row], labels: NDArray[np.int64], questions: Questions, learning: Sequence[Row]
+) -> list[str]:
+    """Write what bears on the figures of test questions: pictures that were learned from, unknown answers and words.
+
+    Args:
+        learning: the rows that teach words; those that are tuned on do not, where it is known which they are.
+    """
     found = []
+    taught = _taught(learning, questions.length)
     asking = [(row, label) for row, label in zip(rows, labels, strict=True) if row.question and row.site]
     learned = {row.lesion for row, _ in asking if row.split == "train"}
     for split in ("val", "test"):
@@ -164,17 +171,33 @@ def told_of_questions(rows: Sequence[Row], labels: NDArray[np.int64], questions:
                 f"{other} of the {counted(len(asked), 'question')} of {split} have an answer that no training question "
                 "has: they count as wrong"
             )
-        if refused := sum(_is_refused(row, questions) for row, _ in asking if row.split == split):
+        judging = [row for row, _ in asking if row.split == split]
+        if refused := sum(_is_refused(row, questions) for row in judging):
             found.append(
                 f"{refused} of the {counted(len(asked), 'question')} of {split} hold a word that no training question "
                 "has, or that comes too late to be read: a device refuses them, and here they are judged all the same"
             )
+        own = sum(_is_refused(row, questions, taught[row.site]) for row in judging if row.site in taught)
+        if more := own - sum(_is_refused(row, questions) for row in judging if row.site in taught):
+            found.append(
+                f"another {more} of the {counted(len(asked), 'question')} of {split} hold a word that their own site "
+                "did not teach: a device refuses them, too, where the weights of a model stay at its site"
+            )
     return found
 
 
-def _is_refused(row: Row, questions: Questions) -> bool:
+def _taught(learning: Sequence[Row], length: int) -> dict[str, set[str]]:
+    """List the words that the questions of each site teach: those that a network reads of them."""
+    taught: dict[str, set[str]] = {}
+    for row in learning:
+        if row.site is not None:
+            taught.setdefault(row.site, set()).update(words_of(question_of(row).text)[:length])
+    return taught
+
+
+def _is_refused(row: Row, questions: Questions, taught: Collection[str] | None = None) -> bool:
     """Whether a device refuses a question for its words alone."""
-    return not read_question(question_of(row).text, questions).whole
+    return not read_question(question_of(row).text, questions, taught).whole
 
 
 def _files(table: SourceRows) -> FilePixels:

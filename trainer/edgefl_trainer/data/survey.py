@@ -233,7 +233,8 @@ def _asked(found: Survey, rows: Sequence[Row]) -> Survey:
             found.warnings.append(
                 f"site {site} has {counted(number, 'question')}: too few to learn from and to judge on"
             )
-    found.warnings.extend(told_of_questions(rows, answer_labels(rows, vocabulary.answers), vocabulary.questions))
+    labels, learning = answer_labels(rows, vocabulary.answers), [row for row in rows if row.split == "train"]
+    found.warnings.extend(told_of_questions(rows, labels, vocabulary.questions, learning))
     return replace(found, vocabulary=vocabulary)
 
 

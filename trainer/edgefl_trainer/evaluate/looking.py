@@ -54,17 +54,20 @@ def tried_questions(
     seen: Sequence[bool],
     unsure_above: float,
     other: OtherPicture | None,
+    read_whole: Bool[np.ndarray, " n"] | None = None,
 ) -> TriedQuestions | None:
     """Count what a device would answer to a site's `tune` questions, and rightly; None of no question.
 
     Args:
         targets: the right answers; one below 0 is never given.
+        read_whole: which of the questions a device does not refuse for their words; None: it refuses none.
     """
     if not len(targets):
         return None
     best = probabilities.argmax(axis=1)
     right = best == targets
     answered = (entropy_nats(probabilities) <= unsure_above) & np.asarray(seen, dtype=bool)[best]
+    answered &= True if read_whole is None else read_whole
     return TriedQuestions(
         questions=len(targets),
         right=int(right.sum()),
