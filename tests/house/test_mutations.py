@@ -20,4 +20,4 @@ def test_a_rule_that_moved_took_its_row_along(row) -> None:
 
 def test_no_rule_is_dropped() -> None:
     """The least number of rules that are broken; raise it with each new one."""
-    assert len(ROWS) >= 31
+    assert len(ROWS) >= 41
