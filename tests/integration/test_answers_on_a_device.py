@@ -66,7 +66,7 @@ def test_a_device_answers_every_question_as_the_trainer_does(made):
 
 
 def test_a_word_that_another_site_taught_gets_no_answer(made):
-    """Known to every site's table, and of this model's no step moved it: docs/decisions/0048."""
+    """Known to every site's table, and of this model's no step moved it: docs/decisions/0051."""
     bundle = load_bundle(made["bundle"].read_bytes(), [read_public_key(made["pub"]).public], 1_790_000_000_000)
     assert bundle.questions.taught_words == {*bundle.questions.vocabulary.words} - {"hydrocephalus"}
     found = Asker(bundle, threads=1).ask(np.zeros((60, 60, 3), np.uint8), "What colour is it, hydrocephalus?")

@@ -15,11 +15,14 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from edgefl_client import Asker
 from edgefl_client.cli import cli as device_cli
 from edgefl_protocol.bundle import Card, load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.answer import read_question
+from edgefl_trainer.data import load_federation
 from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.data.questions import Vocabulary
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/models"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -110,12 +113,16 @@ def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
     assert own == f"{tried.right}, {other.right} of {tried.questions}"
     assert other.low <= 0 and "not found to\nlook at the picture" in PAGE
     assert f"one of {len(bundle.labels.classes)} answers" in told["answers"]
-    assert f"it knows {len(knows.vocabulary.words)} words" in told["answers"]
+    assert f"it knows {len(knows.vocabulary.words)} words and was taught {sum(knows.taught)}" in told["answers"]
     assert "VQA-RAD is CC0 1.0" in bundle.card.licence_note and "CC BY-NC 4.0" in bundle.card.licence_note
     assert f"{ASKED}.edgefl" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
 
 
-REFUSED = {"Is there tuberculosis?": "unknown_word", "Tuberculosis?": "no_known_word"}  # by the pages, to show it
+REFUSED = {  # by the pages, to show it
+    "Is there tuberculosis?": "unknown_word",
+    "Tuberculosis?": "no_known_word",
+    "Is there hydrocephalus?": "untaught_word",
+}
 PAGES = ("docs/guides/medical-vqa.md", "examples/models/README.md")
 
 
@@ -132,8 +139,9 @@ def test_the_pages_ask_in_words_that_a_model_of_vqa_rad_knows() -> None:
     asked = questions_of_pages()
     assert len(asked) >= 4 and set(REFUSED) <= asked
     for question in asked:
-        read = read_question(question, table.vocabulary)
-        found = None if read.whole else "unknown_word" if read.known else "no_known_word"
+        read = read_question(question, table.vocabulary, table.taught_words)
+        rules = {"no_known_word": not read.known, "unknown_word": read.missed, "untaught_word": read.never_taught}
+        found = None if read.whole else next(reason for reason, fires in rules.items() if fires)
         assert found == REFUSED.get(question), question
 
 
@@ -145,6 +153,34 @@ def test_the_pages_ask_what_pictures_of_the_chest_are_asked() -> None:
         rows = json.loads(archive.read("trainset.json"))
     real = {row["question"].strip() for row in rows if row["image_organ"] == "CHEST"}
     assert questions_of_pages() - set(REFUSED) <= real
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.skipif("EDGEFL_DATA" not in os.environ, reason="EDGEFL_DATA is not set: no VQA-RAD")
+def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
+    """Of the site's withheld questions, which no seed moves, and of the `tune` questions of seed 0."""
+    data = (FOLDER / f"{ASKED}.edgefl").read_bytes()
+    bundle = load_bundle(data, [read_public_key(FOLDER / "signing.pub").public], 1_800_000_000_000)
+    assert bundle.questions is not None
+    known = Vocabulary(bundle.labels.classes, bundle.questions.vocabulary)
+    source = f"vqa-rad:{Path(os.environ['EDGEFL_DATA']) / 'vqa_rad.zip'}"
+    found = load_federation([source], image_px=bundle.preprocess.size, vocabulary=known, cache_dir=tmp_path)
+    asker, site = Asker(bundle, threads=1), found.sites["rad-chest"]
+    assert found.questions is not None
+    words, unsure, answered, right = 0, 0, 0, 0
+    for row, place in zip(site.test, found.places(site.test), strict=True):
+        given = asker.ask(found.images[place], found.questions.texts[row])
+        words += not given.question.whole
+        unsure += given.refuse_reasons == ("unsure",)
+        answered += not given.refused
+        right += given.answer is not None and given.answer == dict(enumerate(found.classes)).get(found.labels[row])
+    said = (
+        f"of the {len(site.test)} it answers {answered}, {right} of these rightly; {words} it refuses for their words"
+    )
+    assert f"{said}, {unsure} for it is too unsure |" in PAGE
+    untaught = sum(bool(asker.read(found.questions.texts[row]).never_taught) for row in site.tune)
+    assert f"| of the {len(site.tune)}, refused for a word that it was never taught | {untaught} |" in PAGE
 
 
 def test_the_command_that_asks(tmp_path, monkeypatch):
