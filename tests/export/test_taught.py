@@ -1,4 +1,4 @@
-"""Which words a model was taught: retrained with a word in the questions of one site alone. docs/decisions/0048."""
+"""Which words a model was taught: retrained with a word in the questions of one site alone. docs/decisions/0051."""
 
 import os
 from collections.abc import Iterator

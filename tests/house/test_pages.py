@@ -40,7 +40,7 @@ ELSEWHERE = {
 LONG = {"docs/guides/federation.md", "docs/guides/device.md"}
 PATIENCE_S = 90
 AS_VQA_RAD = {  # drawn pictures are asked what VQA-RAD's sites are
-    "what colour is it": "What is abnormal in this image?",
+    "what colour is it": "Is there a pleural effusion?",
     "is it red": "Is the heart enlarged?",
     "is it green": "Is there a pneumothorax?",
     "is it blue": "Is the trachea midline?",

@@ -115,7 +115,7 @@ def test_an_unknown_word_refuses_whatever_the_answer_would_be(probabilities):
 
 @given(st.sets(st.sampled_from(VOCABULARY.words)), st.sets(st.sampled_from(VOCABULARY.words), min_size=1))
 def test_a_word_that_was_not_taught_refuses_where_an_answer_may_hang_on_it(taught, asked):
-    """Of the three words `air` alone counts: `is` and `there` are on the stop list. docs/decisions/0048."""
+    """Of the three words `air` alone counts: `is` and `there` are on the stop list. docs/decisions/0051."""
     read = read_question(" ".join(sorted(asked)), VOCABULARY, taught)
     found = answer((0.0, 1.0, 0.0), read, unsure_above=None)
     untaught = [word for word in sorted(asked) if word not in taught]

@@ -4,7 +4,7 @@ A run lists the words of the training questions of all its sites. A model was ta
 its own embedding of words: where weights travel, the questions of every site that took part in a round; where they
 stay, its own site's. `tune` and reported questions teach nothing.
 Guarantees: a method's name is not asked, what it declares to travel decides; only words that a network reads count.
-Source: docs/decisions/0048.
+Source: docs/decisions/0051.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ Guarantees: a `QuestionTable` that exists satisfies the forms below; anything el
 The first word has the number 2 (`rules.questions`). `tried` counts questions of the `tune` rows; null where there was
 none. `other_picture` asks each of them with the picture of another one: who looks at pictures is then right less
 often. `low` and `high` are the 95 % interval, by picture, of what is lost, as a share of the questions. Only a bundle
-that answers questions has this member. Source: docs/design.md 7, docs/decisions/0046 and 0048.
+that answers questions has this member. Source: docs/design.md 7, docs/decisions/0046 and 0051.
 """
 
 from dataclasses import asdict, dataclass

@@ -13,7 +13,7 @@ and the probabilities beside it are no finding. The rules, in the order in which
 7. `unseen_answer`: the most probable answer is one that the site's own questions never had.
 8. `model_expired`: the bundle is past its expiry date.
 
-The first four look at the question alone (docs/decisions/0048).
+The first four look at the question alone (docs/decisions/0048 and 0051).
 
 That no rule refuses never means that the answer is right.
 """

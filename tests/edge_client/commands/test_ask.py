@@ -93,7 +93,7 @@ def test_a_question_of_which_a_word_is_unknown_gets_no_answer(asked, ward):
 
 
 def test_a_word_that_was_never_taught_gets_no_answer(asked, ward):
-    """The network has a row for it that no step moved: docs/decisions/0048."""
+    """The network has a row for it that no step moved: docs/decisions/0051."""
     taught = tuple(word not in ("fracture", "a") for word in WORDS)
     (ward / "taught.edgefl").write_bytes(ask_bundle(taught=taught, unsure_above=1.3))
     code, out, _ = asked("Is there a fracture?", model="taught.edgefl")

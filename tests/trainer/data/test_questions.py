@@ -150,7 +150,7 @@ def test_pictures_on_both_sides_of_the_sources_split_and_unknown_answers_are_tol
 
 
 def test_test_questions_with_a_word_that_another_site_taught_are_counted(tmp_path: Path, cache: Path) -> None:
-    """The word is in every site's table and in no other site's training questions; docs/decisions/0048."""
+    """The word is in every site's table and in no other site's training questions; docs/decisions/0051."""
     taught = [
         {**one, "question": "Is the catheter bright?"} if one["image_organ"] == "CHEST" else one for one in ENTRIES
     ]
