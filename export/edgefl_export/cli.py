@@ -63,6 +63,14 @@ def _needs_export() -> None:
         click.get_current_context().exit(2)
 
 
+def _check_run(run: Path, site: str) -> None:
+    """Refuse, by a `RunError`, a run without a model of the site: at once, for PyTorch takes seconds to import."""
+    from edgefl_trainer.engine.folder import check_finished, check_model
+
+    check_finished(run)
+    check_model(run, site)
+
+
 def _word(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     import re
 
@@ -194,6 +202,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
     """Make a signed model for devices from one site of RUN. Its graph is checked against the trainer first."""
     _needs_export()
+    _check_run(run, site)
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
     from edgefl_export.bundles.bundle_text import bundle_text, model_facts
@@ -210,8 +219,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     if not options["force"]:
         check_new(output)
     passphrase = read_passphrase(options["passphrase_file"])
-    opened = [key_store.open_key(place, passphrase) for place in signers]
-    keys = list({key.key_id: key for key in opened}.values())
+    keys = list({key.key_id: key for key in (key_store.open_key(one, passphrase) for one in signers)}.values())
     finished = open_run(run)
     info = _class_info(options["class_info"], finished)
     model = site_model(finished, site, info, took_no_part=options["took_no_part"])

@@ -239,7 +239,7 @@ def test_a_server_cannot_take_back_what_it_signed(copied, tmp_path) -> None:
     [
         (b"", "is no copy of an audit log"),
         (b"\x89PNG", "line 1, is no line"),
-        (b'{"federation": "skin"}\n', "has no signed head"),
+        (b'{"federation": "skin"}\n', "nobody can tell whether the copy was changed: `edgefl-coordinator serve` signs"),
         (b'{"federation": "skin"}\n[1, 2]\n', "is damaged"),
         (b'{"federation": "skin"}\n[1, 2, 3, 4, 5, 6]\n', "is damaged"),
         (b'{"federation": "skin"}\n"head"\n', "is damaged"),

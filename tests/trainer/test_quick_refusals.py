@@ -34,11 +34,16 @@ WRONG = [
     ((*RUN, "--data", DATA, "--preset", "big"), "'big' is not one of 'tiny', 'bench84', 'paper'"),
     ((*RUN, "--data", DATA, "--backbone", "tny"), "there is no backbone 'tny'"),
     ((*RUN, "--data", DATA, "--backbone", "run:nosuch"), "there is no backbone at nosuch/backbone.safetensors"),
+    ((*RUN, "--data", DATA, "--backbone", "file:/nowhere.npz"), "file:PATH names a file of EdgeFL's own"),
+    ((*RUN, "--data", "lesions:sites=0"), "lesions:sites=0 is not allowed"),
+    ((*RUN, "--data", "lesions:image=40"), "has the unknown option image"),
     (("run", "random-init", "--data", DATA, "--set", "lr=1", "--out", "new"), "has no hyper-parameters"),
     (("run", "local", "--data", DATA, "--out", "."), "name a new or empty folder with --out"),
     (("run", "local", "--data", DATA, "--out", "begun"), "already holds a run: add --resume"),
     (("evaluate", "nosuch", "--data", DATA), "nosuch is not a run directory"),
     (("evaluate", "finished", "--data", "foldr:x"), "did you mean folder:x?"),
+    (("evaluate", "finished", "--data", DATA, "--site", "c"), "has no model of site 'c'; it has a."),
+    (("predict", "finished", "a.png", "--site", "c"), "has no model of site 'c'; it has a."),
     (("predict", "begun", "a.png", "--site", "a"), "the run in begun is not finished"),
     (("table", "nosuch"), "nosuch is not a run directory"),
     (("finetune", "nosuch", "--mode", "local", "--labels", "0.1", "--out", "new"), "nosuch is not a run directory"),
@@ -89,6 +94,8 @@ def test_what_is_mistyped_is_refused_without_pytorch(tmp_path):
     (tmp_path / "finished").mkdir()
     for name in ("config.toml", "summary.json"):
         (tmp_path / "finished" / name).write_text("")
+    (tmp_path / "finished" / "models").mkdir()
+    (tmp_path / "finished" / "models" / "a.safetensors").write_bytes(b"")
     answers = asked([arguments for arguments, _ in WRONG], tmp_path)
     assert len(answers) == len(WRONG)
     for (arguments, words), (code, told, heavy) in zip(WRONG, answers, strict=True):

@@ -135,7 +135,7 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_early(options: Mapping[str, Any]) -> None:
     """Refuse what can be refused before the trainer is loaded, which takes many seconds: all but what is learned."""
-    from edgefl_coordinator.commands.setup import check_finishable, check_table
+    from edgefl_coordinator.commands.setup import check_finishable, check_names, check_table
     from edgefl_coordinator.errors import USAGE, OperatorError
     from edgefl_coordinator.settings import LEAST_COHORT
 
@@ -153,6 +153,7 @@ def _check_early(options: Mapping[str, Any]) -> None:
             USAGE,
         )
     check_finishable(check_table(table), members)
+    check_names(options["run_"], options["method"], options["backbone"], options["settings"])
 
 
 def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -61,7 +61,10 @@ def check_copy(path: Path, key_ids: Collection[str], heads: Path | None = None) 
             raise OperatorError(f"{heads or path} is damaged: {error}") from error
     count, head = check_log(rows, found, first["federation"], key_ids), newest(found)
     if head is None:
-        raise OperatorError(f"{path} has no signed head, so nothing proves who wrote it; let `serve` sign the log")
+        raise OperatorError(
+            f"no line of {path} is signed by the coordinator, so nobody can tell whether the copy was changed: "
+            "`edgefl-coordinator serve` signs its log when it starts, every hour and when it stops; copy it after that"
+        )
     return {"federation": first["federation"], "rows": count, "signed_rows": head.rows, "signed_ms": head.at_ms}
 
 

@@ -127,6 +127,29 @@ def reply_cap(state_bytes: int) -> int:
     return min(LimitSettings().reply_bytes + mebibytes * 2**20, MAX_BLOB_BYTES)
 
 
+def check_names(run: Path | None, method: str, backbone: str | None, assignments: Sequence[str]) -> None:
+    """Refuse a run, method, backbone or key of a setting that there is not: before PyTorch is imported.
+
+    Raises:
+        OperatorError: there is no such method or key.
+        EdgeflError: there is no such backbone, or no finished run.
+    """
+    from edgefl_trainer.engine.folder import check_finished
+    from edgefl_trainer.engine.settings import given_settings
+    from edgefl_trainer.errors import SettingError
+    from edgefl_trainer.models.backbone_names import check_name
+
+    if run is not None:
+        check_finished(run)
+        return
+    try:
+        given_settings(method, {}, None, assignments)
+    except SettingError as error:
+        raise OperatorError(str(error), USAGE) from error
+    if backbone is not None:
+        check_name(backbone)
+
+
 def task_of_method(
     method: str,
     backbone: str | None,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl_client.home import Home, read_json, write_json
-from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES
+from edgefl_protocol.envelopes.key_files import read_key_file
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
@@ -50,7 +49,7 @@ def read_public_key(given: str) -> PublicSigningKey:
         is_file = path.is_file()
     except (OSError, ValueError):  # a long text is no file name
         is_file = False
-    data = read_bounded(path, MAX_KEY_FILE_BYTES) if is_file else given.encode("utf-8", "replace")
+    data = read_key_file(path) if is_file else given.encode("utf-8", "replace")
     raw = data if is_file and len(data) == 32 else _decoded(data.strip())
     if raw is None:
         where = f"{given} is not" if is_file else f"{given[:80]!r} is neither a file nor"

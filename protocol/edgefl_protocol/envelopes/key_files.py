@@ -16,6 +16,7 @@ import base64
 import binascii
 import re
 import secrets
+from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from edgefl_protocol.durable import FilePath, read_bounded
 from edgefl_protocol.envelopes.keys import SECRET_BYTES, PublicSigningKey, SealingKey, SigningKey
 from edgefl_protocol.envelopes.pkcs8 import encrypted_pem
-from edgefl_protocol.errors import KeyMaterialError
+from edgefl_protocol.errors import KeyMaterialError, StorageError
 
 MAX_KEY_FILE_BYTES: Final = 16 << 10
 
@@ -36,6 +37,7 @@ _END: Final = "-----END EDGEFL SEALING KEY-----"
 _MAGIC: Final = b"EFLK\x01"
 _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
+_ZIP: Final = b"PK"  # begins a bundle
 
 
 def signing_key_to_pem(key: SigningKey, passphrase: bytes | None = None) -> bytes:
@@ -73,13 +75,30 @@ def read_public_key(file: FilePath) -> PublicSigningKey:
     Raises:
         KeyMaterialError: it holds no Ed25519 public key, or one of low order.
     """
-    data = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
+    data = read_key_file(file).strip()
     if re.fullmatch(rb"[0-9a-fA-F]{64}", data):
         return PublicSigningKey(bytes.fromhex(data.decode("ascii")))
     public = public_from_pem(data)
     if public is None:
         raise KeyMaterialError(f"{file} is not an Ed25519 public key; give the file signing.pub")
     return PublicSigningKey(public)
+
+
+def read_key_file(file: FilePath) -> bytes:
+    """Read the file that is given as a public key; a `KeyMaterialError` where it is a model or no key at all."""
+    try:
+        data = read_bounded(file, MAX_KEY_FILE_BYTES)
+    except StorageError as error:
+        if error.code != "too_large":
+            raise
+        data = b""
+    if data.startswith(_ZIP) or Path(file).suffix == ".edgefl":
+        raise KeyMaterialError(
+            f"{file} is a model, not its signer's public key: name the file signing.pub that the signer gave you"
+        )
+    if not data:
+        raise KeyMaterialError(f"{file} is not a public key; give the signer's file signing.pub")
+    return data
 
 
 def public_from_pem(data: bytes) -> bytes | None:

@@ -166,6 +166,20 @@ def test_a_missing_file_says_what_to_name(tmp_path):
         load_backbone(f"run:{tmp_path}")
 
 
+def test_what_file_names_and_is_not_there_is_told_apart(tmp_path):
+    """Each advice is of what was typed: a run's folder is written run:DIR."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "backbone.safetensors").write_bytes(b"x")
+    for typed, said in (
+        ("nowhere.npz", "which is no file: file:PATH names a file of EdgeFL's own, such as the backbone.safetensors"),
+        ("", "which is a folder: file:PATH names"),
+        ("run", f"is a folder: write run:{tmp_path / 'run'} for the network that a run left there"),
+    ):
+        with pytest.raises(BackboneError) as caught:
+            load_backbone(f"file:{tmp_path / typed}")
+        assert said in str(caught.value)
+
+
 def test_another_image_size_than_it_learned_is_refused(file):
     with pytest.raises(BackboneError, match="36-px images and cannot take images of 48 px: use --image-px 36"):
         load_backbone(f"file:{file}", image_px=48)

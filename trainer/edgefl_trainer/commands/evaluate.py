@@ -49,9 +49,11 @@ def evaluate(
     Data that names no split is judged whole, unless RUN learned from it: then a quarter of each site is, as in a run.
     """
     from edgefl_trainer.data.specs import check_there
-    from edgefl_trainer.engine.folder import check_finished
+    from edgefl_trainer.engine.folder import check_finished, check_model
 
     check_finished(run_dir)  # this and what follows needs no PyTorch, whose import takes seconds
+    if site is not None:
+        check_model(run_dir, site)
     check_there(data)
     from edgefl_trainer.commands.results_text import map_lines, not_judged, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run

@@ -27,9 +27,10 @@ from edgefl_trainer.commands.extra import needs_trainer
 @needs_trainer
 def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, class_info: Path | None) -> None:
     """Score IMAGES with the model that a site learned in RUN. This is the reference for what a device says."""
-    from edgefl_trainer.engine.folder import check_finished
+    from edgefl_trainer.engine.folder import check_finished, check_model
 
-    check_finished(run_dir)  # needs no PyTorch, whose import takes seconds
+    check_finished(run_dir)  # this and what follows needs no PyTorch, whose import takes seconds
+    check_model(run_dir, site)
     from edgefl_protocol.pictures.score import Score
     from edgefl_trainer.commands.results_text import score_line
     from edgefl_trainer.engine.models import open_run

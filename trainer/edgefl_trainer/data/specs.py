@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgefl_trainer.data.dealing import Shares
 from edgefl_trainer.data.errors import DataError, SpecError
-from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
+from edgefl_trainer.data.lesions import OPTIONS, LesionSettings, parse_settings, read_lesions
 from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.cifar100 import read_cifar100
 from edgefl_trainer.data.sources.domainnet import read_domainnet
@@ -84,12 +84,14 @@ def read_spec(spec: Spec, seed: int, *, gaps: bool = False) -> SourceRows:
 
 
 def check_there(specs: Sequence[str]) -> None:
-    """Refuse a SPEC whose path does not exist, before anything is read: its reader says what is missing.
+    """Refuse a SPEC whose path does not exist, and options of `lesions:` that it does not have, before anything is read.
 
     A `DataError` as of `parse_spec` and `read_spec`.
     """
     for spec in map(parse_spec, specs):
-        if spec.body and not Path(spec.body).expanduser().exists():
+        if spec.kind == "lesions":
+            _lesion_settings(spec)
+        elif spec.body and not Path(spec.body).expanduser().exists():
             read_spec(spec, 0)
 
 
@@ -230,11 +232,15 @@ def _without_options(read: Callable[[Path], SourceRows]) -> Callable[[Spec, int]
 
 
 def _lesions(spec: Spec, seed: int) -> SourceRows:
+    return read_lesions(_lesion_settings(spec))
+
+
+def _lesion_settings(spec: Spec) -> LesionSettings:
     if spec.body:
         raise SpecError(
             f"{spec.text!r} has {spec.body!r} before its options; write it like lesions:sites=6,images=600."
         )
-    return read_lesions(parse_settings(take_options(spec, OPTIONS)))
+    return parse_settings(take_options(spec, OPTIONS))
 
 
 def _vqa_rad(spec: Spec, seed: int) -> SourceRows:

@@ -117,6 +117,22 @@ def check_finished(folder: Path) -> None:
     raise RunError(f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`.")
 
 
+def model_sites(folder: Path) -> tuple[str, ...]:
+    """Name the sites that have a model in a finished run."""
+    return tuple(sorted(path.stem for path in (folder / "models").glob("*.safetensors")))
+
+
+def check_model(folder: Path, site: str) -> None:
+    """Refuse, by a `RunError`, a site that has no model in a finished run."""
+    sites = model_sites(folder)
+    if not sites:
+        raise RunError(
+            f"the run in {folder} learned a backbone and has no model to score with: name a run that uses it."
+        )
+    if site not in sites:
+        raise RunError(f"the run in {folder} has no model of site {site!r}; it has {', '.join(sites)}.")
+
+
 def run_folders(folder: Path) -> list[Path]:
     """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none."""
     if (folder / CONFIG).exists():

@@ -22,7 +22,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Examples, Prediction, Predictor
-from edgefl_trainer.engine.folder import CONFIG, SUMMARY, check_finished, make_folder
+from edgefl_trainer.engine.folder import CONFIG, SUMMARY, check_finished, check_model, make_folder, model_sites
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.metrics import predicted_classes
@@ -52,7 +52,7 @@ class FinishedRun:
     @property
     def sites(self) -> tuple[str, ...]:
         """Sites that have a model."""
-        return tuple(sorted(path.stem for path in (self.folder / "models").glob("*.safetensors")))
+        return model_sites(self.folder)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,12 +98,7 @@ class FinishedRun:
 
         A `RunError` where there is no such site or its file is damaged.
         """
-        if not self.sites:
-            raise RunError(
-                f"the run in {self.folder} learned a backbone and has no model to score with: name a run that uses it."
-            )
-        if site not in self.sites:
-            raise RunError(f"the run in {self.folder} has no model of site {site!r}; it has {', '.join(self.sites)}.")
+        check_model(self.folder, site)
         return load_predictor(self.folder / "models" / further / f"{site}.safetensors", self.backbone)
 
 

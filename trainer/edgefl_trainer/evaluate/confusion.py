@@ -3,6 +3,7 @@
 Rows are true classes, columns what was answered; the last column counts rows without an answer. Values in, values out.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from edgefl_trainer.evaluate.plot import png
 MAX_CLASSES = 40  # beyond, nobody reads the matrix, and of many sites it fills files
 INTERVAL_WIDTH = 31
 NO_ANSWER = "no answer"
+TITLE_POINTS = 10
+LETTER = 0.62  # width of the title's letters, in times their height; fewer than one in a thousand lines is wider
 
 Matrix = Int[np.ndarray, "K K1"]
 
@@ -89,7 +92,9 @@ def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:
     shown = matrix[:, : len(columns)]
     shares = shown / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     size = max(4.5, 1.6 + 0.62 * len(columns))
-    figure = Figure(figsize=(size + 1.0, size), dpi=120, layout="constrained")
+    letters = int((size + 1.0) * 72 / (LETTER * TITLE_POINTS))  # that fit in a line across the picture
+    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, letters)]
+    figure = Figure(figsize=(size + 1.0, size + 0.17 * len(lines)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
@@ -101,5 +106,5 @@ def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:
     axes.set_yticks(range(len(classes)), [f"{name} ({matrix[k].sum():,})" for k, name in enumerate(classes)])
     axes.set_xlabel("answer")
     axes.set_ylabel("true class (pictures)")
-    axes.set_title(title, fontsize=10)
+    figure.suptitle("\n".join(lines), fontsize=TITLE_POINTS)
     return png(figure, metadata={"Software": None})

@@ -10,6 +10,7 @@ from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
 
 BACKBONE_FILE = "backbone.safetensors"
 FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
+OWN_FILE = f"file:PATH names a file of EdgeFL's own, such as the {BACKBONE_FILE} of a finished run"
 UNTRAINED = "this trial shows the steps, not what a model can do"  # of a run on a network that stays untrained
 
 
@@ -35,9 +36,19 @@ def check_name(name: str) -> None:
     """Refuse, by a `BackboneError`, a name of no known form, and one whose file is not there."""
     path = backbone_file(name)
     if path is not None and not path.is_file():
-        raise BackboneError(f"there is no backbone at {path}: name the folder of a finished run without labels.")
+        raise BackboneError(_not_there(name, path))
     if path is None and not name.startswith("timm:") and not names_fresh_network(name):
         raise unknown_backbone(name)
+
+
+def _not_there(name: str, path: Path) -> str:
+    """Say what to name instead of a backbone whose file is not there."""
+    if name.startswith("run:"):
+        return f"there is no backbone at {path}: name the folder of a finished run without labels."
+    if (path / BACKBONE_FILE).is_file():
+        return f"{path} is a folder: write run:{path} for the network that a run left there."
+    what = "a folder" if path.is_dir() else "no file"
+    return f"there is no backbone at {path}, which is {what}: {OWN_FILE}."
 
 
 def unknown_backbone(name: str) -> BackboneError:

@@ -44,7 +44,7 @@ from edgefl_trainer.models.architectures import (
     pooled_width,
     uses_attention,
 )
-from edgefl_trainer.models.backbone_names import backbone_file, check_name, unknown_backbone
+from edgefl_trainer.models.backbone_names import OWN_FILE, backbone_file, check_name, unknown_backbone
 from edgefl_trainer.models.cnn import Backbone, FrozenCNN
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
@@ -206,8 +206,7 @@ def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
         self_supervised = bool(facts["self_supervised"])
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise BackboneError(
-            f"{path} is not a backbone that this program wrote ({error}): name the folder of a finished run without "
-            "labels.",
+            f"{path} is not a backbone that this program wrote ({error}): {OWN_FILE}.",
             "backbone_unreadable",
         ) from error
     if isinstance(architecture, CNNArchitecture):  # takes images of any size

@@ -1,0 +1,107 @@
+"""How many cancers of a model's own centre pass without a look once somebody has framed their pictures.
+
+Each `val` picture of melanoma, basal or squamous cell carcinoma of the centre, 200 x 150, is framed: on all four sides,
+above and below, on one side, or by a round ring; in one colour, then saved as JPEG of quality 75. A frame stands over
+the picture, as an editor or a print puts it there, and hides what was below. Counted are the pictures for which the
+model asks for no look, and beside them those that would pass if the gate before the model saw no frame.
+
+    EDGEFL_DATA=DIR python benchmarks/framed_cancers.py BUNDLE --trust PUB [--site rosendahl]
+"""
+
+import csv
+import io
+import os
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from edgefl_client.scoring.scorer import Scorer
+from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.envelopes.key_files import read_public_key
+from edgefl_protocol.pictures.imaging import decode
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+CANCERS = ("MEL", "BCC", "SCC")
+ARCHIVE = "ham10000_msk_200x150.zip"
+COLOURS: dict[str, tuple[int, int, int] | None] = {
+    "black": (0, 0, 0),
+    "grey 30": (30, 30, 30),
+    "grey 60": (60, 60, 60),
+    "white": (255, 255, 255),
+    "its mean colour": None,
+}
+# of the picture's side, on each side that is framed
+WIDTHS = {"frame": (0.01, 0.02, 0.03, 0.05, 0.1, 0.2), "bars": (0.02, 0.05, 0.1), "one side": (0.05, 0.1, 0.2),
+          "ring": (0.0, 0.1)}  # fmt: skip
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.option("--trust", required=True, type=click.Path(path_type=Path, exists=True), help="Public key of its signer.")
+@click.option("--site", default="rosendahl", show_default=True, help="Centre whose pictures are framed.")
+@click.option("--most", default=60, show_default=True, help="Pictures, the first of the table.")
+def main(bundle: Path, trust: Path, site: str, most: int) -> None:
+    """Print one row per frame."""
+    folder = os.environ.get("EDGEFL_DATA")
+    if folder is None:
+        raise click.ClickException("EDGEFL_DATA is not set; it names the folder with the real images")
+    scorer = Scorer(load_bundle(bundle.read_bytes(), [read_public_key(trust).public], int(time.time() * 1000)), threads=1)
+    pictures = cancers(Path(folder) / ARCHIVE, site)[:most]
+    click.echo(f"{bundle.name}: {len(pictures)} pictures; without a frame pass {passing(scorer, pictures)[0]}")
+    click.echo("| frame | of the side | of the area | " + " | ".join(COLOURS) + " |\n|---|---|---|" + "---|" * len(COLOURS))
+    for kind, widths in WIDTHS.items():
+        for width in widths:
+            found = [passing(scorer, [framed(one, kind, width, colour) for one in pictures]) for colour in COLOURS.values()]
+            share = covered(*pictures[0].shape[:2], kind, width).mean()
+            cells = " | ".join(f"{passed} ({ungated})" for passed, ungated in found)
+            click.echo(f"| {kind} | {width:.0%} | {share:.0%} | {cells} |")
+            sys.stdout.flush()
+
+
+def passing(scorer: Scorer, pictures: list[Pixels]) -> tuple[int, int]:
+    """Count the pictures that no rule refers, and those that none would refer without `dark_corners`."""
+    prepared = [scorer.prepare(one) for one in pictures]
+    passed = sum(not one.refer for one in scorer.score_batch(prepared))
+    blind = [replace(one, gate=tuple(name for name in one.gate if name != "dark_corners")) for one in prepared]
+    return passed, sum(not one.refer for one in scorer.score_batch(blind))
+
+
+def cancers(archive_path: Path, site: str) -> list[Pixels]:
+    """Read the `val` pictures of cancers of a centre, in the order of the table."""
+    with zipfile.ZipFile(archive_path) as archive:
+        rows = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
+        return [
+            decode(archive.read(row["file"]))
+            for row in rows
+            if row["split"] == "val" and row["center"] == site and row["label"] in CANCERS
+        ]
+
+
+def covered(height: int, width: int, kind: str, share: float) -> NDArray[np.float64]:
+    """How much of each pixel the frame covers, (H, W), 0 to 1; `share` of the side is its width."""
+    y, x = (np.mgrid[0:height, 0:width] + 0.5) / np.array([height, width])[:, None, None]
+    if kind == "ring":  # touches the sides, or keeps `share` from them
+        return np.clip((np.hypot(x - 0.5, y - 0.5) - 0.5 + share) / 0.02, 0, 1)
+    away = {"frame": np.minimum(np.minimum(y, 1 - y), np.minimum(x, 1 - x)), "bars": np.minimum(y, 1 - y), "one side": y}
+    return (away[kind] < share).astype(np.float64)
+
+
+def framed(picture: Pixels, kind: str, share: float, colour: tuple[int, int, int] | None) -> Pixels:
+    """Frame a picture and save it as JPEG of quality 75."""
+    over = covered(*picture.shape[:2], kind, share)[..., None]
+    painted = picture.mean((0, 1)) if colour is None else np.array(colour)
+    mixed = np.rint(picture * (1 - over) + painted * over).astype(np.uint8)
+    saved = io.BytesIO()
+    Image.fromarray(mixed).save(saved, "JPEG", quality=75)
+    return decode(saved.getvalue())
+
+
+if __name__ == "__main__":
+    main()
