@@ -52,13 +52,19 @@ def main(bundle: Path, trust: Path, site: str, most: int) -> None:
     folder = os.environ.get("EDGEFL_DATA")
     if folder is None:
         raise click.ClickException("EDGEFL_DATA is not set; it names the folder with the real images")
-    scorer = Scorer(load_bundle(bundle.read_bytes(), [read_public_key(trust).public], int(time.time() * 1000)), threads=1)
+    scorer = Scorer(
+        load_bundle(bundle.read_bytes(), [read_public_key(trust).public], int(time.time() * 1000)), threads=1
+    )
     pictures = cancers(Path(folder) / ARCHIVE, site)[:most]
     click.echo(f"{bundle.name}: {len(pictures)} pictures; without a frame pass {passing(scorer, pictures)[0]}")
-    click.echo("| frame | of the side | of the area | " + " | ".join(COLOURS) + " |\n|---|---|---|" + "---|" * len(COLOURS))
+    click.echo(
+        "| frame | of the side | of the area | " + " | ".join(COLOURS) + " |\n|---|---|---|" + "---|" * len(COLOURS)
+    )
     for kind, widths in WIDTHS.items():
         for width in widths:
-            found = [passing(scorer, [framed(one, kind, width, colour) for one in pictures]) for colour in COLOURS.values()]
+            found = [
+                passing(scorer, [framed(one, kind, width, colour) for one in pictures]) for colour in COLOURS.values()
+            ]
             share = covered(*pictures[0].shape[:2], kind, width).mean()
             cells = " | ".join(f"{passed} ({ungated})" for passed, ungated in found)
             click.echo(f"| {kind} | {width:.0%} | {share:.0%} | {cells} |")
@@ -89,7 +95,11 @@ def covered(height: int, width: int, kind: str, share: float) -> NDArray[np.floa
     y, x = (np.mgrid[0:height, 0:width] + 0.5) / np.array([height, width])[:, None, None]
     if kind == "ring":  # touches the sides, or keeps `share` from them
         return np.clip((np.hypot(x - 0.5, y - 0.5) - 0.5 + share) / 0.02, 0, 1)
-    away = {"frame": np.minimum(np.minimum(y, 1 - y), np.minimum(x, 1 - x)), "bars": np.minimum(y, 1 - y), "one side": y}
+    away = {
+        "frame": np.minimum(np.minimum(y, 1 - y), np.minimum(x, 1 - x)),
+        "bars": np.minimum(y, 1 - y),
+        "one side": y,
+    }
     return (away[kind] < share).astype(np.float64)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image, ImageFilter
@@ -32,14 +32,14 @@ NOT_SKIN = {
 
 
 def surface(colour: tuple[int, int, int], height: int = 150, width: int = 200, seed: int = 0) -> np.ndarray:
-    """A surface of one colour with darker spots of several sizes and fine grain: sharp, evenly lit."""
+    """A surface of one colour with darker spots of several sizes and fine grain: sharp, lit a little from a side."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     shade = np.ones((height, width))
     for _ in range(60):
         cy, cx, radius = rng.uniform(0, height), rng.uniform(0, width), rng.uniform(1, 0.1 * height)
         shade[(y - cy) ** 2 + (x - cx) ** 2 < radius**2] *= 0.85
-    grain = rng.normal(1, 0.02, (height, width))
+    grain = rng.normal(1, 0.02, (height, width)) * (1.05 - 0.1 * y / height) * (1.05 - 0.1 * x / width)
     return np.clip(np.asarray(colour) * (np.clip(shade, 0.5, 1) * grain)[..., None], 0, 255).astype(np.uint8)
 
 
@@ -136,24 +136,102 @@ def test_bright_is_the_95th_percentile_of_the_lit() -> None:
         assert measure_quality(image).bright == pytest.approx(np.percentile(plane, 95), abs=1e-3)
 
 
-def test_a_clipped_corner_is_overexposed_at_a_tenth() -> None:
+def test_a_clipped_patch_is_overexposed_at_a_tenth() -> None:
     image = surface(SKIN["Monk 5"], 84, 84)
-    for rows, found in ((8, ()), (9, ("exposure",))):
+    for columns, found in ((16, ()), (17, ("exposure",))):
         shiny = image.copy()
-        shiny[:rows] = 255
+        shiny[20:62, 20 : 20 + columns] = 255
         assert reasons(shiny) == found
 
 
-def test_a_black_ring_asks_for_a_look_unless_the_model_learned_from_such() -> None:
+def test_a_black_corner_asks_for_a_look_unless_the_model_learned_from_such() -> None:
     """Module text, 4: a tenth of the pixels, or what the model in use says; a picture that is all dark is too dark."""
     image = surface(SKIN["Monk 4"], 84, 84)
-    for rows, found in ((8, ()), (9, ("dark_corners",))):
+    for side, found in ((26, ()), (27, ("dark_corners",))):
         framed = image.copy()
-        framed[:rows] = 0
+        framed[:side, :side] = 0
         assert reasons(framed) == found
         assert measure_quality(framed).reasons(84, 0.4) == ()
-    framed[:40] = 0
+    framed[:60, :60] = 0
     assert measure_quality(framed).reasons(84, 0.4) == ("dark_corners",)
+
+
+SIDES = {"top": np.s_[:], "bottom": np.s_[::-1], "left": np.s_[:], "right": np.s_[:, ::-1]}
+
+
+def with_side(image: np.ndarray, side: str, width: int, colour: tuple[int, ...]) -> np.ndarray:
+    """A copy with a bar of one colour along a side."""
+    framed = image.copy()
+    seen = framed[SIDES[side]]
+    (seen if side in ("top", "bottom") else seen.swapaxes(0, 1))[:width] = colour
+    return framed
+
+
+def asks(image: np.ndarray, unlit_above: float = MOST_UNLIT) -> bool:
+    """Something stands around the picture, or it is too dark to say."""
+    found = measure_quality(image)
+    return found.exposure == "dark" or "dark_corners" in found.reasons(1, unlit_above)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from(sorted(SIDES)), st.tuples(*[st.integers(0, 255)] * 3),
+    st.integers(40, 84), st.integers(40, 84), st.integers(1, 30),
+)  # fmt: skip
+def test_an_even_bar_on_any_side_of_any_picture_asks_for_a_look(seed, side, colour, height, width, lines) -> None:
+    """Module text, 4: of any colour, also that of the picture, from the outermost line of an 84-px picture on."""
+    rng = np.random.default_rng(seed)
+    noise = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
+    for image in (noise, surface(colour, height, width, seed)):
+        assert asks(with_side(image, side, lines, colour))
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(SIDES)), st.tuples(*[st.integers(0, 255)] * 3),
+       st.integers(85, 700), st.integers(85, 700))  # fmt: skip
+def test_a_bar_of_three_per_cent_asks_at_every_resolution(seed, side, colour, height, width) -> None:
+    """Module text, scale: shrinking mixes lines, so a bar of any colour counts from three per cent of the side."""
+    image = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    across = height if side in ("top", "bottom") else width
+    assert asks(with_side(image, side, int(np.ceil(0.03 * across)), colour))
+
+
+@pytest.mark.parametrize("level", [0, 10, 30, 60, 90, 255])
+@pytest.mark.parametrize("scale", [1, 5])
+def test_a_frame_of_two_per_cent_is_seen_in_a_compressed_picture(level: int, scale: int) -> None:
+    """JPEG of quality 75 lets skin into the frame's blocks: the step behind it tells. 200 x 150 and 1,000 x 750 px."""
+    for seed, tone in enumerate(("Monk 3", "Monk 5", "Monk 7", "red")):
+        image = surface(SKIN[tone], 150 * scale, 200 * scale, seed)
+        inner = image[3 * scale : -3 * scale, 4 * scale : -4 * scale].copy()
+        image[:] = level
+        image[3 * scale : -3 * scale, 4 * scale : -4 * scale] = inner
+        assert asks(decode(encoded(Image.fromarray(image), "JPEG", quality=75))), tone
+
+
+@pytest.mark.parametrize("level", [10, 30, 60])
+@pytest.mark.parametrize("keeps", [0.0, 0.1])
+def test_a_round_vignette_is_seen(level: int, keeps: float) -> None:
+    """Module text, 4: a ring that touches the sides leaves four corners of one colour; a narrower one, even sides."""
+    image = surface(SKIN["Monk 4"], 450, 600).astype(np.float64)
+    y, x = (np.mgrid[0:450, 0:600] + 0.5) / np.array([450, 600])[:, None, None]
+    over = np.clip((np.hypot(x - 0.5, y - 0.5) - 0.5 + keeps) / 0.02, 0, 1)[..., None]
+    ringed = np.rint(image * (1 - over) + level * over).astype(np.uint8)
+    assert asks(decode(encoded(Image.fromarray(ringed), "JPEG", quality=75)))
+
+
+def test_a_model_that_learned_from_black_frames_takes_black_ones_alone() -> None:
+    """Module text, 4: its share counts for what is dark, and no frame of another colour is like those."""
+    image = surface(SKIN["Monk 4"], 84, 84)
+    for colour, found in (((0, 0, 0), False), ((20, 22, 18), False), ((40, 40, 40), True), ((255, 255, 255), True)):
+        framed = with_side(with_side(image, "top", 5, colour), "left", 5, colour)
+        assert asks(framed)
+        assert asks(framed, 0.4) is found
+
+
+def test_half_a_picture_of_another_surface_is_no_frame() -> None:
+    """A straight border alone is none: the hand or the cloth behind it varies."""
+    image = surface(SKIN["Monk 4"], 84, 84)
+    image[:25] = surface(SKIN["Monk 7"], 25, 84)
+    assert reasons(image) == ()
 
 
 def test_what_is_usually_unlit_is_that_of_the_pictures_learned_from() -> None:

@@ -20,15 +20,25 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    channels more than 2 levels apart. Ratios do not change with the strength of the light, so dark and light skin lie in
    one range; what is grey (radiology, text), green or blue lies outside. Things of the colour of skin (wood, cork)
    pass: this is a rule against mistakes, not a proof.
-4. `dark_corners`: more than 10 % of the pixels are not lit, though the picture is not too dark: the ring of a
-   dermatoscope, or a black frame. A model that learned from such pictures says how much it learned from, and its share
-   counts instead (`usual_unlit`). A model that did not calls what is in the ring by the ring.
+4. `dark_corners`: something stands around the picture, though it is not too dark: the ring of a dermatoscope, or a frame
+   of any colour. More than 10 % of the pixels are its surround, or one of its sides is even. What is not lit counts as
+   one colour. A model that did not learn from such pictures calls what is in a frame by the frame.
+
+   Surround: pixels that are not lit, and those reached straight from a side over pixels within 3 levels, in each
+   channel, of its two corners, where these are alike and 30 levels away from the picture's middle: a round vignette.
+   Even: 95 % of the outermost pixels are within 4 levels, or 3 % of a darker colour, of their median. No light on skin
+   is so even. Or they are within 16, as of a narrow or a compressed frame, and the lines behind that are so too end in
+   a step of 30 levels. No step on skin is so straight.
+
+   A model that learned from black corners says how much (`usual_unlit`): its share counts for the surround, and an even
+   side that is not lit asks for nothing.
 
 How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +46,7 @@ from PIL import Image
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 Plane = NDArray[np.float32]  # (h, w)
+Colours = NDArray[np.float32]  # (…, 3), RGB, 0 to 255
 
 SCALE_PX = 84
 LIT_FROM = 25.0  # luminance
@@ -47,6 +58,12 @@ MOST_CLIPPED = 0.10  # share of the pixels
 MOST_MEAN = 225.0  # luminance, mean of the lit pixels
 LEAST_SKIN = 0.45  # share of the lit pixels
 MOST_UNLIT = 0.10  # share of the pixels
+CORNERS_WITHIN = 3.0  # levels of each channel
+EVEN_WITHIN = 4.0  # levels of each channel
+EVEN_SHARE = 0.03  # of the largest channel, where that is less: dark skin varies by fewer levels
+NEARLY_WITHIN = 16.0  # levels of each channel, where a step follows
+LEAST_STEP = 30.0  # levels of one channel
+LEAST_EVEN = 0.95  # share of a line's pixels
 GREY_WITHIN = 2  # levels between the largest and the smallest channel
 RED_BY_GREEN = (0.94, 2.3)
 GREEN_BY_BLUE = (0.74, 2.3)
@@ -54,6 +71,7 @@ GREEN_BY_BLUE = (0.74, 2.3)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _QUIET = 1.0  # added to the variance of the blurred picture: rounding and the noise of a flat picture leave about that
 _FEW = 50  # lit pixels with four lit neighbours below which sharpness is not judged
+_FEW_LINES = 8  # of a picture, below which no side is judged
 _USUAL = 0.95  # share of a site's pictures that are unlit as usual
 
 
@@ -70,6 +88,9 @@ class Quality:
     mean: float  # mean luminance of lit pixels; 0 where none is lit
     clipped: float  # share of the pixels with every channel at the top
     skin: float  # share of the lit pixels with a colour of skin; 0 where none is lit
+    surround: float  # share of the pixels that are unlit, or of one colour with two corners and joined to them
+    dark_side: bool  # whether a side of the picture is unlit from end to end
+    even_side: bool  # whether a side that is lit is of one colour
 
     @property
     def exposure(self) -> str | None:
@@ -90,7 +111,8 @@ class Quality:
             "exposure": self.exposure is not None,
             "size": min(self.height_px, self.width_px) < network_px,
             "not_skin": self.skin < LEAST_SKIN,
-            "dark_corners": self.lit >= LEAST_LIT and 1 - self.lit > unlit_above,
+            "dark_corners": self.lit >= LEAST_LIT
+            and (self.surround > unlit_above or self.even_side or (self.dark_side and unlit_above <= MOST_UNLIT)),
         }
         return tuple(reason for reason, holds in found.items() if holds)
 
@@ -102,6 +124,8 @@ def measure_quality(image: Pixels) -> Quality:
     luminance: Plane = small.astype(np.float32) @ _LUMINANCE  # (h, w)
     lit = luminance >= LIT_FROM
     bright_part = luminance[lit]
+    shown = np.maximum(small, np.float32(LIT_FROM))
+    even = [side for side in map(_even_colour, _from_sides(shown)) if side is not None]
     return Quality(
         height_px=height_px,
         width_px=width_px,
@@ -111,6 +135,9 @@ def measure_quality(image: Pixels) -> Quality:
         mean=float(bright_part.mean()) if bright_part.size else 0.0,
         clipped=float((small >= CLIPPED_FROM).all(axis=2).mean()),
         skin=_skin_share(small[lit]),
+        surround=float((~lit | _corner_region(shown)).mean()),
+        dark_side=any(colour.max() <= LIT_FROM for colour in even),
+        even_side=any(colour.max() > LIT_FROM for colour in even),
     )
 
 
@@ -132,6 +159,52 @@ def _at_scale(image: Pixels) -> Pixels:
     return np.asarray(
         Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0), dtype=np.uint8
     )
+
+
+def _from_sides(picture: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The picture as seen from its top, bottom, left and right: lines first, the outermost one at 0."""
+    turned = picture.swapaxes(0, 1)
+    return picture, picture[::-1], turned, turned[::-1]
+
+
+def _even_colour(lines: Colours) -> Colours | None:
+    """The colour of a side that is even, (3,); None for any other. Lines, (n, m, 3), are counted from that side."""
+    if min(lines.shape[:2]) < _FEW_LINES:
+        return None
+    colour = _median(lines[0])
+    if _share_within(lines[0], colour, min(EVEN_WITHIN, EVEN_SHARE * float(colour.max()))) >= LEAST_EVEN:
+        return colour
+    width = 0
+    while width < len(lines) - 1 and _share_within(lines[width], colour, NEARLY_WITHIN) >= LEAST_EVEN:
+        width += 1
+    behind = _median(lines[min(width + 1, len(lines) - 1)])  # the line between may hold some of both
+    return colour if width and np.abs(behind - colour).max() >= LEAST_STEP else None
+
+
+def _corner_region(shown: Colours) -> NDArray[np.bool_]:
+    """Which pixels are reached straight from a side over the colour of its two corners, (h, w).
+
+    The corners are alike, and a step away from the middle of the picture.
+    """
+    height, width = shown.shape[:2]
+    middle = _median(shown[height // 4 : height - height // 4, width // 4 : width - width // 4].reshape(-1, 3))
+    region = np.zeros((height, width), np.bool_)
+    for lines, found in zip(_from_sides(shown), _from_sides(region), strict=True):
+        first, last = lines[0, 0], lines[0, -1]
+        colour = (first + last) / 2
+        if np.abs(first - last).max() <= CORNERS_WITHIN and np.abs(middle - colour).max() >= LEAST_STEP:
+            near = np.abs(lines - colour).max(axis=2) <= CORNERS_WITHIN
+            found |= np.logical_and.accumulate(near, axis=0)
+    return region
+
+
+def _median(colours: Colours) -> Colours:
+    """Of each channel of (m, 3); the upper one of two."""
+    return np.asarray(np.sort(colours, axis=0)[len(colours) // 2])
+
+
+def _share_within(colours: Colours, colour: Colours, levels: float) -> float:
+    return float((np.abs(colours - colour).max(axis=1) <= levels).mean())
 
 
 def _percentile_95(values: Plane) -> float:

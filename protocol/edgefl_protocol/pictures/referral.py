@@ -44,7 +44,7 @@ REASON_WORDS = {
     "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
     "not_skin": "the colours are not those of skin",
-    "dark_corners": "the picture shows more black than those that the model learned from",
+    "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
     "unseen_class": "it looks most like a class that the model was not trained on",
     "model_expired": "the model is past its expiry date",
 }

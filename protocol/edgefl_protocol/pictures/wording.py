@@ -20,7 +20,7 @@ RULE_NAMES = {
     "exposure": "exposure",
     "size": "size",
     "not_skin": "colours of skin",
-    "dark_corners": "dark corners",
+    "dark_corners": "frame or dark corners",
     "unseen_class": "class it was not trained on",
     "model_expired": "expiry date",
 }
@@ -30,7 +30,7 @@ _FAULTS = {
     "exposure": "it is too dark or too bright",
     "size": "it has fewer pixels than the model reads",
     "not_skin": "its colours are not those of skin",
-    "dark_corners": "it shows more black than the pictures that the model learned from",
+    "dark_corners": "it has a frame or dark corners that the model did not learn from",
 }
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",

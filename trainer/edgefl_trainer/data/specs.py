@@ -84,7 +84,7 @@ def read_spec(spec: Spec, seed: int, *, gaps: bool = False) -> SourceRows:
 
 
 def check_there(specs: Sequence[str]) -> None:
-    """Refuse a SPEC whose path does not exist, and options of `lesions:` that it does not have, before anything is read.
+    """Refuse a SPEC whose path does not exist, or whose options `lesions:` does not have, before anything is read.
 
     A `DataError` as of `parse_spec` and `read_spec`.
     """
