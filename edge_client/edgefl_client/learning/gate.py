@@ -64,13 +64,15 @@ def judge(
     common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
     theirs = _Question(among=common, seen=bundle.labels.seen, rules=rules, benign=benign)
     ours = _Question(among=seen, seen=seen, rules=rules, benign=benign)
-    counts = np.bincount(held.labels)
+    counts = np.bincount(held.labels, minlength=len(benign))
+    may_miss = np.array(bundle.labels.seen) & ~np.array(benign)  # suspicious classes that the bundle may name
     return GateVerdict(
         bundle=_answers(graph, bundle.weights, theirs, held, report),
         personal=_answers(graph, personal, ours, held, lambda done: report(len(held) + done)),
         held=len(held),
         least_of_a_class=int(counts[counts > 0].min()),
         class_rule=class_rule,
+        suspicious_judged=bool(counts[may_miss].any() or not may_miss.any()),
     )
 
 

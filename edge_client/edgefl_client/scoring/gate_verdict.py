@@ -1,11 +1,12 @@
 """The rule of the gate: whether what a device learned may take the place of the bundle's own values.
 
-It passes where all five hold, on the pictures held back; each has a name in `refused_for`:
+It passes where all six hold, on the pictures held back; each has a name in `refused_for`:
 
     few_pictures        of each class at least 20 pictures judge
     balanced_accuracy   of all of them, the balanced accuracy is not below the bundle's
     referrals           at most 5 % of the pictures more are referred than by the bundle
     not_referred        of those not referred, the balanced accuracy is at most 0.05 below the bundle's
+    no_suspicious       pictures of a suspicious class judge, where the bundle may name one
     missed              no more pictures of suspicious classes are wrong without a referral than by the bundle
 
 Where either leaves fewer than 20 pictures without a referral, one picture moves that accuracy by more than 0.05. Then
@@ -44,6 +45,8 @@ class GateVerdict:
     held: int  # pictures it was measured on
     least_of_a_class: int  # of the class with the fewest
     class_rule: bool  # whether `suspicious_class` counted; not where it refers every picture, whatever was learned
+    # whether pictures of suspicious classes judge, or there is no such class to miss; without them nobody knows
+    suspicious_judged: bool = True
 
     @property
     def passed(self) -> bool:
@@ -69,6 +72,7 @@ class GateVerdict:
             "balanced_accuracy": self.personal.balanced_accuracy >= self.bundle.balanced_accuracy,
             "referrals": self.personal.referred <= self.most_referred,
             "not_referred": self._right_enough(),
+            "no_suspicious": self.suspicious_judged,
             "missed": self.personal.missed <= self.bundle.missed,
         }
         return tuple(name for name, held in holds.items() if not held)
@@ -100,4 +104,5 @@ class GateVerdict:
             "personal_balanced_accuracy_not_referred": self.personal.balanced_accuracy_not_referred,
             "enough_not_referred": self.enough_not_referred,
             "class_rule": self.class_rule,
+            "suspicious_judged": self.suspicious_judged,
         }

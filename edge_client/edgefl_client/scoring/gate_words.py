@@ -50,6 +50,10 @@ def _why_not(gate: Mapping[str, Any]) -> list[str]:
         "balanced_accuracy": "The new values have a lower balanced accuracy than the bundle's.",
         "referrals": f"The new values refer {_pictures(more)} more than the bundle's; allowed: {allowed}.",
         "not_referred": _less_right(gate),
+        "no_suspicious": (
+            "No picture held back is of a class that is not known to be benign, so nobody can tell whether the new "
+            "values miss more of those: add pictures of such a class to the table."
+        ),
         "missed": (
             f"The new values miss {_pictures(gate['personal_missed'])} of suspicious classes, the bundle's "
             f"{gate['bundle_missed'] or 'none'}; no more are allowed."

@@ -57,6 +57,7 @@ def save_personal(home: Home, state: PersonalState) -> None:
         "held": verdict.held,
         "least_of_a_class": verdict.least_of_a_class,
         "class_rule": int(verdict.class_rule),
+        "suspicious_judged": int(verdict.suspicious_judged),
         **_facts_of("bundle", verdict.bundle),
         **_facts_of("personal", verdict.personal),
     }
@@ -95,7 +96,7 @@ def _read(payload: Payload) -> PersonalState:
         bundle_sha256=str(facts["bundle_sha256"]),
         weights=payload.arrays,
         seen=tuple(bool(value) for value in json.loads(str(facts["seen"]))),
-        verdict=_verdict(facts) if "personal_missed" in facts else None,
+        verdict=_verdict(facts) if "suspicious_judged" in facts else None,
         images=int(facts["images"]),
         round=int(facts["round"]),
     )
@@ -130,6 +131,7 @@ def _verdict(facts: Mapping[str, float | int | str]) -> GateVerdict:
         held=int(facts["held"]),
         least_of_a_class=int(facts["least_of_a_class"]),
         class_rule=bool(facts["class_rule"]),
+        suspicious_judged=bool(facts["suspicious_judged"]),
     )
 
 

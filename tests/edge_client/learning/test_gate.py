@@ -116,6 +116,17 @@ def test_a_mole_called_melanoma_is_not_missed(make_bundle):
     assert (judged.bundle.missed, judged.personal.missed) == (0, 0) and judged.passed
 
 
+def test_a_table_of_benign_classes_alone_judges_nothing_that_could_be_missed(make_bundle):
+    """Values learned from moles and keratoses never name the melanoma that the bundle knows, and miss none of none."""
+    held = PreparedRows(np.zeros((40, 24, 24, 3), np.uint8), np.repeat([1, 2], 20), ("",) * 40)
+    info = {**KNOWN, "BCC": KNOWN["NV"]}
+    bundle = described(make_bundle, info)
+    graph = load_graph(bundle.score_onnx, 1)
+    found = judge(graph, bundle, bundle.weights, (False, True, True), held)
+    assert (found.personal.missed, found.bundle.missed) == (0, 0) and "no_suspicious" in found.refused_for
+    assert "no_suspicious" not in judge(graph, bundle, bundle.weights, (True, True, False), reds()).refused_for
+
+
 def suspicion(threshold):
     return Suspicion(
         threshold=threshold, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"

@@ -154,9 +154,16 @@ def test_who_misses_more_than_the_bundle_never_passes(drawn: Drawn) -> None:
     ],
 )
 def test_each_condition_at_its_bound(personal: Answers, held: int, least: int, refused_for: tuple[str, ...]) -> None:
-    """The five conditions with their figures, as decision 0042 states them."""
+    """The conditions with their figures, as decision 0042 states them."""
     verdict = replace(EQUAL, personal=personal, held=held, least_of_a_class=least)
     assert (verdict.refused_for, verdict.passed) == (refused_for, not refused_for)
+
+
+def test_values_that_no_suspicious_picture_judged_are_refused_and_the_text_says_why() -> None:
+    """Decision 0042: not one suspicious picture more is missed; where none is held back, nothing shows that."""
+    verdict = replace(EQUAL, suspicious_judged=False)
+    assert verdict.refused_for == ("no_suspicious",) and not verdict.passed
+    assert gate_table(verdict.to_json()).splitlines()[-1].startswith("No picture held back is of a class that is not")
 
 
 def test_safe_only_by_referring_nearly_all_is_refused_and_the_text_says_why() -> None:
