@@ -38,7 +38,7 @@ COLOURS: dict[str, tuple[int, int, int] | None] = {
     "its mean colour": None,
 }
 # of the picture's side, on each side that is framed
-WIDTHS = {"frame": (0.01, 0.02, 0.03, 0.05, 0.1, 0.2), "bars": (0.02, 0.05, 0.1), "one side": (0.05, 0.1, 0.2),
+WIDTHS = {"frame": (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2), "bars": (0.02, 0.05, 0.1), "one side": (0.05, 0.1, 0.2),
           "ring": (0.0, 0.1)}  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def main(bundle: Path, trust: Path, site: str, most: int) -> None:
             ]
             share = covered(*pictures[0].shape[:2], kind, width).mean()
             cells = " | ".join(f"{passed} ({ungated})" for passed, ungated in found)
-            click.echo(f"| {kind} | {width:.0%} | {share:.0%} | {cells} |")
+            click.echo(f"| {kind} | {100 * width:g} % | {share:.0%} | {cells} |")
             sys.stdout.flush()
 
 
