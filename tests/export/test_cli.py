@@ -265,7 +265,7 @@ def test_verify_and_inspect_refuse_what_is_no_bundle(built, tmp_path, broken):
 def test_missing_files_fail_with_one_sentence(built, tmp_path):
     """A file that is not there, a public key that is none."""
     assert_refused(call("verify", tmp_path / "none", "--trust", built["pub"]), 1, "does not exist")
-    assert_refused(call("verify", built["file"], "--trust", built["file"]), 1)
+    assert_refused(call("verify", built["file"], "--trust", built["file"]), 3, "is a model, not its signer")
     (tmp_path / "text").write_text("hello")
     assert_refused(call("verify", built["file"], "--trust", tmp_path / "text"), 3, "not an Ed25519 public key")
 

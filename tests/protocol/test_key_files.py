@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from edgefl_protocol import KeyMaterialError, SealingKey, SigningKey
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.envelopes.key_files import (
+    read_public_key,
     sealing_key_from_pem,
     sealing_key_to_pem,
     signing_key_from_pem,
@@ -188,3 +189,20 @@ def test_where_a_passphrase_comes_from(tmp_path):
         read_passphrase(tmp_path / "pass", {})
     with pytest.raises(StorageError):
         read_passphrase(tmp_path / "nowhere", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("nevus.edgefl", b"PK\x03\x04" + bytes(7 << 20), "is a model, not its signer's public key: name the file"),
+        ("downloaded", b"PK\x03\x04small", "is a model, not its signer's public key"),
+        ("photo.jpg", bytes(1 << 20), "is not a public key; give the signer's file signing.pub"),
+        ("note.txt", b"hello", "is not an Ed25519 public key; give the file signing.pub"),
+    ],
+)
+def test_what_is_named_in_place_of_a_public_key_is_told(tmp_path, name, content, said):
+    """A model was said to be longer than 16,384 bytes allowed, which tells nobody what to name."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(KeyMaterialError) as error:
+        read_public_key(tmp_path / name)
+    assert said in str(error.value) and len(str(error.value).splitlines()) == 1

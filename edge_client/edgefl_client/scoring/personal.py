@@ -96,7 +96,7 @@ def _read(payload: Payload) -> PersonalState:
         bundle_sha256=str(facts["bundle_sha256"]),
         weights=payload.arrays,
         seen=tuple(bool(value) for value in json.loads(str(facts["seen"]))),
-        verdict=_verdict(facts) if "suspicious_judged" in facts else None,
+        verdict=_verdict(facts) if {"personal_missed", "suspicious_judged"} <= facts.keys() else None,
         images=int(facts["images"]),
         round=int(facts["round"]),
     )

@@ -25,10 +25,10 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    one colour. A model that did not learn from such pictures calls what is in a frame by the frame.
 
    Surround: pixels that are not lit, and those reached straight from a side over pixels within 3 levels, in each
-   channel, of its two corners, where these are alike and 30 levels away from the picture's middle: a round vignette.
+   channel, of its two corners, where these are alike and 25 levels away from the picture's middle: a round vignette.
    Even: 95 % of the outermost pixels are within 4 levels, or 3 % of a darker colour, of their median. No light on skin
-   is so even. Or they are within 16, as of a narrow or a compressed frame, and the lines behind that are so too end in
-   a step of 30 levels. No step on skin is so straight.
+   is so even. Or they are within 20, as of a narrow or a compressed frame, and the lines behind that are so too end in
+   a step of 25 levels. No step on skin is so straight.
 
    A model that learned from black corners says how much (`usual_unlit`): its share counts for the surround, and an even
    side that is not lit asks for nothing.
@@ -61,8 +61,8 @@ MOST_UNLIT = 0.10  # share of the pixels
 CORNERS_WITHIN = 3.0  # levels of each channel
 EVEN_WITHIN = 4.0  # levels of each channel
 EVEN_SHARE = 0.03  # of the largest channel, where that is less: dark skin varies by fewer levels
-NEARLY_WITHIN = 16.0  # levels of each channel, where a step follows
-LEAST_STEP = 30.0  # levels of one channel
+NEARLY_WITHIN = 20.0  # levels of each channel, where a step follows
+LEAST_STEP = 25.0  # levels of one channel
 LEAST_EVEN = 0.95  # share of a line's pixels
 GREY_WITHIN = 2  # levels between the largest and the smallest channel
 RED_BY_GREEN = (0.94, 2.3)

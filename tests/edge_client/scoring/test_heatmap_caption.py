@@ -152,7 +152,7 @@ def test_no_probability_is_rounded_to_certainty(said, probability, words):
 @pytest.mark.parametrize("refer_above", [None, 0.9])
 def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path, refer_above):
     """docs/methods.md, 1.8: where the card sets no threshold, silence is not a finding."""
-    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(80, 64)))
     scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
     with PictureReader(FORMATS) as reader:
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)

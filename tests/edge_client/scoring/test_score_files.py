@@ -318,7 +318,7 @@ def _unusual(lab) -> dict[str, tuple[bytes, str]]:
             saved(Image.fromarray(np.dstack([photo, np.full((40, 60), 250, np.uint8)])), "PNG"),
             "",
         ),
-        "transparent.png": (saved(clear, "PNG"), "blur exposure not_skin"),
+        "transparent.png": (saved(clear, "PNG"), "blur exposure not_skin dark_corners"),
         "turned.jpg": (saved(image, "JPEG", quality=95, exif=exif), ""),
         "turned.tif": (saved(image, "TIFF", exif=exif), ""),
         "a png.jpg": (png, ""),

@@ -64,6 +64,13 @@ def test_anything_else_is_one_sentence(given):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_a_model_given_as_a_key_is_told(tmp_path):
+    """`--trust nevus.edgefl`: which file it must be."""
+    (tmp_path / "nevus.edgefl").write_bytes(b"PK" + bytes(1 << 20))
+    with pytest.raises(KeyMaterialError, match=r"is a model, not its signer's public key: name the file signing\.pub"):
+        read_public_key(str(tmp_path / "nevus.edgefl"))
+
+
 @pytest.mark.parametrize("public", LOW_ORDER)
 def test_low_order_keys_never_enter(tmp_path, public):
     """docs/security.md, decision 5, check 9: 14/14 refused when trust is given."""
