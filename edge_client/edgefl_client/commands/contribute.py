@@ -77,6 +77,9 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
         raise click.UsageError("with --labels the table names the pictures; leave IMAGES out, or give --features")
     found = _features(context, images, given) if features else _maps(context, given)
     what = _what(found)
+    if found["sent_before"] is not None:
+        again = f"round {found['sent_before']}; sent again it counts for another round, and tells nobody anything new"
+        click.echo(f"This very contribution was sent for {again}.", err=True)
     waiting = f"in the outbox: {what}; edgefl sync sends it"
     sent, problem = _send(context, given) if given["send"] else (None, None)
     if problem is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import Policy, PolicyError, Spent, load_policy
+from edgefl_client.sharing.spending import sent_before
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import load_membership
 from edgefl_protocol.payload import Payload
@@ -49,6 +50,13 @@ class Release:
                 raise
             return {"allowed": False, "code": refusal.code, "message": str(refusal)}
         return {"allowed": True, "code": None, "message": None}
+
+    def sent_before(self, content: bytes) -> int | None:
+        """Find the round that this very contribution was sent for lately; None where it was not, or in a dry run."""
+        if self.dry_run:
+            return None
+        home = self.device.home
+        return sent_before(home, load_membership(home.member).federation, content)
 
     def keep(self, content: bytes) -> str | None:
         """Keep the contribution in the outbox, in place of one that was never sent; gives its key.

@@ -92,6 +92,7 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
         **described,
         "made_of": [{"array": SENT, "row": row, "image": str(path)} for row, path in enumerate(found.paths)],
         "sheets": None if asked.sheets is None else _draw(found, bundle, reader, described, asked.sheets),
+        "sent_before": release.sent_before(content),
         "idem": release.keep(content),
     }
 

@@ -97,6 +97,7 @@ def contribute_maps(
         **described,
         "made_of": _made_of(found, work.classes),
         "sheets": None if sheets is None else _draw(work, found, payload, described, sheets),
+        "sent_before": release.sent_before(content),
         "idem": release.keep(content),
     }
 

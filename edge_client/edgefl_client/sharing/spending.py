@@ -6,9 +6,10 @@
 * Entries older than 24 hours are dropped. One dated in the future came from a wrong clock and ages from now on.
 * Only the holder of the member's keys writes, so two processes cannot lose each other's entries.
 
-No content is kept: key, federation, round, kinds, bytes, time. Source: docs/security.md, reliability table.
+No content is kept: key, federation, round, kinds, bytes, time, and the digest by which a small one is known again. Source: docs/security.md, reliability table.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -33,6 +34,7 @@ class Entry:
     travels: str  # kinds of content in it, with spaces between
     bytes: int  # of its payload
     at_ms: int  # when, Unix milliseconds
+    sha256: str = ""  # of its payload; empty for a large one, and in files of before
 
 
 def read_spent(
@@ -51,13 +53,28 @@ def read_spent(
     return Spent(now_ms=now_ms, rounds=len(rounds), bytes=sum(one.bytes for one in entries if one.idem != idem))
 
 
+def sent_before(home: Home, federation: str, content: bytes) -> int | None:
+    """Find the round that the very same payload was sent for in the last 24 hours or so; None where there is none."""
+    same = hashlib.sha256(content).hexdigest()
+    return next((one.round for one in _entries(home) if (one.federation, one.sha256) == (federation, same)), None)
+
+
 def note_spent(
-    home: Home, now_ms: int, *, federation: str, round_number: int, idem: str, travels: Sequence[str], size: int
+    home: Home,
+    now_ms: int,
+    *,
+    federation: str,
+    round_number: int,
+    idem: str,
+    travels: Sequence[str],
+    size: int,
+    sha256: str = "",
 ) -> None:
     """Note durably, once per key, that a reply is about to leave; where that fails, it must not leave."""
     entry = Entry(
-        idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms
-    )
+        idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms,
+        sha256=sha256,
+    )  # fmt: skip
     _write(home, [*(one for one in _entries(home) if one.idem != idem), entry], now_ms)
 
 
@@ -88,7 +105,7 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
             )
         note_spent(
             home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem, travels=travels,
-            size=size,
+            size=size, sha256="" if item.blob is not None else hashlib.sha256(item.payload).hexdigest(),
         )  # fmt: skip
         return None
 

@@ -46,6 +46,21 @@ def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):
     assert "the federation's task has 49" in run("contribute", *options)[2]
 
 
+def test_the_very_same_contribution_is_known_again(run, device, live):
+    """docs/reference/sharing.md: it was sent again without a word. Nothing is said before it left, or of another one."""
+    run("pull")
+    maps = ("contribute", "--labels", device / "labels.csv", "--json")
+    code, out, err = run(*maps)
+    assert (code, json.loads(out)["sent_before"], "very contribution" in err) == (0, None, False)
+    run("sync")
+    code, out, err = run(*maps)
+    assert (code, json.loads(out)["sent_before"]) == (0, 1)
+    assert "This very contribution was sent for round 1" in err
+    table = device / "labels.csv"
+    table.write_text(table.read_text().replace("5.png,NV\n", ""))
+    assert json.loads(run(*maps)[1])["sent_before"] is None
+
+
 def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
     """docs/methods.md, 1.1: maps.<k> is the class at index k of the task, whatever the bundle's order."""
     live.classes = ("BCC", "NV", "MEL")
@@ -129,7 +144,7 @@ def test_what_the_gate_refers_gives_no_map(run, device, live, lab):
     assert code == 0
     assert report["images"] == 4
     assert report["maps"] == {"MEL": 2, "NV": 2}
-    assert report["left_out"] == {"images": 2, "reasons": {"blur": 1, "not_skin": 1, "size": 1}}
+    assert report["left_out"] == {"images": 2, "reasons": {"blur": 1, "dark_corners": 1, "not_skin": 1, "size": 1}}
     assert "2 pictures give no map (the picture is blurred: 1;" in err
     (device / "labels.csv").write_text("image,label\n0.png,MEL\n")
     code, _, err = run("contribute", "--labels", device / "labels.csv", "--dry-run")
