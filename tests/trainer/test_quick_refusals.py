@@ -8,11 +8,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from edgefl_trainer.cli import cli
-from edgefl_trainer.declared_names import method_names, setting_keys
+from edgefl_trainer.declared_names import method_names, setting_types
 from edgefl_trainer.engine.settings import hyper_types
 from edgefl_trainer.methods import METHODS
 
@@ -28,6 +29,8 @@ WRONG = [
     ((*RUN, "--data", DATA, "--set", "lr_had=1"), "there is no key 'lr_had'"),
     ((*RUN, "--data", "folder:nosuch", "--task", "A=B"), "Task 'A=B' is not known"),  # before anything is read
     ((*RUN, "--data", DATA, "--set", "lr_head"), "write KEY=VALUE"),
+    ((*RUN, "--data", DATA, "--set", "lr_head=fast"), "lr_head takes a number"),
+    ((*RUN, "--data", DATA, "--set", "readout=max"), "readout is one of auto, cls, mean"),
     ((*RUN, "--data", DATA, "--rounds", "0"), "rounds is 0; allowed: at least 1"),
     ((*RUN, "--data", DATA, "--labels", "2"), "labels is 2.0; allowed: above 0, at most 1"),
     ((*RUN, "--data", DATA, "--task", "A=B"), "Task 'A=B' is not known"),
@@ -120,14 +123,22 @@ def test_a_method_that_exists_still_needs_it(tmp_path):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_text_names_what_the_class_has(name):
     """Else a key that there is would be refused; a method that is added is looked at, too."""
-    keys = setting_keys(name)
-    assert keys is None or set(keys) == set(hyper_types(METHODS[name])), name
+    types, known = setting_types(name), hyper_types(METHODS[name])
+    assert types is None or types.keys() == known.keys(), name
+    assert types is None or all(types[key] in (kind, str) for key, kind in known.items()), name
+
+
+def test_the_types_that_are_written_out_are_understood():
+    types = setting_types("fedevprompt")
+    assert types is not None and (types["lr_head"], types["batch"], get_args(types["readout"])) == (
+        float, int, ("auto", "cls", "mean"),
+    )  # fmt: skip
 
 
 def test_most_methods_are_understood_from_their_text():
-    assert sum(setting_keys(name) is not None for name in METHODS) >= len(METHODS) / 2
+    assert sum(setting_types(name) is not None for name in METHODS) >= len(METHODS) / 2
 
 
 def test_a_method_that_was_added_to_the_loaded_table_is_one(monkeypatch):
     monkeypatch.setitem(METHODS, "added", METHODS["local"])
-    assert "added" in method_names() and setting_keys("added") is None
+    assert "added" in method_names() and setting_types("added") is None

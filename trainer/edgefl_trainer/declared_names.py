@@ -2,17 +2,20 @@
 
 The table of methods imports PyTorch, which takes seconds. Who mistyped a name hears of it at once, so names are looked
 up here first. Guarantees: nothing is imported and nothing is written twice; where the text leaves any doubt the answer
-is None, and the table itself decides later.
+is None, and the table itself decides later. A type that is not plain counts as text, which any value is.
 """
 
 import ast
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 PACKAGE = Path(__file__).parent
 TABLE = f"{PACKAGE.name}.methods"
+
+_PLAIN: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "tuple[int, ...]": tuple[int, ...]}
 
 
 class _Unclear(Exception):
@@ -25,14 +28,14 @@ def method_names() -> Collection[str]:
     return _written_table() if loaded is None else loaded.METHODS
 
 
-def setting_keys(method: str) -> Collection[str] | None:
-    """List every setting that `--set` can name for a method, those of a nested recipe among them; None where unclear.
+def setting_types(method: str) -> Mapping[str, Any] | None:
+    """Map every setting that `--set` can name for a method, those of a nested recipe too, to its type; None: unclear.
 
     These are the keys where pictures are asked nothing; for questions a method may have others.
     """
     kind = _written_table().get(method)
     try:
-        return None if kind is None else frozenset(_keys(TABLE, kind))
+        return None if kind is None else dict(_typed(TABLE, kind))
     except _Unclear:
         return None
 
@@ -54,8 +57,8 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _keys(module: str, kind: str) -> Iterator[str]:
-    """The fields of a dataclass; of one that is made of another class, that one's."""
+def _typed(module: str, kind: str) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass, each with its type; of one that is made of another class, that one's."""
     body = _tree(module).body
     whence = {
         alias.asname or alias.name: (node.module or "", alias.name)
@@ -67,14 +70,24 @@ def _keys(module: str, kind: str) -> Iterator[str]:
     if found is None:
         if not whence.get(kind, ("",))[0].startswith(PACKAGE.name):
             raise _Unclear
-        yield from _keys(*whence[kind])
+        yield from _typed(*whence[kind])
         return
     if found.bases:
         raise _Unclear
     for node in found.body:
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
             nested = _made_of(node.value)
-            yield from [ast.unparse(node.target)] if nested is None else _keys(module, nested)
+            if nested is None:
+                yield ast.unparse(node.target), _plain(node.annotation)
+            else:
+                yield from _typed(module, nested)
+
+
+def _plain(annotation: ast.expr) -> Any:
+    """The type that is written: a plain one, or Literal[…] of texts; text stands for any other."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+        return Literal[ast.literal_eval(annotation.slice)]
+    return _PLAIN.get(ast.unparse(annotation), str)
 
 
 def _made_of(value: ast.expr | None) -> str | None:

@@ -18,6 +18,7 @@ from edgefl_trainer.errors import SettingError
 
 MOST_NAMED = 12  # names that one sentence can list
 PlainValue = bool | int | float | str | tuple[int | float | str, ...]  # of a setting in a table of settings
+HyperValue = bool | int | float | str | tuple[int, ...]  # of a method's setting
 PlainTable = Mapping[str, PlainValue]
 
 _WORDS: Mapping[Any, str] = {
@@ -74,6 +75,33 @@ def read_value(value: object, wanted: Any, name: str) -> Any:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
         raise SettingError(f"{name} is {value!r}; allowed: {allowed(wanted, value)}.") from error
+
+
+def read_assignment(text: str, known: Mapping[str, Any]) -> tuple[str, HyperValue]:
+    """Read `key=value` of `--set` by the type of its key; a `SettingError` where there is no such key or value."""
+    key, equals, value = text.partition("=")
+    if not known:
+        raise SettingError(f"--set {text}: this method has no hyper-parameters; leave --set out.")
+    if not equals:
+        raise SettingError(f"--set {text}: write KEY=VALUE with one of these keys: {', '.join(sorted(known))}.")
+    if key not in known:
+        alike = difflib.get_close_matches(key, sorted(known), n=3)
+        meant = f" Did you mean {' or '.join(alike)}?" if alike else ""
+        raise SettingError(f"--set {text}: there is no key {key!r}; the keys are {', '.join(sorted(known))}.{meant}")
+    wanted = known[key]
+    try:
+        if wanted is bool:
+            return key, {"on": True, "true": True, "off": False, "false": False}[value.lower()]
+        if wanted in (int, float):
+            return key, wanted(value)
+        if get_origin(wanted) is tuple:
+            return key, () if value == "auto" else tuple(int(part) for part in value.split(","))
+    except (KeyError, ValueError):
+        raise SettingError(f"--set {text}: {key} takes {allowed(wanted, value)}.") from None
+    choices = get_args(wanted)
+    if choices and value not in choices:
+        raise SettingError(f"--set {text}: {key} is one of {', '.join(map(str, choices))}.")
+    return key, value
 
 
 def read_table(found: object, kind: type[Any], name: str) -> Any:

@@ -6,7 +6,8 @@
 * Entries older than 24 hours are dropped. One dated in the future came from a wrong clock and ages from now on.
 * Only the holder of the member's keys writes, so two processes cannot lose each other's entries.
 
-No content is kept: key, federation, round, kinds, bytes, time, and the digest by which a small one is known again. Source: docs/security.md, reliability table.
+No content is kept: key, federation, round, kinds, bytes, time, and the digest by which a small one is known again.
+Source: docs/security.md, reliability table.
 """
 
 import hashlib

@@ -20,9 +20,9 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    channels more than 2 levels apart. Ratios do not change with the strength of the light, so dark and light skin lie in
    one range; what is grey (radiology, text), green or blue lies outside. Things of the colour of skin (wood, cork)
    pass: this is a rule against mistakes, not a proof.
-4. `dark_corners`: something stands around the picture, though it is not too dark: the ring of a dermatoscope, or a frame
-   of any colour. More than 10 % of the pixels are its surround, or one of its sides is even. What is not lit counts as
-   one colour. A model that did not learn from such pictures calls what is in a frame by the frame.
+4. `dark_corners`: something stands around the picture, though it is not too dark: the ring of a dermatoscope, or a
+   frame of any colour. More than 10 % of the pixels are its surround, or one of its sides is even. What is not lit
+   counts as one colour. A model that did not learn from such pictures calls what is in a frame by the frame.
 
    Surround: pixels that are not lit, and those reached straight from a side over pixels within 3 levels, in each
    channel, of its two corners, where these are alike and 25 levels away from the picture's middle: a round vignette.

@@ -47,7 +47,7 @@ def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):
 
 
 def test_the_very_same_contribution_is_known_again(run, device, live):
-    """docs/reference/sharing.md: it was sent again without a word. Nothing is said before it left, or of another one."""
+    """docs/reference/sharing.md: it was sent again without a word. Nothing is said before, or of another one."""
     run("pull")
     maps = ("contribute", "--labels", device / "labels.csv", "--json")
     code, out, err = run(*maps)

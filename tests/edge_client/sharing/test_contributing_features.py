@@ -171,7 +171,10 @@ def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
     code, out, err = run("contribute", "--features", clf, "--json")
     found = json.loads(out)
     assert code == 0 and found["features"] == 4
-    assert found["left_out"] == {"images": 2, "reasons": {"blur": 1, "dark_corners": 1, "not_skin": 1, "unsupported_format": 1}}
+    assert found["left_out"] == {
+        "images": 2,
+        "reasons": {"blur": 1, "dark_corners": 1, "not_skin": 1, "unsupported_format": 1},
+    }
     assert "2 pictures give no feature (the picture is blurred: 1;" in err
     (clf / "2.png").write_bytes(b"rubbish")
     assert "at least 4 pictures must be good enough" in one_sentence(run("contribute", "--features", clf), 1)

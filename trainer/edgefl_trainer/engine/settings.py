@@ -4,38 +4,35 @@ Guarantees: the resolved settings are plain values, complete, validated before a
 `config.toml`; a run started from that file is the same run. What is mistyped is refused before PyTorch is imported.
 """
 
-import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 import tomli_w
 from msgspec import Meta
 
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.payload import Scalar
 from edgefl_protocol.rules import bounds
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.data.specs import asks_questions, parse_spec
 from edgefl_trainer.data.tasks import parse_groups
-from edgefl_trainer.declared_names import method_names, setting_keys
+from edgefl_trainer.declared_names import method_names, setting_types
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import BackboneError, RunError, SettingError
 from edgefl_trainer.models.backbone_names import FORMS, names_fresh_network
 from edgefl_trainer.models.network_kind import names_learned_positions
 from edgefl_trainer.models.shipped import usual_backbone
-from edgefl_trainer.typed_values import allowed, hints, nearest, read_value
+from edgefl_trainer.typed_values import HyperValue, hints, nearest, read_assignment, read_value
 
 if TYPE_CHECKING:
     from edgefl_trainer.contract import Method
 
-HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
 PROBE_EVERY = 5  # rounds, where a backbone is learned
 # do not count in digests: runs from before stay repetitions
@@ -187,7 +184,7 @@ def given_settings(
     """Read what file and flags give: the settings, the hyper-parameters of the file, the data.
 
     A `SettingError` for a method, preset, kind of data or key of `--set` that there is not, and for a value that a
-    setting cannot have.
+    setting cannot have by its type.
     """
     check_method(method)
     given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
@@ -199,10 +196,10 @@ def given_settings(
     named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
     _check_values(given)
     _check_specs(data)
-    keys = None if any(map(asks_questions, data)) else setting_keys(method)
-    if keys is not None:
+    types = None if any(map(asks_questions, data)) else setting_types(method)
+    if types is not None:
         for text in assignments:
-            _key_and_value(text, keys)
+            read_assignment(text, types)
     return given, named, data
 
 
@@ -343,36 +340,7 @@ def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
 
 def assignment(method: Any, text: str) -> tuple[str, HyperValue]:
     """Read `key=value` by the type of the method's field; a `SettingError` where there is no such key or value."""
-    known = hyper_types(method)
-    key, value = _key_and_value(text, known)
-    wanted = known[key]
-    try:
-        if wanted is bool:
-            return key, {"on": True, "true": True, "off": False, "false": False}[value.lower()]
-        if wanted in (int, float):
-            return key, wanted(value)
-        if get_origin(wanted) is tuple:
-            return key, () if value == "auto" else tuple(int(part) for part in value.split(","))
-    except (KeyError, ValueError):
-        raise SettingError(f"--set {text}: {key} takes {allowed(wanted, value)}.") from None
-    choices = get_args(wanted)
-    if choices and value not in choices:
-        raise SettingError(f"--set {text}: {key} is one of {', '.join(map(str, choices))}.")
-    return key, value
-
-
-def _key_and_value(text: str, known: Collection[str]) -> tuple[str, str]:
-    """Cut `key=value` in two; a `SettingError` where there is no such key."""
-    key, equals, value = text.partition("=")
-    if not known:
-        raise SettingError(f"--set {text}: this method has no hyper-parameters; leave --set out.")
-    if not equals:
-        raise SettingError(f"--set {text}: write KEY=VALUE with one of these keys: {', '.join(sorted(known))}.")
-    if key not in known:
-        alike = difflib.get_close_matches(key, sorted(known), n=3)
-        meant = f" Did you mean {' or '.join(alike)}?" if alike else ""
-        raise SettingError(f"--set {text}: there is no key {key!r}; the keys are {', '.join(sorted(known))}.{meant}")
-    return key, value
+    return read_assignment(text, hyper_types(method))
 
 
 def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
