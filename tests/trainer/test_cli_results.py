@@ -317,7 +317,7 @@ def test_figures_of_an_untrained_network_say_so_wherever_they_are_shown(finished
         alone = edgefl_train("table", trained, *metric, "--plot", tmp_path / "a.png").out
         assert "UNTRAINED" not in alone + titles.pop()
     told = edgefl_train("evaluate", bare, "--data", ward, "--plot", tmp_path / "a.png").err
-    assert "warning: backbone tiny is untrained: this trial" in told and words in titles.pop()
+    assert "warning: backbone tiny is untrained: this trial" in told and words in " ".join(titles.pop().split())
 
 
 def words_of(figure):

@@ -16,7 +16,6 @@ import base64
 import binascii
 import re
 import secrets
-from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
@@ -92,7 +91,7 @@ def read_key_file(file: FilePath) -> bytes:
         if error.code != "too_large":
             raise
         data = b""
-    if data.startswith(_ZIP) or Path(file).suffix == ".edgefl":
+    if data.startswith(_ZIP) or str(file).endswith(".edgefl"):
         raise KeyMaterialError(
             f"{file} is a model, not its signer's public key: name the file signing.pub that the signer gave you"
         )
