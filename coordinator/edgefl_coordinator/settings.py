@@ -5,6 +5,7 @@ silently; nothing else reads the environment or this file. Source: docs/security
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,13 @@ class ProtectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     claim_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5  # times the median count of images
     norm_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0  # times the median length of an update; for "clip"
     hostile: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2  # share of members that "trimmed-mean" and Krum expect
+    gate: str = ""  # command that judges what a round made (`rounds.gate`), its program relative to the home; "": none
+
+    def __post_init__(self) -> None:
+        try:
+            shlex.split(self.gate)
+        except ValueError as error:
+            raise ValueError(f"protection.gate is no command: {error}") from error
 
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +150,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     skew_ms: Positive = 300_000  # clock difference accepted in an envelope
     lifetime_ms: Positive = 600_000  # longest validity of an envelope
     worker_s: Positive = 3600  # longest run of the aggregation worker
+    gate_s: Positive = 600  # longest run of the gate in it
 
     def __post_init__(self) -> None:
         if not min(self.reply_bytes + 64 * 2**10, _MAX_BODY_BYTES) <= self.body_bytes <= _MAX_BODY_BYTES:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edgefl_coordinator.commands.status import status_lines
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import Job, JobResult, read_job, write_result
 from edgefl_coordinator.store import audit_words
@@ -13,6 +14,7 @@ from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 
 TOLD = {"clinic-b": "it claims 5000 images and weighs as 200, 2 times the median"}
+ODD = {"clinic-c": "it holds maps of 1 class all alike"}
 
 
 @pytest.fixture
@@ -24,7 +26,8 @@ def worker() -> Any:
         seen.append(job := read_job(folder))
         broadcasts = {site: Payload({}, {"round": 1}).to_bytes() for site in job.sites}
         told = TOLD if job.kind == "aggregate" else {}
-        write_result(folder, JobResult(Payload().to_bytes(), ("warm", "train"), broadcasts, bounded=told))
+        odd = ODD if job.kind == "aggregate" else {}
+        write_result(folder, JobResult(Payload().to_bytes(), ("warm", "train"), broadcasts, bounded=told, noticed=odd))
 
     work.seen = seen  # type: ignore[attr-defined]
     return work
@@ -44,10 +47,14 @@ def test_a_grant_reaches_the_job_and_what_was_bounded_the_operator(coordinator, 
     assert worker.seen[-1].granted == {"clinic-a": 5000} and worker.seen[-1].protection.rule == "clip"
     facts = OPERATIONS["status"](coordinator, {})
     assert facts["bounded"] == [{"round": 1, "name": "clinic-b", "how": TOLD["clinic-b"]}]
+    assert facts["noticed"] == [{"round": 1, "name": "clinic-c", "how": ODD["clinic-c"]}]
+    assert f"look at: reply of clinic-c in round 1: {ODD['clinic-c']}" in [one.strip() for one in status_lines(facts)]
     assert [one["images"] for one in facts["members"]] == [5000, None, None, None]
     rows = OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 100})["shown"]
     (row,) = [one for one in rows if one["event"] == "reply_bounded"]
     assert audit_words.explanation(row["event"], row["detail"]) == TOLD["clinic-b"]
+    (odd,) = [one for one in rows if one["event"] == "reply_noticed"]
+    assert (odd["subject"], audit_words.explanation(odd["event"], odd["detail"])) == ("clinic-c", ODD["clinic-c"])
     assert [one["detail"]["images"] for one in rows if one["event"] == "granted"] == [4000, 5000]
     assert TOLD["clinic-b"] not in json.dumps(audit_words.without_explanation(row["event"], row["detail"]))
 

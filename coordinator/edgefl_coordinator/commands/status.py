@@ -194,6 +194,11 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
     """Return what an operator has to look at, a line each."""
     lines = [f"refused: reply of {one['name']} in round {one['round']}: {one['reason']}" for one in facts["refused"]]
     lines += [f"bounded: reply of {one['name']} in round {one['round']}: {one['how']}" for one in facts["bounded"]]
+    lines += [f"look at: reply of {one['name']} in round {one['round']}: {one['how']}" for one in facts["noticed"]]
+    lines += [
+        f"refused by the gate: round {one['round']}, so its replies count for nothing: {one['said'] or 'no reason'}"
+        for one in facts["gate_refused"]
+    ]
     if facts["certificate_problem"]:
         lines.append(f"warning: {facts['certificate_problem']}")
     if facts["problem"]:

@@ -20,7 +20,8 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import grants, membership, uploads
-from edgefl_coordinator.rounds import refused, shut_out, stored_rounds
+from edgefl_coordinator.rounds import findings, refused, shut_out, stored_rounds
+from edgefl_coordinator.rounds.gate import command_of
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
@@ -111,6 +112,8 @@ def next_job(coordinator: Coordinator) -> Due | None:
         more: dict[str, Any] = {"gone": shut_out.still_in_state(connection, left), "left": left}
         if current is not None and current.state == "aggregating":
             more["granted"] = grants.granted(connection)
+            more["gate"] = command_of(settings.protection.gate, coordinator.store.home.root)
+            more["gate_s"] = settings.limits.gate_s
             replies = stored_rounds.replies_of(connection, current.number)
             return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
         waiting = stored_rounds.without_broadcast(connection, number + 1)
@@ -175,7 +178,7 @@ def _open_following(
     job, now_ms, following = due.job, coordinator.clock(), due.job.number + 1
     refused.refuse_replies(connection, now_ms, job.number, result.refused)
     past = stored_rounds.drop_refused(connection, job.number)
-    stored_rounds.note_bounded(connection, now_ms, job.number, result.bounded)
+    findings.note(connection, now_ms, job.number, result)
     shut_out.note_left(connection, due.left)
     stored_rounds.set_fact(connection, "phases", list(result.phases))
     if following <= len(result.phases):

@@ -8,8 +8,8 @@ Guarantees:
     So with the defaults one of five members moves a mean by at most 0.86 of a usual update, and by 0.55 of one where
     the claims are alike.
     Replies within the bounds stay as they are, bit for bit.
-Of fewer than three replies none tells what is usual, and of updates only one that changed something: they stay. Maps
-and features are not averaged, and not bounded here. The usual value is a lower median. Pure.
+Of fewer than three replies none tells what is usual, and of updates only one that changed something: they stay. What is
+dealt and not averaged, maps and features, `dealt` bounds. The usual value is a lower median. Pure.
 
 Source: Sun et al., "Can you really backdoor federated learning?", arXiv 1911.07963 (clipping); `updates` for the other
 rules; docs/security.md 4, checks 46 and 47.
@@ -135,7 +135,7 @@ def _clipped(
     found, ratios = Bounded(dict(replies)), granted_ratios(replies, protection.granted)
     groups = sorted({group for lengths in moved.values() for group in lengths})
     typical = {
-        group: _usual_length([lengths[group] for lengths in moved.values() if group in lengths]) for group in groups
+        group: usual_length([lengths[group] for lengths in moved.values() if group in lengths]) for group in groups
     }
     for name, lengths in moved.items():
         times = protection.settings.norm_most * ratios[name]
@@ -156,7 +156,7 @@ def _clipped(
     return found
 
 
-def _usual_length(lengths: list[float]) -> float:
+def usual_length(lengths: list[float]) -> float:
     """The lower median; where most did not move, the smallest that did, unless it is alone."""
     positive = sorted(length for length in lengths if length > 0)
     return statistics.median_low(lengths) or (positive[0] if len(positive) > 1 else 0.0)

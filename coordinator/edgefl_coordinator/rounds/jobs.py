@@ -24,6 +24,7 @@ from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.fields import Plain
 
 JobKind = Literal["start", "aggregate", "broadcast"]
+GateWord = Literal["", "accepted", "refused"]  # "" where no gate was asked
 
 MAX_RESULT_BYTES = 2**31
 ERRORS = "errors"
@@ -49,6 +50,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     protection: ProtectionSettings = ProtectionSettings()
     gone: tuple[str, ...] = ()  # names of members that were shut out: what came from them alone leaves the state
     granted: Mapping[str, int] = {}  # site name → most images that the operator approved it for
+    gate: tuple[str, ...] = ()  # command that judges the new state (`gate`); () for none
+    gate_s: float = 0.0  # longest run of it
     order_key: str = ""  # 64 hex digits from which the order of peers is drawn; known to the server only
 
 
@@ -78,6 +81,9 @@ class JobResult:
     refused: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply does not count
     problem: str = ""  # why nothing could be aggregated
     bounded: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply counts for less than it says
+    noticed: Mapping[str, str] = field(default_factory=dict)  # site name → what is odd about its maps or features
+    gate: GateWord = ""  # "refused": `state` is the one before the round
+    gate_said: str = ""
 
 
 class JobFiles(msgspec.Struct, frozen=True):
@@ -90,6 +96,9 @@ class JobFiles(msgspec.Struct, frozen=True):
     refused: Mapping[str, str]
     problem: str
     bounded: Mapping[str, str]
+    noticed: Mapping[str, str] = {}
+    gate: GateWord = ""
+    gate_said: str = ""
 
 
 def make_job(settings: CoordinatorSettings, kind: JobKind, number: int, **more: Any) -> Job:
@@ -133,7 +142,8 @@ def write_result(folder: Path, result: JobResult) -> None:
     if result.state:
         state, sha256 = folder / _STATE, digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays)
         write_atomic(state, result.state, mode=0o600)
-    table = JobFiles(state, sha256, result.phases, files, result.refused, result.problem, result.bounded)
+    told = (result.refused, result.problem, result.bounded, result.noticed, result.gate, result.gate_said)
+    table = JobFiles(state, sha256, result.phases, files, *told)
     write_atomic(folder / _RESULT, msgspec.json.encode(table, enc_hook=lambda path: path.name), mode=0o600)
 
 

@@ -9,7 +9,8 @@ that the method takes. The rules, in order:
     (3) Of three replies or more that change what was broadcast (weights, prompts, heads), one that lies more than eight
         times as far from it as the median reply is refused. A site with more images than the median may lie farther, in
         proportion; where (4) cuts nothing, only for granted images. So a reply times a million does not enter the mean.
-    (4) What is left weighs and moves no more than `bounding` allows; who was bounded is told.
+    (4) What is left weighs and moves no more than `bounding` and `dealt` allow. Who was bounded is told, and whose maps
+        or features are odd.
     (5) Where the method cannot take these replies together, each that it cannot take alone is refused.
 A contribution of features (`beside_the_average`) is compared only with others like it, and counts for no quorum. Where
 the method fails and no single reply is at fault, the problem is told and nothing is aggregated. Pure: the method comes
@@ -32,6 +33,7 @@ from edgefl_coordinator.rounds.bounding import (
     images_of,
     usual,
 )
+from edgefl_coordinator.rounds.dealt import bounded_features, bounded_maps, oddities
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.sentences import counted
 
@@ -61,6 +63,7 @@ class RoundVerdict(Generic[Result]):
     refused: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply does not count
     problem: str = ""  # why nothing was aggregated; "" where something was
     bounded: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply counts for less than it says
+    noticed: Mapping[str, str] = field(default_factory=dict)  # site name → what is odd about its maps or features
 
 
 def beside_the_average(travels: Collection[str], phase: str) -> frozenset[str]:
@@ -97,18 +100,19 @@ def judge(
 
     refused = {name: why for name in sorted(replies) if (why := _against_broadcast(replies[name], broadcasts[name]))}
     sound = _without(replies, refused)
-    odd, problem = _minority(sound, beside)
-    refused, sound = {**refused, **odd}, _without(sound, odd)
+    others, problem = _minority(sound, beside)
+    refused, sound = {**refused, **others}, _without(sound, others)
     if problem:
         return RoundVerdict(None, refused, problem)
     far = _too_far(sound, broadcasts, protection)
     refused, sound = {**refused, **far}, _without(sound, far)
     if weighing_in(sound) < quorum:
         return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
+    odd = oddities(sound, broadcasts)
     sound, told = _bounded(sound, broadcasts, protection, beside)
     result, why = _try(take, sound)
     if result is not None:
-        return RoundVerdict(result, refused, bounded=told)
+        return RoundVerdict(result, refused, bounded=told, noticed=odd)
     alone = {name: fault for name in sorted(sound) if (fault := _try(take, {name: sound[name]})[1])}
     if not alone:
         return RoundVerdict(None, refused, f"the replies cannot be aggregated together: {why}")
@@ -117,7 +121,7 @@ def judge(
         return RoundVerdict(None, refused, _too_few(weighing_in(sound), quorum))
     result, why = _try(take, sound)
     problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
-    return RoundVerdict(result, refused, problem, _without(told, alone))
+    return RoundVerdict(result, refused, problem, _without(told, alone), _without(odd, alone))
 
 
 def _bounded(
@@ -127,11 +131,14 @@ def _bounded(
     alone = {name: reply for name, reply in replies.items() if is_beside(reply.arrays, beside)}
     weighed = bounded_claims(_without(replies, dict.fromkeys(alone, "")), protection)
     moved = bounded_updates(weighed.replies, broadcasts, protection)
+    drawn = bounded_maps(moved.replies, protection)
+    fewer = bounded_features({**drawn.replies, **alone}, protection, alone)
+    steps = (weighed, moved, drawn, fewer)
     told = {
-        name: "; ".join(found.told[name] for found in (weighed, moved) if name in found.told)
-        for name in sorted({*weighed.told, *moved.told})
+        name: "; ".join(found.told[name] for found in steps if name in found.told)
+        for name in sorted({name for found in steps for name in found.told})
     }
-    return {**moved.replies, **alone}, told
+    return fewer.replies, told
 
 
 def _against_broadcast(reply: Payload, broadcast: Payload) -> str:

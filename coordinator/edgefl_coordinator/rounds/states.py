@@ -19,6 +19,7 @@ from typing import Literal
 from edgefl_coordinator.settings import RoundSettings
 
 RoundState = Literal["open", "aggregating", "done"]
+NOTHING = -1  # in the place of a number of others: the broadcast holds what no member sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,4 +79,4 @@ def starts_by_itself(approved: int, rules: RoundSettings) -> bool:
 
 def cohort_allows(others: int, number: int, min_cohort: int) -> bool:
     """Tell whether a broadcast with contributions of so many others may be released; the first round's holds none."""
-    return number == 1 or others >= min_cohort
+    return number == 1 or others == NOTHING or others >= min_cohort

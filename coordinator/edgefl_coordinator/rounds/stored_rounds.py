@@ -16,16 +16,16 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
+from edgefl_coordinator.rounds import findings
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
-from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
+from edgefl_coordinator.rounds.states import NOTHING, Close, Extend, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.store.tables import members as member_table
 
-_BOUNDED = "bounded_{}"  # the fact that holds whose reply of a round counted for less than it said
 _CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
 _OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
 
@@ -159,22 +159,6 @@ def drop_open_reply(connection: Connection, skid: str) -> list[str]:
     return dropped
 
 
-def note_bounded(connection: Connection, now_ms: int, number: int, bounded: Mapping[str, str]) -> None:
-    """Note whose reply counted for less than it said, name → how."""
-    for name, how in sorted(bounded.items()):
-        audit.append(connection, now_ms, "reply_bounded", name, {"round": number, "how": how})
-    if bounded:
-        set_fact(connection, _BOUNDED.format(number), dict(sorted(bounded.items())))
-
-
-def bounded_in(connection: Connection, number: int) -> list[dict[str, object]]:
-    """Return round, name and how of the replies that counted for less than they said in a round."""
-    found = fact(connection, _BOUNDED.format(number))
-    return [
-        {"round": number, "name": name, "how": how} for name, how in (found if isinstance(found, dict) else {}).items()
-    ]
-
-
 def reopen_round(
     connection: Connection, now_ms: int, number: int, refused: Mapping[str, str], problem: str, deadline_s: int
 ) -> list[str]:
@@ -250,6 +234,7 @@ def held_arrays(connection: Connection) -> int:
         select(member_table.c.name, replies.c.arrays)
         .join(member_table, member_table.c.skid == replies.c.skid)
         .where(member_table.c.state == "approved", refusals.is_sound())
+        .where(replies.c.number.not_in(findings.refused_rounds(connection)))
         .order_by(replies.c.number)
     )
     return sum({row.name: row.arrays for row in connection.execute(found)}.values())
@@ -285,8 +270,12 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
 
 
 def contributors(connection: Connection, *, before: int) -> set[str]:
-    """Return the names in the newest average before a round: who sent something in the last round that got anything."""
+    """Return the names in the newest average before a round: who sent something in the last round that got anything.
+
+    A round that the gate refused got nothing.
+    """
     sent = (rounds.c.state == "done") & (replies.c.number < before) & (replies.c.arrays > 0) & (replies.c.beside == 0)
+    sent &= replies.c.number.not_in(findings.refused_rounds(connection))
     both = replies.join(rounds, rounds.c.number == replies.c.number)
     newest = connection.scalar(select(func.max(replies.c.number)).select_from(both).where(sent))
     found = (
@@ -321,9 +310,11 @@ def open_round(connection: Connection, now_ms: int, number: int, phase: str, dea
 def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broadcast]) -> None:
     """Add broadcasts of an open round, key id → broadcast."""
     averaged = contributors(connection, before=number)
+    untouched = findings.refused_rounds(connection).keys() >= set(range(1, number))  # the state is that of the start
     for skid, broadcast in sorted(made.items()):
         member = membership.by_skid(connection, skid)
         others = len(averaged - {member.name if member else ""}) if broadcast.others is None else broadcast.others
+        others = NOTHING if untouched else others
         row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
         connection.execute(insert(broadcasts).values(**row, others=others))
 

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import refused, stored_rounds
+from edgefl_coordinator.rounds import findings, refused, stored_rounds
 from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.settings import RoundSettings
@@ -58,8 +58,22 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
         travels=task.travels,
         backbone={**task.backbone, "name": _without_folders(str(task.backbone.get("name", "")))},
         state_sha256=state_sha256(connection) or "",
-        stuck="; ".join(filter(None, (refusal, stuck)))[:MAX_SENTENCE],
+        stuck="; ".join(filter(None, (refusal, stuck, _refused_by_gate(connection, number, state))))[:MAX_SENTENCE],
     ).to_payload()
+
+
+def _refused_by_gate(connection: Connection, number: int, state: str) -> str:
+    """Tell members that the round before was refused, or the last one; "" where it was not. Why, the operator knows."""
+    found = findings.refused_rounds(connection)
+    if state == "done":
+        last = f"round {number}, the last, was refused by the operator's gate: what was learned before it counts"
+        return last if number in found else ""
+    if number - 1 not in found:
+        return ""
+    return (
+        f"round {number - 1} was refused by the operator's gate: its replies count for nothing, and round {number} "
+        "begins where it began"
+    )
 
 
 def how_it_stands(

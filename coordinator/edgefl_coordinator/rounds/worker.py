@@ -20,6 +20,7 @@ import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.bounding import Protection
+from edgefl_coordinator.rounds.gate import judged
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, EncodedPayloads, Job, JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.worker_process import do_jobs
@@ -34,11 +35,11 @@ from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts
 
 
-def run_job(job: Job) -> JobResult:
-    """Do one job.
+def run_job(job: Job, scratch: Path | None = None) -> JobResult:
+    """Do one job; what the gate judges lies in a folder below `scratch`.
 
     Raises:
-        OperatorError: the method does not exist or does not take these settings.
+        OperatorError: the method does not exist or does not take these settings, or the gate gives no verdict.
         StorageError: a file of the job is missing.
         PayloadError: a file of the job breaks its form.
     """
@@ -54,7 +55,7 @@ def run_job(job: Job) -> JobResult:
     state = without_sites(method, State(dict(stored.arrays), dict(stored.scalars)), job.gone)
     if job.kind == "broadcast":
         return JobResult(b"", kinds, _broadcasts(method, task, state, job.number, job))
-    return _aggregate(method, task, state, job, kinds)
+    return _judged_by_gate(method, task, state, job, _aggregate(method, task, state, job, kinds), scratch)
 
 
 def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[str, ...]) -> JobResult:
@@ -75,7 +76,24 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
         protection=Protection(job.protection, job.granted),
     )
     made = verdict.result or JobResult(b"", kinds, {})
-    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem, bounded=verdict.bounded)
+    return dataclasses.replace(
+        made, refused=verdict.refused, problem=verdict.problem, bounded=verdict.bounded, noticed=verdict.noticed
+    )
+
+
+def _judged_by_gate(
+    method: Method, task: Task, state: State, job: Job, made: JobResult, scratch: Path | None
+) -> JobResult:
+    """Return what was made; where the gate refuses it, the state before the round, and what goes out of that."""
+    phase = made.phases[job.number - 1]
+    if not job.gate or made.problem or phase == "warm":  # which makes no model, but settles what the others need
+        return made
+    before = _state_bytes(state)
+    verdict = judged(job, phase, len(made.phases), before, made.state, scratch)
+    if verdict.accepted:
+        return dataclasses.replace(made, gate="accepted", gate_said=verdict.said)
+    anew = _broadcasts(method, task, state, job.number + 1, job)
+    return dataclasses.replace(made, state=before, broadcasts=anew, gate="refused", gate_said=verdict.said)
 
 
 def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> Mapping[str, bytes]:
@@ -128,7 +146,7 @@ def _task(job: Job) -> Task:
 def main(folder: Path) -> int:
     """Do the job in `folder`; returns the exit status, with one sentence on stderr where it is 1."""
     try:
-        write_result(folder, run_job(read_job(folder)))
+        write_result(folder, run_job(read_job(folder), folder))
     except EdgeflError as error:
         sys.stderr.write(f"{error}\n")
         return 1

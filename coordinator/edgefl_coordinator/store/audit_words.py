@@ -23,6 +23,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "enrolled": "{who} enrolled as {role}",
     "enrolment_superseded": "{who}: a new invite replaces the enrolment that was not approved",
     "fingerprint_mismatch": "{who} was not approved: the typed fingerprint is not the one of its keys",
+    "gate_accepted": "the gate accepted what round {who} made",
+    "gate_refused": "the gate refused round {who}: the state before it stays",
     "granted": "replies of {who} may weigh up to {images} images",
     "invite": "{who} was invited as {role}",
     "invite_withdrawn": "the invite for {who} was withdrawn",
@@ -37,6 +39,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "reply_accepted": "{who} replied in round {round}, {bytes} bytes",
     "reply_bounded": "the reply of {who} in round {round} counted for less than it said",
     "reply_corrected": "{who} replaces its refused reply of round {round}",
+    "reply_noticed": "the reply of {who} in round {round} holds maps or features that are odd",
     "reply_refused": "the reply of {who} in round {round} was refused",
     "revoked": "{who} was shut out",
     "root_published": "root set {version} was published",
@@ -53,13 +56,17 @@ _WORDS: Final[Mapping[str, str]] = {
     "stop": "the server stopped",
 }
 _EXPLAINED: Final[Mapping[str, str]] = {
+    "gate_accepted": "said",
+    "gate_refused": "said",
     "job_failed": "error",
     "reply_bounded": "how",
+    "reply_noticed": "how",
     "reply_refused": "reason",
     "round_reopened": "problem",
 }
 _WARNINGS: Final = frozenset(
-    {"enrol_refused", "fingerprint_mismatch", "refused", "reply_bounded", "reply_refused", "round_reopened"}
+    {"enrol_refused", "fingerprint_mismatch", "gate_refused", "refused", "reply_bounded", "reply_noticed"}
+    | {"reply_refused", "round_reopened"}
 )
 _DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched", "end_released", "stop"})
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, grants, membership, uploads
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import refused, stored_rounds, task_status
+from edgefl_coordinator.rounds import findings, refused, stored_rounds, task_status
 from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
 from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.settings import RoundSettings
@@ -167,7 +167,9 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
             "problem": stored_rounds.problem_of(connection, number),
             "refused": refused.refused_since(connection, number - 1),
-            "bounded": stored_rounds.bounded_in(connection, number - 1),
+            "bounded": findings.bounded_in(connection, number - 1),
+            "noticed": findings.noticed_in(connection, number - 1),
+            "gate_refused": [{"round": one, "said": said} for one, said in findings.refused_rounds(connection).items()],
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),

@@ -6,6 +6,7 @@ would leave. Source: docs/reference/coordinator.md.
 """
 
 import difflib
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import tomli_w
 
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds.gate import command_of
 from edgefl_coordinator.rounds.prospects import unfinishable
 from edgefl_coordinator.settings import (
     CoordinatorHome,
@@ -33,9 +35,9 @@ AT_ONCE: Final = (
     "public_url", "ca", "proxy_ends_tls", "task.max_samples",
     "rounds.quorum_min", "rounds.quorum_target", "rounds.deadline_s", "rounds.start", "rounds.min_cohort",
     "rounds.allow_small_cohort",
-    "protection.rule", "protection.claim_most", "protection.norm_most", "protection.hostile",
+    "protection.rule", "protection.claim_most", "protection.norm_most", "protection.hostile", "protection.gate",
     "limits.reply_bytes", "limits.open_blobs", "limits.blob_age_s", "limits.skew_ms", "limits.lifetime_ms",
-    "limits.worker_s",
+    "limits.worker_s", "limits.gate_s",
 )  # fmt: skip
 # Each is read once, when `serve` starts.
 AT_RESTART: Final = (
@@ -100,11 +102,14 @@ def other_port(settings: CoordinatorSettings) -> str:
 
 
 def _check_files(home: CoordinatorHome, changed: Collection[str], after: CoordinatorSettings) -> None:
-    """Load the PEM files that a change names: what `serve`, `invite` or members could not use is refused now."""
+    """Load the PEM files that a change names, and look for the gate: what could not be used is refused now."""
     if {"certificate", "certificate_key"} & set(changed):
         server_context(home.root / after.certificate, home.root / after.certificate_key)
     if "ca" in changed and after.ca:
         first_certificate(home.root / after.ca)
+    command = command_of(after.protection.gate, home.root)
+    if "protection.gate" in changed and command and shutil.which(command[0]) is None:
+        raise OperatorError(f"protection.gate names {command[0]}, which is no program that can be started here", USAGE)
     if {"certificate", "certificate_key", "ca", "public_url", "proxy_ends_tls"} & set(changed) and (
         why := refused_by_members(home, after)
     ):
