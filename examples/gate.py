@@ -47,14 +47,12 @@ def model_of(state: Payload, about: dict, site: Site) -> Predictor:
 
 
 def stamped_pictures(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """The pictures with a white and with a black square, a sixth of their side, in each corner."""
+    """The pictures with a white square, a sixth of their side, in each corner: honest models may know dark ones."""
     side, found = max(1, images.shape[1] // 6), []
-    for value in (255, 0):
-        for rows in (slice(None, side), slice(-side, None)):
-            for columns in (slice(None, side), slice(-side, None)):
-                changed = images.copy()
-                changed[:, rows, columns] = value
-                found.append(changed)
+    for rows in (slice(None, side), slice(-side, None)):
+        for columns in (slice(None, side), slice(-side, None)):
+            found.append(images.copy())
+            found[-1][:, rows, columns] = 255
     return found
 
 

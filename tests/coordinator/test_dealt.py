@@ -91,12 +91,11 @@ def test_unbounded_they_move_more(shape: str) -> None:
     assert unprotected.replies == replies and not unprotected.told
 
 
-def test_two_maps_of_a_class_tell_nothing_and_other_classes_are_judged_alone() -> None:
-    """A class of two members stays; what is usual for one class is not what is usual for another."""
-    few = {
-        name: Payload({"maps.1": normalised(np.eye(TOKENS)[place : place + 1])}, {}) for place, name in enumerate("ab")
-    }
-    assert bounded_maps(few, Protection()).replies == few
+def test_four_members_tell_nothing_and_other_classes_are_judged_alone() -> None:
+    """A class of four members stays; what is usual for one class is not what is usual for another."""
+    shown = enumerate(HONEST)
+    few = {name: Payload({"maps.1": normalised(np.eye(TOKENS)[place : place + 1])}, {}) for place, name in shown}
+    assert len(few) == 4 and bounded_maps(few, Protection()).replies == few
     both = {name: Payload({"maps.0": maps, "maps.2": maps}, {}) for name, maps in honest_maps(1).items()}
     both["hostile"] = Payload({"maps.0": normalised(np.ones((1, TOKENS))), "maps.2": honest_maps(2)["clinic-0"]}, {})
     found = bounded_maps(both, Protection()).replies["hostile"]

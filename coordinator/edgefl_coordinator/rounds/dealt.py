@@ -1,7 +1,7 @@
 """Maps and features, which are dealt to the others and not averaged: how much one member's move, and what is odd.
 
 Guarantees:
-    Maps of a class, of three members or more: a member whose mean map lies farther from the median of all than
+    Maps of a class, of five members or more: a member whose mean map lies farther from the median of all than
     `norm_most` times the usual distance is drawn in to that. So one of P peers moves the mean map that a step compares
     with by at most `norm_most / P` usual distances. Drawn maps stay between 0 and 1. Not with the rule "mean".
     Features: of a bank count at most `claim_most` times the rows of the usual bank, or what the operator granted; the
@@ -9,7 +9,8 @@ Guarantees:
     Maps and features within the bounds stay as they are, bit for bit.
     Told, and not bounded any further: maps that say nothing (all values alike) or one point alone, features that are
     all alike or lie on one axis, and what another member sent too. Nobody can tell a careful forgery.
-Of fewer than three members none tells which map is usual. Pure.
+Of fewer than five members none tells which map is usual: honest ones often lie twice as far from a median of three.
+Each is one vote of the mean then, of values from 0 to 1. Pure.
 
 Source: FedEvPrompt (arXiv 2411.10071) eq. 7 for the mean over peers; FedCLF (arXiv 2208.11278) section III for banks;
 docs/security.md 4.
@@ -22,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_coordinator.rounds.bounding import (
-    LEAST_TO_COMPARE,
     Bounded,
     Protection,
     Replies,
@@ -36,6 +36,7 @@ from edgefl_protocol.sentences import counted
 
 Rows = NDArray[Any]
 
+_LEAST_MAPS: Final = 5  # members whose median tells which map of a class is usual
 _NOTHING: Final = 2**-10  # what rounding to half precision leaves of a difference, or of a 0
 
 
@@ -50,7 +51,7 @@ def bounded_maps(replies: Replies, protection: Protection) -> Bounded:
             for site, reply in sorted(replies.items())
             if name in _maps(reply)
         }
-        if len(means) < LEAST_TO_COMPARE:
+        if len(means) < _LEAST_MAPS:
             continue
         centre = np.median(list(means.values()), axis=0)
         lengths = {site: float(np.linalg.norm(mean - centre)) for site, mean in means.items()}
