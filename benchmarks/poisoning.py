@@ -11,9 +11,10 @@ judge and FedAvg's own mean. The hostile know what the honest send, act together
                           and scaled up to replace the model (Bagdasaryan et al., AISTATS 2020)
     hidden backdoor       the same with a green square at an edge, which the gate of examples/gate.py does not try
 
-`none` bounds nothing; `mean` bounds claims alone; the other rules are those of `protection.rule`; `+ gate` also asks
-what examples/gate.py asks, on pictures of its own. Two figures each: accuracy on test pictures in percent, and the
-share of test pictures of other classes that the trigger sends to the first class.
+`none` bounds nothing; `mean` bounds claims alone; the other rules are those of `protection.rule`, `clip 1, 1` with
+`claim_most` and `norm_most` of 1. `+ gate` also asks what examples/gate.py asks, on pictures of its own. Two figures
+each: accuracy on test pictures in percent, and the share of test pictures of other classes that the trigger sends to
+the first class.
 
     python benchmarks/poisoning.py --markdown
 """
@@ -50,9 +51,18 @@ BACKBONE = "drawn-lesions-84"
 MEMBERS, HOSTILE = 10, 2
 CLAIM = 1_000_000
 STEPS, RATE = 10, 0.5  # of gradient descent in a round, on all pictures of a member
-RULES = ("none", "mean", "clip", "median", "trimmed-mean", "multi-krum")
+RULES: Mapping[str, ProtectionSettings | None] = {
+    "none": None,
+    "mean": ProtectionSettings(rule="mean"),
+    "clip": ProtectionSettings(),
+    "clip 1, 1": ProtectionSettings(claim_most=1, norm_most=1),
+    "median": ProtectionSettings(rule="median"),
+    "trimmed-mean": ProtectionSettings(rule="trimmed-mean"),
+    "multi-krum": ProtectionSettings(rule="multi-krum"),
+}
+VOTES = ((1.0, 2.0), (1.5, 1.0))  # claim_most and norm_most, of "clip"
 ALPHAS = (10.0, 1.0, 0.3, 0.1)  # of a Dirichlet distribution: the smaller, the more classes a member lacks
-GATED = ("clip", "median")  # the rules that the gate is measured with
+GATED = ("clip", "clip 1, 1", "median")  # the rules that the gate is measured with
 
 
 @dataclass(frozen=True)
@@ -205,12 +215,17 @@ def passes(world: World, gate: ModuleType, before: Values, after: Values) -> boo
 
 
 def federation(
-    world: World, attack: str, rule: str, rounds: int, gate: ModuleType | None = None, begins: int = 0
+    world: World,
+    attack: str,
+    rule: ProtectionSettings | None,
+    rounds: int,
+    gate: ModuleType | None = None,
+    begins: int = 0,
 ) -> Outcome:
     """Learn, and judge the head of the last round; the hostile behave for the first `begins` rounds."""
     refused = 0
     head = np.zeros((world.test.plain.shape[1], world.classes))
-    protection = None if rule == "none" else Protection(ProtectionSettings(rule=rule))  # type: ignore[arg-type]
+    protection = None if rule is None else Protection(rule)
 
     def take(replies: Mapping[str, Payload]) -> Values:
         return np.asarray(weighted_mean(replies, sample_weights(replies))["head.weight"], np.float64)
@@ -262,7 +277,8 @@ def cost_of_rules(world: World, rounds: int, deals: int) -> dict[str, dict[str, 
     for alpha in ALPHAS:
         worlds = [redealt(world, alpha, seed) for seed in range(deals)]
         found[f"alpha {alpha:g}"] = {
-            rule: [federation(one, "no attack", rule, rounds).accuracy for one in worlds] for rule in RULES
+            name: [federation(one, "no attack", rule, rounds).accuracy for one in worlds]
+            for name, rule in RULES.items()
         }
     return found
 
@@ -272,8 +288,8 @@ def measured(world: World, rounds: int) -> dict[str, dict[str, Outcome]]:
     gate = gate_program()
     return {
         attack: {
-            **{rule: federation(world, attack, rule, rounds) for rule in RULES},
-            **{f"{rule} + gate": federation(world, attack, rule, rounds, gate) for rule in GATED},
+            **{name: federation(world, attack, rule, rounds) for name, rule in RULES.items()},
+            **{f"{name} + gate": federation(world, attack, RULES[name], rounds, gate) for name in GATED},
         }
         for attack in ATTACKS
     }
@@ -307,6 +323,10 @@ def main(images: int, rounds: int, seed: int, deals: int, markdown: bool) -> Non
     for attack, by_rule in found.items():
         shown = [f"{100 * one.accuracy:.1f}, {100 * one.taken:.0f}" for one in by_rule.values()]
         print(f"| {attack} | {' | '.join(shown)} |")
+    for claim, norm in VOTES:
+        settings = ProtectionSettings(claim_most=claim, norm_most=norm)
+        shown = [f"{attack} {100 * federation(world, attack, settings, rounds).accuracy:.1f}" for attack in ATTACKS]
+        print(f"\nclip with claim_most {claim:g} and norm_most {norm:g}: {', '.join(shown)}")
     for rule in GATED:
         shown = [f"{attack} {by_rule[f'{rule} + gate'].refused}" for attack, by_rule in found.items()]
         print(f"\nrounds refused with {rule} + gate: {', '.join(shown)}")

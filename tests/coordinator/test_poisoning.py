@@ -66,23 +66,27 @@ OPEN = ("sign flip", "scaled update", "a little is enough", "label flip", "backd
 @pytest.mark.parametrize("rule", HELD)
 def test_twenty_rounds_with_a_hostile_fifth(poisoning, world, attack, rule) -> None:
     """Check 47: accuracy falls by at most 3 points, with claims of a million pictures each."""
-    honest = poisoning.federation(world, "no attack", rule, 20)
-    assert poisoning.federation(world, attack, rule, 20).accuracy >= honest.accuracy - 0.03
+    settings = poisoning.RULES[rule]
+    honest = poisoning.federation(world, "no attack", settings, 20)
+    assert poisoning.federation(world, attack, settings, 20).accuracy >= honest.accuracy - 0.03
 
 
 def test_a_backdoor_works_and_the_gate_refuses_it(poisoning, world) -> None:
     """Check 47: the square takes at most 10 % with the gate (here of what it judges on), and much without."""
     gate = poisoning.gate_program()
-    without = poisoning.federation(world, "backdoor", "clip", 20, begins=5)
-    found = poisoning.federation(world, "backdoor", "clip", 20, gate, begins=5)
+    without = poisoning.federation(world, "backdoor", poisoning.RULES["clip"], 20, begins=5)
+    found = poisoning.federation(world, "backdoor", poisoning.RULES["clip"], 20, gate, begins=5)
     assert without.taken > 0.3 and found.refused > 0
     assert found.taken <= 0.1 + 0.05  # test rows are others than the gate's
-    assert poisoning.federation(world, "no attack", "clip", 20, gate).refused == 0
+    assert poisoning.federation(world, "no attack", poisoning.RULES["clip"], 20, gate).refused == 0
 
 
 def test_a_trigger_that_the_gate_does_not_know_passes(poisoning, world) -> None:
     """What the page says of it: a gate finds what it looks for."""
-    assert poisoning.federation(world, "hidden backdoor", "clip", 20, poisoning.gate_program()).taken > 0.3
+    assert (
+        poisoning.federation(world, "hidden backdoor", poisoning.RULES["clip"], 20, poisoning.gate_program()).taken
+        > 0.3
+    )
 
 
 @pytest.mark.slow
