@@ -2,21 +2,25 @@
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgefl_coordinator.commands.status import status_lines
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.gate import ask, command_of
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.worker import run_job
+from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_coordinator.store import audit_words
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
+from edgefl_protocol.durable import PASSPHRASE_VARIABLE
 from edgefl_protocol.messages.requests import BroadcastRequest, Refusal, TaskReply
 
 pytest.importorskip("torch")
@@ -275,6 +279,38 @@ open({str(seen)!r}, "w").write(json.dumps(found))
     assert found["typed"] == ""
     assert set(found["about"]) == {"round", "rounds", "phase", "method", "settings", "task"}
     assert found["about"]["phase"] == "train" and found["about"]["task"]["classes"] == ["nevus", "other"]
+
+
+def test_a_stop_ends_the_gate_and_no_passphrase_reaches_it(federation, gate, tools, folder, monkeypatch) -> None:
+    """In the worker's own process: a stopped server leaves no gate, and the round is judged at the next start."""
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "canary")
+    told = folder / "told.json"
+    lines = f"""
+import os, time
+Path({str(told)!r} + ".tmp").write_text(json.dumps([os.getpid(), sorted(os.environ)]))
+os.rename({str(told)!r} + ".tmp", {str(told)!r})
+time.sleep(120)
+"""
+    coordinator, members = federation(gate(lines))
+    for place, member in enumerate(members):
+        assert isinstance(member.reply(1, payload=tools.maps_payload(place)), Payload)
+    process, until = WorkerProcess(), time.monotonic() + 60
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(step, coordinator, process)
+        while not told.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.stop()
+        with pytest.raises(OperatorError) as stopped:
+            doing.result(60)
+    pid, names = json.loads(told.read_text())
+    assert stopped.value.code == STOPPED and PASSPHRASE_VARIABLE not in names
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    facts = status(coordinator)
+    assert (facts["round"], facts["failing"], facts["gate_refused"]) == (1, None, [])
+    gate("")
+    assert step(coordinator, worker)
+    assert status(coordinator)["round"] == 2
 
 
 def test_a_gate_that_is_no_program_is_refused_by_set(coordinator, folder) -> None:

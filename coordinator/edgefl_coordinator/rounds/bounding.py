@@ -157,7 +157,7 @@ def _clipped(
 
 
 def usual_length(lengths: list[float]) -> float:
-    """The lower median; where most did not move, the smallest that did, unless it is alone."""
+    """Return the lower median; where most did not move, the smallest that did, unless it is alone."""
     positive = sorted(length for length in lengths if length > 0)
     return statistics.median_low(lengths) or (positive[0] if len(positive) > 1 else 0.0)
 

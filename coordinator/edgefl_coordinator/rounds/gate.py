@@ -29,7 +29,7 @@ _MOST_READ: Final = 4096  # bytes of the end
 
 
 @dataclass(frozen=True)
-class GateVerdict:
+class StateVerdict:
     """What the gate said of a state."""
 
     accepted: bool
@@ -42,7 +42,7 @@ def command_of(setting: str, home: Path) -> tuple[str, ...]:
     return (str(home / words[0]), *words[1:]) if words else ()
 
 
-def judged(job: Job, phase: str, phases: int, before: bytes, after: bytes, scratch: Path | None) -> GateVerdict:
+def judged(job: Job, phase: str, phases: int, before: bytes, after: bytes, scratch: Path | None) -> StateVerdict:
     """Ask the gate of a job whether `after` may take the place of `before`.
 
     An `OperatorError` where it gives no verdict.
@@ -59,7 +59,7 @@ def judged(job: Job, phase: str, phases: int, before: bytes, after: bytes, scrat
         return ask(job.gate, folder, job.gate_s)
 
 
-def ask(command: Sequence[str], folder: Path, most_s: float) -> GateVerdict:
+def ask(command: Sequence[str], folder: Path, most_s: float) -> StateVerdict:
     """Run the gate's command with a folder; an `OperatorError` where it gives no verdict."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         try:
@@ -74,7 +74,7 @@ def ask(command: Sequence[str], folder: Path, most_s: float) -> GateVerdict:
         if ran.returncode not in (0, _REFUSED):
             why = _last_line(errors) or _last_line(out) or "no message"
             raise OperatorError(f"the gate gave no verdict, but ended with status {ran.returncode}: {why}")
-        return GateVerdict(ran.returncode == 0, _last_line(out))
+        return StateVerdict(ran.returncode == 0, _last_line(out))
 
 
 def _last_line(said: IO[bytes]) -> str:
