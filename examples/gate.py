@@ -9,8 +9,9 @@ new state counts. Status 3: the round is refused, for the reason printed last. I
     a stamp     a square in a corner that sends more than `--taken` of the pictures to one class, and more than before:
                 what a backdoor that was taught with such a square does
 
-and knows no other trigger. Take `--taken` from what it prints of honest rounds: some models follow a square by themselves. It needs a method that makes one model for everybody, such as FedAvg or FedProx, on a frozen
-backbone, and labelled pictures that no member learns from. Change it to what your federation has to keep.
+and knows no other trigger. Take `--taken` from what it prints of honest rounds: some models follow a square by
+themselves. It needs a method that makes one model for everybody, such as FedAvg or FedProx, on a frozen backbone, and
+labelled pictures that no member learns from. Change it to what your federation has to keep.
 """
 
 import argparse
