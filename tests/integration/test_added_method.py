@@ -32,6 +32,8 @@ from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.methods import METHODS
 
+pytestmark = pytest.mark.slow  # its bundle traces a step
+
 NAME = "headavg"
 OPTIONS = TrainOptions(threads=1, limits=LearningLimits(battery=lambda: None))
 
@@ -91,7 +93,6 @@ def a_round(bundle: Bundle, broadcast: Payload, **settings: float) -> LiveRound:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_device_learns_a_round_of_an_added_method(bundle: Bundle, run_folder: Path, table: Table, tmp_path: Path):
     """The device's reply is the trainer's of the same pictures, draws and settings, and the server averages both."""
     backbone, classes = open_run(run_folder).backbone, bundle.labels.classes
