@@ -117,7 +117,8 @@ class Federation:
         self.home = CoordinatorHome(root / "home")
         make_home(self.home, {
             "federation": "bench", "public_url": "https://127.0.0.1:8443", "port": 0, "suite": suite,
-            "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False, "backbone": CNN},
+            "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
+                     "backbone": CNN},
             "rounds": {"count": 10_000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
             "limits": {"one_address": 1000},
         })  # fmt: skip
@@ -133,9 +134,10 @@ class Federation:
 
     def _enter(self, store: Any, now_ms: int) -> None:
         """Put the members into the store, with the start and a broadcast for each, so that no job is due."""
+        from sqlalchemy import insert
+
         from edgefl_coordinator.rounds import stored_rounds
         from edgefl_coordinator.store.tables import broadcasts, members
-        from sqlalchemy import insert
 
         state, keys = store.put_blob(b"the start"), zip(self.signing, self.sealing, strict=True)
         rows = [
@@ -188,7 +190,9 @@ class Federation:
 
         now_ms = time.time_ns() // 10**6
         expected = Expected(pth="/v1/reply", fed="bench", typ="request", cty="reply")
-        senders = {one.key_id: (one.public_key, to.public_key) for one, to in zip(self.signing, self.sealing)}
+        senders = {
+            one.key_id: (one.public_key, to.public_key) for one, to in zip(self.signing, self.sealing, strict=True)
+        }
         answer = ReplyReply(accepted=True, first_answer_ms=now_ms).to_payload().to_bytes()
         started, processor = time.perf_counter(), time.process_time()
         for body in bodies:
@@ -204,9 +208,10 @@ class Federation:
 
     def stored(self) -> int:
         """Replies in the store, each with its content."""
+        from sqlalchemy import select
+
         from edgefl_coordinator.store.store import open_store
         from edgefl_coordinator.store.tables import replies
-        from sqlalchemy import select
 
         store = open_store(self.home)
         try:

@@ -13,8 +13,8 @@ from sqlalchemy import func, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import aggregation
-from edgefl_coordinator.rounds.aggregation import commit, next_job, step
-from edgefl_coordinator.rounds.jobs import JobResult, read_job, read_result, write_job, write_result
+from edgefl_coordinator.rounds.aggregation import commit, lay_out, next_job, step
+from edgefl_coordinator.rounds.jobs import JobResult, read_job, read_result, write_result
 from edgefl_coordinator.store.tables import audit, broadcasts, replies, rounds, states
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -244,7 +244,7 @@ def test_automatic_start(make_coordinator, tools) -> None:
 def run(coordinator: Any, worker: Callable[[Path, float], None], folder: Path) -> tuple[Any, Any]:
     due = next_job(coordinator)
     folder.mkdir()
-    write_job(folder, due.job)
+    lay_out(coordinator.store, folder, due.job)
     worker(folder, 60)
     return due, read_result(folder)
 
@@ -259,10 +259,10 @@ def test_a_job_done_twice_counts_once(coordinator, tools, four, tmp_path) -> Non
     assert tools.content(first) == tools.content(second)
     commit(coordinator, due, first)
     before = [count(coordinator, table) for table in (states, rounds, broadcasts)]
-    kept = {path.name for path in coordinator.store.home.blobs.iterdir()}
+    kept = coordinator.store.blob_names()
     commit(coordinator, due, second)
     assert [count(coordinator, table) for table in (states, rounds, broadcasts)] == before == [2, 2, 8]
-    assert {path.name for path in coordinator.store.home.blobs.iterdir()} == kept
+    assert coordinator.store.blob_names() == kept
 
 
 def test_a_start_done_twice_counts_once(coordinator, tools, four, tmp_path) -> None:

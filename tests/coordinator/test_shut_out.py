@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from edgefl_coordinator.rounds.aggregation import commit, next_job, step
-from edgefl_coordinator.rounds.jobs import Job, JobResult, read_job, read_result, write_job, write_result
+from edgefl_coordinator.rounds.aggregation import commit, lay_out, next_job, step
+from edgefl_coordinator.rounds.jobs import Job, JobResult, read_job, read_result, write_result
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 
@@ -67,13 +67,13 @@ def test_what_was_aggregated_meanwhile_is_done_anew(coordinator, worker, seen, f
     for member in five[:4]:
         assert isinstance(member.reply(1), Payload)
     due = next_job(coordinator)
-    write_job(tmp_path, due.job)
+    lay_out(coordinator.store, tmp_path, due.job)
     worker(tmp_path, 60)
-    before = set(coordinator.store.home.blobs.iterdir())
+    before = coordinator.store.blob_names()
     OPERATIONS["revoke"](coordinator, {"name": "clinic-d"})
     commit(coordinator, due, read_result(tmp_path))
     assert OPERATIONS["status"](coordinator, {})["round"] == 1
-    assert set(coordinator.store.home.blobs.iterdir()) <= before
+    assert coordinator.store.blob_names() <= before
     assert step(coordinator, worker)
     assert set(seen[-1].replies) == {"clinic-a", "clinic-b", "clinic-c"}
     assert OPERATIONS["status"](coordinator, {})["round"] == 2

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import tables
 from edgefl_coordinator.store.tables import replies
+from edgefl_coordinator.web import reply_route
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import BroadcastRequest, Refusal
@@ -22,20 +23,21 @@ def test_sweep(make_coordinator, tools) -> None:
     tools.start_rounds(coordinator)
     member.reply(1)
     home = coordinator.store.home
-    named = {path.name for path in home.blobs.iterdir()}
+    named = coordinator.store.blob_names()
     coordinator.store.put_blob(b"its transaction never came")
+    with coordinator.store.transaction() as connection:
+        coordinator.store.put_small(connection, b"no reply names it")
     (home.blobs / ".reply.0123456789abcdef.tmp").write_bytes(b"half")
     (home.root / ".config.toml.0123456789abcdef.tmp").write_bytes(b"half")
     (home.jobs / "aggregate-1-0123").mkdir()
     coordinator.store.close()
-    make_coordinator()
-    assert {path.name for path in home.blobs.iterdir()} == named
+    assert make_coordinator().store.blob_names() == named
     assert not list(home.jobs.iterdir())
     assert not list(home.root.glob("*.tmp")) + list(home.root.glob(".*.tmp"))
 
 
 def blobs(coordinator) -> set[str]:
-    return {path.name for path in coordinator.store.home.blobs.iterdir()}
+    return coordinator.store.blob_names()
 
 
 def named(coordinator) -> set[str]:
@@ -108,13 +110,14 @@ def test_disk_full_under_a_blob(coordinator, tools, monkeypatch, call) -> None:
     """Check 59: a typed refusal, nothing stored, no leftover; the same work item passes when space returns."""
     member = tools.approved_member(coordinator, "clinic-a")
     tools.start_rounds(coordinator)
-    blobs = sorted(coordinator.store.home.blobs.iterdir())
+    blobs = sorted(coordinator.store.blob_names())
     with monkeypatch.context() as patch:
+        patch.setattr(reply_route, "SMALL_BYTES", 0)  # a small one is no file
         if call == "fsync":
             patch.setattr(os, "fsync", full_disk)
         else:
             patch.setattr(Path, "replace", full_disk)
         refused = member.reply(1, idem="work-item-00000001")
     assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("storage_full", 507)
-    assert sorted(coordinator.store.home.blobs.iterdir()) == blobs
+    assert sorted(coordinator.store.blob_names()) == blobs
     assert isinstance(member.reply(1, idem="work-item-00000001"), Payload)

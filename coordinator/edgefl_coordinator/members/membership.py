@@ -11,9 +11,10 @@ Source: docs/security.md, enrolment and rotation (checks 21, 22, 23, 24).
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
@@ -25,6 +26,14 @@ from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 _HEARD = "heard_"  # the facts that hold when a member was last heard
+_CHANGES = "members_changed"  # the fact that counts changes of members' states
+
+_BY_FIRST_KEY = select(members).where(members.c.skid == bindparam("skid"))
+_BY_LATER_KEY = select(members).join(member_keys, member_keys.c.member == members.c.skid)
+_BY_LATER_KEY = _BY_LATER_KEY.where(member_keys.c.skid == bindparam("skid"))
+_KEY = select(member_keys).where(member_keys.c.skid == bindparam("skid"))
+_KEEP_FACT = insert(facts).prefix_with("OR REPLACE")
+_FACT = select(facts.c.value).where(facts.c.key == bindparam("key"))
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,25 @@ class MemberRow:
     name: str
     role: str
     state: str
-    signing: PublicSigningKey
-    sealing: PublicSealingKey
+    signing_public: bytes
+    sealing_suite: int
+    sealing_public: bytes
     enrolled_ms: int
     approved_ms: int | None
 
+    @cached_property
+    def signing(self) -> PublicSigningKey:
+        """The key it signs with, checked when it is first asked for: that takes longer than to read the row."""
+        return PublicSigningKey(self.signing_public)
+
+    @cached_property
+    def sealing(self) -> PublicSealingKey:
+        """The key to seal for, checked when it is first asked for."""
+        return PublicSealingKey(self.sealing_suite, self.sealing_public)
+
     def fingerprint(self, federation: str) -> str:
         """Return what the operator compares: 20 Crockford base32 characters."""
-        return fingerprint(federation, self.signing.public, self.sealing.public)
+        return fingerprint(federation, self.signing_public, self.sealing_public)
 
 
 def add_invite(connection: Connection, now_ms: int, invite: Invite) -> str | None:
@@ -103,7 +123,8 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
     connection.execute(insert(members).values(**row, **keys, enrolled_ms=now_ms))
     connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
     audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
-    return MemberRow(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
+    told = (signing.key_id, request.name, request.role, "unproved", signing.public)
+    return MemberRow(*told, sealing.suite, sealing.public, now_ms, None)
 
 
 def prove(connection: Connection, now_ms: int, member: MemberRow) -> str:
@@ -178,15 +199,15 @@ def shut_out(connection: Connection) -> list[dict[str, str | int]]:
 
 def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     """Return the member that has or had this signing key, or None."""
-    later = select(member_keys.c.member).where(member_keys.c.skid == skid)
-    row = connection.execute(select(members).where(or_(members.c.skid == skid, members.c.skid.in_(later)))).first()
+    row = connection.execute(_BY_FIRST_KEY, {"skid": skid}).first()
+    if row is None:
+        row = connection.execute(_BY_LATER_KEY, {"skid": skid}).first()
     return _member(row) if row else None
 
 
 def note_heard(connection: Connection, skid: str, now_ms: int) -> None:
     """Remember when a member, by its first key id, last sent something that it had signed."""
-    row = {"key": _HEARD + skid, "value": str(now_ms)}
-    connection.execute(insert(facts).prefix_with("OR REPLACE").values(row))
+    connection.execute(_KEEP_FACT, {"key": _HEARD + skid, "value": str(now_ms)})
 
 
 def heard_ms(connection: Connection) -> dict[str, int]:
@@ -200,7 +221,7 @@ def sender(connection: Connection, skid: str, at_ms: int) -> tuple[MemberRow, Pu
     member = by_skid(connection, skid)
     if member is None:
         return None
-    row = connection.execute(select(member_keys).where(member_keys.c.skid == skid)).first()
+    row = connection.execute(_KEY, {"skid": skid}).first()
     if row is None:  # this member has never changed its keys
         return member, member.signing
     if row.until_ms is not None and at_ms > row.until_ms:
@@ -249,7 +270,18 @@ def listed(connection: Connection) -> list[MemberRow]:
 
 def approved(connection: Connection) -> list[MemberRow]:
     """Return the approved members in name order."""
-    return [member for member in listed(connection) if member.state == "approved"]
+    rows = connection.execute(select(members).where(members.c.state == "approved").order_by(members.c.name))
+    return [_member(row) for row in rows]
+
+
+def count_approved(connection: Connection) -> int:
+    """Count the approved members."""
+    return connection.scalar(select(func.count()).select_from(members).where(members.c.state == "approved")) or 0
+
+
+def changes(connection: Connection) -> int:
+    """Return how often a member's state has changed: while it is the same, the same members are approved."""
+    return int(connection.scalar(_FACT, {"key": _CHANGES}) or 0)
 
 
 def _by_name(connection: Connection, name: str) -> MemberRow:
@@ -267,6 +299,7 @@ def _is_open(now_ms: int) -> ColumnElement[bool]:
 
 def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
     connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
+    connection.execute(_KEEP_FACT, {"key": _CHANGES, "value": str(changes(connection) + 1)})
 
 
 def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
@@ -274,5 +307,5 @@ def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
 
 
 def _member(row: Row[Any]) -> MemberRow:
-    keys = PublicSigningKey(row.signing_public), PublicSealingKey(row.sealing_suite, row.sealing_public)
+    keys = row.signing_public, row.sealing_suite, row.sealing_public
     return MemberRow(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)

@@ -10,13 +10,15 @@ out or swept is only work: the sender has the blob and begins again. Source: doc
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import uploads
 from edgefl_protocol.messages.blob_messages import BlobPut
+
+_AHEAD = update(uploads).where(uploads.c.touched_ms > bindparam("now")).values(touched_ms=bindparam("now"))
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def expire(connection: Connection, now_ms: int, age_s: int) -> list[str]:
 
     One from the future got its time from a clock that was set back; it rests from now on.
     """
-    connection.execute(update(uploads).where(uploads.c.touched_ms > now_ms).values(touched_ms=now_ms))
+    connection.execute(_AHEAD, {"now": now_ms})
     return _remove(connection, uploads.c.touched_ms < now_ms - age_s * 1000)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import STOPPED, OperatorError
@@ -25,9 +26,9 @@ from edgefl_coordinator.rounds.gate import command_of
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
-from edgefl_coordinator.store import audit
+from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.store import Blob
+from edgefl_coordinator.store.store import Blob, Store
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, StorageError
@@ -69,7 +70,7 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     folder = store.home.jobs / f"{due.job.kind}-{due.job.number}-{secrets.token_hex(8)}"
     try:
         folder.mkdir(mode=0o700)
-        write_job(folder, due.job)
+        lay_out(store, folder, due.job)
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
         commit(coordinator, due, result)
@@ -87,6 +88,15 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     return True
 
 
+def lay_out(store: Store, folder: Path, job: Job) -> None:
+    """Write a job into its folder, with the replies that are no files yet; in `job.json` all of them are."""
+    files = {
+        name: str(store.file_of(blob, folder / f"reply-{number}.payload"))
+        for number, (name, blob) in enumerate(job.replies.items())
+    }
+    write_job(folder, msgspec.structs.replace(job, replies=files))
+
+
 def _machine_failed(error: OSError) -> StorageError:
     """Say in one sentence what the machine did to a job."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -99,25 +109,33 @@ def next_job(coordinator: Coordinator) -> Due | None:
     sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
     with coordinator.store.transaction() as connection:
+        inbox.forget(connection, now_ms)
         current = stored_rounds.advance(connection, settings.rounds, now_ms)
         latest = stored_rounds.latest_state(connection)
-        everybody = membership.approved(connection)
         if latest is None:
-            wanted = bool(stored_rounds.fact(connection, "start_wanted")) and len(everybody) > 0
-            if wanted or starts_by_itself(len(everybody), settings.rounds):
-                return _due(coordinator, "start", 0, everybody)
+            approved = membership.count_approved(connection)
+            wanted = bool(stored_rounds.fact(connection, "start_wanted")) and approved > 0
+            if wanted or starts_by_itself(approved, settings.rounds):
+                return _due(coordinator, "start", 0, membership.approved(connection))
             return None
-        number, state = latest
+        (number, state), changes = latest, membership.changes(connection)
+        aggregates = current is not None and current.state == "aggregating"
+        if not aggregates and coordinator.all_served == (number + 1, changes):
+            return None
         left = shut_out.ever_shut_out(connection)
         more: dict[str, Any] = {"gone": shut_out.still_in_state(connection, left), "left": left}
-        if current is not None and current.state == "aggregating":
+        if aggregates and current is not None:
             more["granted"] = grants.granted(connection)
             more["gate"] = command_of(settings.protection.gate, coordinator.store.home.root)
             more["gate_s"] = settings.limits.gate_s
             replies = stored_rounds.replies_of(connection, current.number)
+            everybody = membership.approved(connection)
             return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
         waiting = stored_rounds.without_broadcast(connection, number + 1)
-        return _due(coordinator, "broadcast", number + 1, waiting, state, **more) if waiting else None
+        if waiting:
+            return _due(coordinator, "broadcast", number + 1, waiting, state, **more)
+    coordinator.all_served = (number + 1, changes)  # now that what was read is committed
+    return None
 
 
 def sweep_uploads(coordinator: Coordinator) -> None:
@@ -150,6 +168,7 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
             made[due.receivers[name]] = stored_rounds.Broadcast(adopted[-1], others)
         if result.state is not None and job.kind != "broadcast":
             adopted.append(store.adopt(result.state))
+        store.flush_folder()
         with store.transaction() as connection:
             if due.left != frozenset(shut_out.ever_shut_out(connection)):
                 return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
@@ -217,7 +236,7 @@ def _due(
         number,
         sites=tuple(member.name for member in receivers),
         state=str(blobs / state) if state else None,
-        replies={name: str(blobs / blob) for name, blob in (replies or {}).items()},
+        replies=replies or {},
         order_key=coordinator.derive("peer-order").hex(),
         **more,
     )

@@ -10,13 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.jobs import JobFiles
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import facts
 
 _BOUNDED = "bounded_{}"  # the fact that holds whose reply of a round counted for less than it said
 _NOTICED = "noticed_{}"  # the fact that holds whose maps or features of a round are odd
-_REFUSED = "refused_round_"  # begins the fact that holds why the gate refused a round
+REFUSED = "refused_round_"  # begins the fact that holds why the gate refused a round
 
 
 def note(connection: Connection, now_ms: int, number: int, result: JobFiles) -> None:
@@ -26,7 +27,8 @@ def note(connection: Connection, now_ms: int, number: int, result: JobFiles) -> 
     if result.gate:
         audit.append(connection, now_ms, f"gate_{result.gate}", str(number), {"said": result.gate_said})
     if result.gate == "refused":
-        _remember(connection, f"{_REFUSED}{number}", result.gate_said)
+        counts.drop(connection)
+        _remember(connection, f"{REFUSED}{number}", result.gate_said)
 
 
 def bounded_in(connection: Connection, number: int) -> list[dict[str, object]]:
@@ -41,8 +43,8 @@ def noticed_in(connection: Connection, number: int) -> list[dict[str, object]]:
 
 def refused_rounds(connection: Connection) -> dict[int, str]:
     """Return the rounds that the gate refused, with what it said: their replies are in no state."""
-    found = select(facts.c.key, facts.c.value).where(facts.c.key.startswith(_REFUSED, autoescape=True))
-    told = {int(row.key.removeprefix(_REFUSED)): json.loads(row.value) for row in connection.execute(found)}
+    found = select(facts.c.key, facts.c.value).where(facts.c.key.between(REFUSED, REFUSED + "~"))
+    told = {int(row.key.removeprefix(REFUSED)): json.loads(row.value) for row in connection.execute(found)}
     return dict(sorted(told.items()))
 
 

@@ -8,10 +8,11 @@ whoever may try again learns how far is allowed. Source: docs/security.md 4 and 
 
 from collections.abc import Mapping
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, insert, select
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
+from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.judging import grant_that_allows
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import members as member_table
@@ -19,6 +20,9 @@ from edgefl_coordinator.store.tables import refused_replies, replies
 from edgefl_protocol.messages.task_reply import CORRECTABLE, REPLY_REFUSED
 
 _MAX_REASON = 500  # characters of a reason that a member is told
+_REASON = select(refused_replies.c.reason).where(
+    refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
+)
 
 
 def is_sound() -> ColumnElement[bool]:
@@ -33,6 +37,7 @@ def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Ma
         .join(member_table, member_table.c.skid == replies.c.skid)
         .where(replies.c.number == number, member_table.c.name.in_(refused), is_sound())
     )
+    counts.drop(connection)
     for row in connection.execute(found).all():
         reason = refused[row.name]
         kept = {"number": number, "skid": row.skid, "reason": reason, "refused_ms": now_ms}
@@ -42,6 +47,7 @@ def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Ma
 
 def take_back(connection: Connection, now_ms: int, number: int) -> None:
     """Let the refused replies of a round that are still there count until they are judged again."""
+    counts.drop(connection)
     kept = exists().where(replies.c.number == refused_replies.c.number, replies.c.skid == refused_replies.c.skid)
     count = connection.execute(delete(refused_replies).where(refused_replies.c.number == number, kept)).rowcount
     if count:
@@ -51,14 +57,14 @@ def take_back(connection: Connection, now_ms: int, number: int) -> None:
 def forget(connection: Connection, now_ms: int, member: MemberRow, number: int) -> None:
     """Forget that a member's reply of a round was refused, for another takes its place."""
     mine = (refused_replies.c.number == number) & (refused_replies.c.skid == member.skid)
+    counts.drop(connection)
     connection.execute(delete(refused_replies).where(mine))
     audit.append(connection, now_ms, "reply_corrected", member.name, {"round": number})
 
 
 def reason_of(connection: Connection, skid: str, number: int) -> str | None:
     """Return why a member's reply of a round was refused, or None."""
-    mine = (refused_replies.c.number == number) & (refused_replies.c.skid == skid)
-    return connection.scalar(select(refused_replies.c.reason).where(mine))
+    return connection.scalar(_REASON, {"number": number, "skid": skid})
 
 
 def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:

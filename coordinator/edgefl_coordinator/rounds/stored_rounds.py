@@ -9,14 +9,14 @@ reliability and exchange policy (checks 46, 51, 64).
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import findings
+from edgefl_coordinator.rounds import counts, findings, newest_replies
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
 from edgefl_coordinator.rounds.states import NOTHING, Close, Extend, Round, accepts, cohort_allows, decide
@@ -28,6 +28,15 @@ from edgefl_coordinator.store.tables import members as member_table
 
 _CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
 _OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
+
+_LATEST = select(rounds).order_by(rounds.c.number.desc()).limit(1)
+_PHASE = select(rounds.c.phase).where(rounds.c.number == bindparam("number"))
+_SOUND = select(replies.c.skid).where(
+    replies.c.number == bindparam("number"), replies.c.skid == bindparam("skid"), refusals.is_sound()
+)
+_ADD_REPLY = insert(replies)
+_STATE = select(states).order_by(states.c.number.desc()).limit(1)
+_FACT = select(facts.c.value).where(facts.c.key == bindparam("key"))
 
 
 @dataclass(frozen=True)
@@ -50,10 +59,12 @@ class Broadcast:
 
 def current_round(connection: Connection) -> Round | None:
     """Return the latest round, or None before the first."""
-    row = connection.execute(select(rounds).order_by(rounds.c.number.desc()).limit(1)).first()
+    row = connection.execute(_LATEST).first()
     if row is None:
         return None
-    count = counted(connection, row.number)
+    count = counts.kept(connection, row.number)
+    if count is None:
+        count = counts.keep(connection, row.number, counted(connection, row.number))
     return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count, tried=row.tried)
 
 
@@ -66,8 +77,11 @@ def counted(connection: Connection, number: int, *, beside: bool = False) -> int
 def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round | None:
     """Close or extend the current round if it is time, and return it as it then stands."""
     found = current_round(connection)
-    if found is None:
-        return None
+    return None if found is None else _carry_on(connection, found, rules, now_ms)
+
+
+def _carry_on(connection: Connection, found: Round, rules: RoundSettings, now_ms: int) -> Round | None:
+    """Do what has to happen to the current round now, and return it as it then stands."""
     action = decide(found, rules, now_ms)
     here = rounds.update().where(rounds.c.number == found.number, rounds.c.state == "open")
     if isinstance(action, Close):
@@ -95,22 +109,27 @@ def accept_reply(
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused
             an earlier reply of this member in this round that this one cannot replace.
     """
-    check_reply_due(connection, settings.rounds, now_ms, member, number)
+    found = check_reply_due(connection, settings.rounds, now_ms, member, number)
     replaced = _make_room(connection, now_ms, member, number, reply.blob.sha256)
     beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
+    if settings.task.most_arrays is not None:
+        newest_replies.count_arrays(connection, member, len(reply.names))
     row = {"number": number, "skid": member.skid, "idem": reply.idem, "arrays": len(reply.names), "beside": int(beside)}
     stored = {"blob": reply.blob.name, "sha256": reply.blob.sha256, "bytes": reply.blob.size}
-    connection.execute(insert(replies).values(**row, **stored, site_sha256=reply.site_sha256, accepted_ms=now_ms))
+    connection.execute(_ADD_REPLY, {**row, **stored, "site_sha256": reply.site_sha256, "accepted_ms": now_ms})
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
-    advance(connection, settings.rounds, now_ms)
+    if not beside:
+        count = counts.keep(connection, number, found.replies + 1)
+        _carry_on(connection, replace(found, replies=count), settings.rounds, now_ms)
     return replaced
 
 
-def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> None:
-    """Refuse a reply that the round does not take of this member, as `accept_reply` does."""
-    verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
-    if verdict == "no_round":
+def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> Round:
+    """Return the open round, or refuse a reply that it does not take of this member, as `accept_reply` does."""
+    found = advance(connection, rules, now_ms)
+    verdict = accepts(found, number, now_ms)
+    if verdict == "no_round" or found is None:
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if verdict == "round_closed":
         raise RefusedError("round_closed", f"round {number} accepts no more replies; ask for the task again")
@@ -119,6 +138,7 @@ def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, m
     why = refusals.reason_of(connection, member.skid, number)
     if why is not None and not correctable(connection, member.skid, number):
         raise _refused(number, why)
+    return found
 
 
 def correctable(connection: Connection, skid: str, number: int) -> bool:
@@ -146,8 +166,7 @@ def _refused(number: int, why: str) -> RefusedError:
 
 def has_replied(connection: Connection, skid: str, number: int) -> bool:
     """Tell whether this member's reply of this round is stored, and was not refused."""
-    found = select(replies.c.skid).where(replies.c.number == number, replies.c.skid == skid, refusals.is_sound())
-    return connection.scalar(found) is not None
+    return connection.scalar(_SOUND, {"number": number, "skid": skid}) is not None
 
 
 def drop_open_reply(connection: Connection, skid: str) -> list[str]:
@@ -206,6 +225,7 @@ def problem_of(connection: Connection, number: int) -> str | None:
 
 def _drop(connection: Connection, which: ColumnElement[bool]) -> list[str]:
     """Delete replies; return the names of their blobs."""
+    counts.drop(connection)
     blobs = [name for name in connection.scalars(select(replies.c.blob).where(which)) if name is not None]
     connection.execute(delete(replies).where(which))
     return blobs
@@ -220,24 +240,6 @@ def replies_of(connection: Connection, number: int) -> dict[str, str]:
         .where(refusals.is_sound())
     )
     return {row.name: row.blob for row in connection.execute(found)}
-
-
-def site_digests(connection: Connection) -> dict[str, str]:
-    """Return key id → digest of the site's state, of each member's newest reply."""
-    found = select(replies.c.skid, replies.c.site_sha256).where(refusals.is_sound()).order_by(replies.c.number)
-    return {row.skid: row.site_sha256 for row in connection.execute(found)}
-
-
-def held_arrays(connection: Connection) -> int:
-    """Count the arrays of every member's newest reply: where maps travel, the state holds them all."""
-    found = (
-        select(member_table.c.name, replies.c.arrays)
-        .join(member_table, member_table.c.skid == replies.c.skid)
-        .where(member_table.c.state == "approved", refusals.is_sound())
-        .where(replies.c.number.not_in(findings.refused_rounds(connection)))
-        .order_by(replies.c.number)
-    )
-    return sum({row.name: row.arrays for row in connection.execute(found)}.values())
 
 
 def release_broadcast(connection: Connection, settings: RoundSettings, member: MemberRow, number: int) -> str:
@@ -309,14 +311,17 @@ def open_round(connection: Connection, now_ms: int, number: int, phase: str, dea
 
 def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broadcast]) -> None:
     """Add broadcasts of an open round, key id → broadcast."""
-    averaged = contributors(connection, before=number)
+    averaged, rows = contributors(connection, before=number), []
     untouched = findings.refused_rounds(connection).keys() >= set(range(1, number))  # the state is that of the start
     for skid, broadcast in sorted(made.items()):
-        member = membership.by_skid(connection, skid)
-        others = len(averaged - {member.name if member else ""}) if broadcast.others is None else broadcast.others
-        others = NOTHING if untouched else others
+        others = NOTHING if untouched else broadcast.others
+        if others is None:
+            member = membership.by_skid(connection, skid)
+            others = len(averaged) - (member is not None and member.name in averaged)
         row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
-        connection.execute(insert(broadcasts).values(**row, others=others))
+        rows.append({**row, "others": others})
+    if rows:
+        connection.execute(insert(broadcasts), rows)
 
 
 def others_in_broadcasts(connection: Connection, number: int) -> dict[str, int]:
@@ -345,7 +350,7 @@ def without_broadcast(connection: Connection, number: int) -> list[MemberRow]:
 
 def latest_state(connection: Connection) -> tuple[int, str] | None:
     """Return the number and blob of the newest server state, or None before the start."""
-    row = connection.execute(select(states).order_by(states.c.number.desc()).limit(1)).first()
+    row = connection.execute(_STATE).first()
     return (row.number, row.blob) if row else None
 
 
@@ -377,10 +382,10 @@ def set_fact(connection: Connection, key: str, value: object) -> None:
 
 def fact(connection: Connection, key: str) -> object:
     """Return a remembered value, or None."""
-    text = connection.scalar(select(facts.c.value).where(facts.c.key == key))
+    text = connection.scalar(_FACT, {"key": key})
     return None if text is None else json.loads(text)
 
 
 def phase_of(connection: Connection, number: int) -> str:
     """Return the phase of a round: "warm", "train" or "final"; "" if there is no such round."""
-    return connection.scalar(select(rounds.c.phase).where(rounds.c.number == number)) or ""
+    return connection.scalar(_PHASE, {"number": number}) or ""

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import findings, refused, stored_rounds
+from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_rounds
 from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.settings import RoundSettings
@@ -170,7 +170,7 @@ def final_digest(connection: Connection, server_sha256: str) -> str:
 
     It is that of the local engine: a member's digest is the one in its newest accepted reply (docs/design.md 5).
     """
-    told, members = stored_rounds.site_digests(connection), membership.approved(connection)
+    told, members = newest_replies.site_digests(connection), membership.approved(connection)
     return state_digest(server_sha256, {one.name: told.get(one.skid, digest({})) for one in members})
 
 

@@ -12,6 +12,9 @@ from edgefl_coordinator.store.tables import audit
 
 Detail = Mapping[str, object]
 
+_HEAD = select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1)
+_ADD = insert(audit)
+
 
 @dataclass(frozen=True)
 class AuditRow:
@@ -34,7 +37,7 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
     text = json.dumps(dict(detail or {}), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     sha256 = digest(previous, number, now_ms, event, subject, text)
     row = {"number": number, "at_ms": now_ms, "event": event, "subject": subject, "detail": text, "sha256": sha256}
-    connection.execute(insert(audit).values(row))
+    connection.execute(_ADD, row)
 
 
 def last(connection: Connection) -> dict[str, str | int] | None:
@@ -45,8 +48,8 @@ def last(connection: Connection) -> dict[str, str | int] | None:
 
 def newest_of(connection: Connection, events: Collection[str]) -> tuple[str, str, int, dict[str, object]] | None:
     """Return event, subject, at_ms and detail of the newest row of these events, or None."""
-    found = select(audit).where(audit.c.event.in_(events)).order_by(audit.c.number.desc()).limit(1)
-    row = connection.execute(found).first()
+    newest = select(func.max(audit.c.number)).where(audit.c.event.in_(events)).scalar_subquery()
+    row = connection.execute(select(audit).where(audit.c.number == newest)).first()
     return (row.event, row.subject, row.at_ms, json.loads(row.detail)) if row else None
 
 
@@ -96,5 +99,5 @@ def kept_rows(connection: Connection, *, after: int = 0, most: int | None = None
 
 def head(connection: Connection) -> tuple[int, str]:
     """Return the number of the newest row and its digest; 0 and zeros where there is none."""
-    found = connection.execute(select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1)).first()
+    found = connection.execute(_HEAD).first()
     return (found.number, found.sha256) if found else (0, FIRST)

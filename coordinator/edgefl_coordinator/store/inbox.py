@@ -6,7 +6,7 @@ first answer; with another payload it is refused. Source: docs/security.md, repl
 19); RFC 6479.
 """
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from edgefl_coordinator.errors import RefusedError
@@ -15,11 +15,26 @@ from edgefl_protocol.envelopes.header import Header
 from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, NO_HIGHEST, judge
 from edgefl_protocol.errors import ReplayError, SequenceError
 
+_SEEN = select(mids.c.mid).where(mids.c.skid == bindparam("skid"), mids.c.mid == bindparam("mid"))
+_WINDOW = select(windows).where(windows.c.skid == bindparam("skid"))
+_MOVED = upsert(windows)
+_KEEP_WINDOW = _MOVED.on_conflict_do_update(
+    index_elements=["skid"], set_={"highest": _MOVED.excluded.highest, "bitmap": _MOVED.excluded.bitmap}
+)
+_KEEP_MID = insert(mids)
+_FORGET = delete(mids).where(mids.c.until_ms < bindparam("now_ms"))
+_ANSWER = select(idempotency).where(idempotency.c.skid == bindparam("skid"), idempotency.c.idem == bindparam("idem"))
+_KEEP_ANSWER = insert(idempotency)
+
 
 def _seen(connection: Connection, header: Header) -> bool:
     """Tell whether this message id was admitted before."""
-    found = select(mids.c.mid).where(mids.c.skid == header.skid, mids.c.mid == header.mid)
-    return connection.scalar(found) is not None
+    return connection.scalar(_SEEN, {"skid": header.skid, "mid": header.mid}) is not None
+
+
+def forget(connection: Connection, now_ms: int) -> None:
+    """Forget the ids of messages whose expiry refuses them by now."""
+    connection.execute(_FORGET, {"now_ms": now_ms})
 
 
 def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -> None:
@@ -31,10 +46,9 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
     Raises:
         RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
     """
-    connection.execute(delete(mids).where(mids.c.until_ms < now_ms))
     if _seen(connection, header):
         raise RefusedError("replayed", "this message was accepted before")
-    row = connection.execute(select(windows).where(windows.c.skid == header.skid)).first()
+    row = connection.execute(_WINDOW, {"skid": header.skid}).first()
     highest, bitmap = (row.highest, row.bitmap) if row else (NO_HIGHEST, EMPTY_BITMAP)
     try:
         highest, bitmap = judge(highest, bitmap, header.seq)
@@ -42,9 +56,8 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
         raise RefusedError("replayed", str(error)) from error
     except SequenceError as error:
         raise RefusedError(error.code, str(error), highest=error.highest) from error
-    kept = upsert(windows).values(skid=header.skid, highest=highest, bitmap=bitmap)
-    connection.execute(kept.on_conflict_do_update(index_elements=["skid"], set_={"highest": highest, "bitmap": bitmap}))
-    connection.execute(insert(mids).values(skid=header.skid, mid=header.mid, until_ms=forget_ms))
+    connection.execute(_KEEP_WINDOW, {"skid": header.skid, "highest": highest, "bitmap": bitmap})
+    connection.execute(_KEEP_MID, {"skid": header.skid, "mid": header.mid, "until_ms": forget_ms})
 
 
 def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: str) -> bytes | None:
@@ -52,8 +65,7 @@ def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: s
 
     `idem_conflict` where the key was used with another payload.
     """
-    found = select(idempotency).where(idempotency.c.skid == skid, idempotency.c.idem == idem)
-    row = connection.execute(found).first()
+    row = connection.execute(_ANSWER, {"skid": skid, "idem": idem}).first()
     if row is None:
         return None
     if row.payload_sha256 != payload_sha256:
@@ -63,8 +75,5 @@ def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: s
 
 def keep_answer(connection: Connection, now_ms: int, skid: str, idem: str, payload_sha256: str, answer: bytes) -> None:
     """Store the first answer to a work item, with the effect."""
-    connection.execute(
-        insert(idempotency).values(
-            skid=skid, idem=idem, payload_sha256=payload_sha256, answer=answer, created_ms=now_ms
-        )
-    )
+    row = {"skid": skid, "idem": idem, "payload_sha256": payload_sha256, "answer": answer, "created_ms": now_ms}
+    connection.execute(_KEEP_ANSWER, row)

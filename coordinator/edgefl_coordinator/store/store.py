@@ -6,6 +6,8 @@ Guarantees:
     The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
     3.50.7): there it is DELETE. `journal_mode` says which.
     A blob is written and flushed before the transaction that names it, and deleted after the one that strikes it out.
+    A small one lies in the file of the database: it is written in the transaction that names it, and one commit makes
+    those of many requests durable.
     What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens.
     A full disk is a `StorageError` with code `disk_full`; nothing already accepted is touched.
 Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
@@ -21,22 +23,27 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, select
+from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, insert, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from edgefl_coordinator.errors import IN_USE, OperatorError
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
+from edgefl_coordinator.store.shared_commit import SharedCommits, storage_error
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
 
 MAX_STORED_BYTES = 2**31
+SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
+_SMALL = "small-"  # what the name of such a blob begins with; a file's begins with hex digits
+_KEEP_SMALL = insert(tables.small_blobs)
+_DROP_SMALL = delete(tables.small_blobs).where(tables.small_blobs.c.name == bindparam("gone"))
+_SMALL_DATA = select(tables.small_blobs.c.data).where(tables.small_blobs.c.name == bindparam("name"))
 _BLOB_COLUMNS = (
     tables.replies.c.blob,
     tables.broadcasts.c.blob,
@@ -75,28 +82,20 @@ class Store:
         self.journal_mode = journal_mode  # of SQLite
         self._engine = engine
         self._lock_descriptor = lock
-        self._connection = engine.connect()
-        self._mutex = threading.Lock()
+        self._commits = SharedCommits(engine.connect())
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
     def close(self) -> None:
         """Close the file and release the lock."""
-        with self._mutex:
-            self._connection.close()
-            self._engine.dispose()
-            if self._lock_descriptor >= 0:
-                os.close(self._lock_descriptor)
-                self._lock_descriptor = -1
+        self._commits.close()
+        self._engine.dispose()
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> contextlib.AbstractContextManager[Connection]:
         """Give the only connection in a transaction: committed at the end, rolled back on any error."""
-        with self._mutex:
-            try:
-                with self._connection.begin():
-                    yield self._connection
-            except DBAPIError as error:
-                raise _storage_error(error) from error
+        return self._commits.transaction()
 
     def put_blob(self, data: bytes) -> Blob:
         """Write a blob durably; its name is new each time, so equal content never shares a file."""
@@ -105,8 +104,18 @@ class Store:
         durable.write_atomic(self.home.blobs / name, data, mode=0o600)
         return Blob(name, sha256, len(data))
 
+    def put_small(self, connection: Connection, data: bytes) -> Blob:
+        """Write a blob of at most `SMALL_BYTES` within the caller's transaction."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        blob = Blob(_SMALL + _fresh_name(sha256), sha256, len(data))
+        connection.execute(_KEEP_SMALL, {"name": blob.name, "data": data})
+        return blob
+
     def adopt(self, path: Path) -> Blob:
-        """Take a file that was flushed into the folder of blobs, without its bytes in memory; the file may stay."""
+        """Take a file that was flushed into the folder of blobs, without its bytes in memory; the file may stay.
+
+        Its name is durable after `flush_folder`.
+        """
         hasher, size = hashlib.sha256(), 0
         for piece in durable.read_pieces(path, MAX_STORED_BYTES):
             hasher.update(piece)
@@ -115,10 +124,20 @@ class Store:
         target = self.home.blobs / blob.name
         try:
             target.hardlink_to(path)
-            durable.sync_folder(self.home.blobs)
         except OSError:  # on another disk, or one that knows no links
             durable.write_pieces(target, durable.read_pieces(path, MAX_STORED_BYTES), mode=0o600)
         return blob
+
+    def flush_folder(self) -> None:
+        """Make the names of the blobs that were adopted durable."""
+        durable.sync_folder(self.home.blobs)
+
+    def file_of(self, name: str, spare: Path) -> Path:
+        """Return the file of a blob; of a small one `spare`, into which it is written."""
+        if not name.startswith(_SMALL):
+            return self.home.blobs / name
+        spare.write_bytes(self.get_blob(name))
+        return spare
 
     def new_file(self) -> str:
         """Make an empty file for a blob that comes in pieces, and return its name."""
@@ -147,27 +166,44 @@ class Store:
         return shutil.disk_usage(self.home.blobs).free
 
     def get_blob(self, name: str, max_bytes: int = MAX_STORED_BYTES) -> bytes:
-        """Read a blob of at most `max_bytes`."""
+        """Read a blob of at most `max_bytes`; not within a transaction."""
+        if name.startswith(_SMALL):
+            with self.transaction() as connection:
+                data: bytes | None = connection.scalar(_SMALL_DATA, {"name": name})
+            if data is None or len(data) > max_bytes:
+                raise StorageError(f"the blob {name} is missing, or longer than {max_bytes} bytes", "missing")
+            return data
         return durable.read_bounded(self.home.blobs / name, max_bytes)
+
+    def blob_names(self) -> set[str]:
+        """Return the names of all blobs that are there, files and rows."""
+        with self.transaction() as connection:
+            small = connection.scalars(select(tables.small_blobs.c.name)).all()
+        return {*small, *(path.name for path in self.home.blobs.iterdir())}
 
     def drop_blobs(self, names: Iterable[str]) -> None:
         """Remove blobs that no row names: their transaction was refused, or has struck them out and is committed.
 
         A file that cannot be removed now is an orphan for the next sweep.
         """
+        small = []
         for name in names:
+            if name.startswith(_SMALL):
+                small.append({"gone": name})
+                continue
             with contextlib.suppress(OSError):
                 (self.home.blobs / name).unlink(missing_ok=True)
+        if small:
+            with contextlib.suppress(StorageError), self.transaction() as connection:
+                connection.execute(_DROP_SMALL, small)
 
     def sweep(self) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many."""
         with self.transaction() as connection:
             named = {name for column in _BLOB_COLUMNS for name in connection.scalars(select(column))}
-        removed = 0
-        for path in self.home.blobs.iterdir():
-            if path.name not in named:  # a row without a blob names None
-                path.unlink()
-                removed += 1
+        orphans = self.blob_names() - named  # a row without a blob names None
+        self.drop_blobs(orphans)
+        removed = len(orphans)
         for path in self.home.jobs.iterdir():
             shutil.rmtree(path)
             removed += 1
@@ -201,7 +237,7 @@ def open_store(home: CoordinatorHome, wait_s: float = 0.0) -> Store:
         store = Store(home, _engine(home, mode), lock, mode)
     except DBAPIError as error:
         os.close(lock)
-        raise _storage_error(error) from error
+        raise storage_error(error) from error
     except BaseException:
         os.close(lock)
         raise
@@ -251,19 +287,3 @@ def _engine(home: CoordinatorHome, mode: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
-
-
-def _storage_error(error: DBAPIError) -> StorageError:
-    """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone too."""
-    chain: list[BaseException] = [error]
-    while chain[-1].__context__ is not None:
-        chain.append(chain[-1].__context__)
-    first = next(found for found in reversed(chain) if isinstance(found, sqlite3.Error))
-    name = getattr(first, "sqlite_errorname", "")
-    if name == "SQLITE_FULL":
-        return StorageError("the store is full: free space on its disk, then send again", "disk_full")
-    if isinstance(first, sqlite3.IntegrityError):
-        return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
-    return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")

@@ -1,9 +1,9 @@
 """Tables of the store, and what an older store must look like to be opened.
 
-Guarantees: this module alone says what the tables are; `prepare` makes them in an empty file, and leaves a file with
-other tables as it is. Secrets do not enter: of an invite only the token's SHA-256, of a reply only the name of its
-blob; the name is NULL once the blob is no longer needed. Times are Unix milliseconds. Source: docs/security.md,
-reliability.
+Guarantees: this module alone says what the tables are; `prepare` makes them in an empty file, adds those that came
+later, and leaves a file with other tables as it is. Secrets do not enter: of an invite only the token's SHA-256, of a
+reply only the name of its blob; the name is NULL once the blob is no longer needed. Times are Unix milliseconds. What
+is asked with each message, or at each look at the rounds, has an index. Source: docs/security.md, reliability.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from edgefl_coordinator.errors import OperatorError
 
-VERSION = 1  # PRAGMA user_version
+VERSION = 2  # PRAGMA user_version
 _COLUMNS = text(  # of every table but the one in which stores without a version kept their history
     'SELECT held.name, one.name, one.type, one."notnull" OR one.pk > 0, one.pk FROM sqlite_schema AS held '
     "JOIN pragma_table_info(held.name) AS one WHERE held.type = 'table' AND held.name <> 'migrations'"
@@ -61,6 +61,7 @@ members = _table(
     Column("revoked_ms", Integer),
 )
 Index("members_name", members.c.name, unique=True, sqlite_where=text("state <> 'revoked'"))
+Index("members_state", members.c.state, members.c.name)
 
 member_keys = _table(  # signing keys of a member after its first change of keys; before, there are none here
     "member_keys",
@@ -133,6 +134,7 @@ replies = _table(
     _column("accepted_ms", Integer),
     _column("beside", Integer),  # 1: a contribution beside the average, which counts for no quorum and no cohort
 )
+Index("replies_skid", replies.c.skid, replies.c.number)
 
 refused_replies = _table(
     "refused_replies",
@@ -167,6 +169,11 @@ uploads = _table(  # blobs that members are sending; one that was used is gone f
     _column("have", Integer, CheckConstraint("have BETWEEN 0 AND size")),  # bytes from the beginning that lie durably
     _column("blob", Text, unique=True),  # the file
     _column("touched_ms", Integer),
+)
+Index("uploads_touched", uploads.c.touched_ms)
+
+small_blobs = _table(  # blobs that lie here and in no file of their own: one commit makes many of them durable
+    "small_blobs", _column("name", Text, primary_key=True), _column("data", LargeBinary)
 )
 
 offers = _table(  # stored payloads above one envelope's cap, as sealed for one member
@@ -218,10 +225,13 @@ audit = _table(
     _column("detail", Text),  # JSON
     _column("sha256", Text),  # chained over the previous row
 )
+Index("audit_event", audit.c.event, audit.c.number)
+
+_LATER = (small_blobs,)  # tables that a store of version 1 lacks
 
 
 def prepare(connection: Connection) -> None:
-    """Make the tables in an empty file; open one from before there were versions if its tables are the same.
+    """Make the tables in an empty file; in an older one, if it has the same tables, those that came later.
 
     An `OperatorError` where the file has other tables; nothing was changed.
     """
@@ -231,15 +241,18 @@ def prepare(connection: Connection) -> None:
     found = {tuple(row) for row in connection.execute(_COLUMNS)}
     if version > VERSION:
         raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
-    if not found:
-        metadata.create_all(connection, checkfirst=False)
-    elif found != {row for table in metadata.tables.values() for row in _described(table)}:
+    older = {row for table in metadata.tables.values() if table not in _LATER for row in _described(table)}
+    if found and found != older:
         raise OperatorError(
             "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that "
             "version can open; make a new coordinator in another folder with `edgefl-coordinator init`, and invite "
             "its members again"
         )
-    connection.execute(text("PRAGMA user_version = 1"))
+    metadata.create_all(connection)
+    for table in metadata.tables.values():
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
+    connection.execute(text("PRAGMA user_version = 2"))
 
 
 def _described(table: Table) -> Iterator[tuple[str, str, str, int, int]]:

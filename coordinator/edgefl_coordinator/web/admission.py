@@ -65,11 +65,15 @@ def transact(call: Call, effect: Effect[Value]) -> Value:
 
     A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nothing was kept.
     """
-    with _refusals_written(call) as (connection, member), connection.begin_nested():
-        return effect(connection, _entitled(member, call.route))
+    try:
+        with call.coordinator.store.transaction() as connection:
+            member = membership.by_skid(connection, call.opened.header.skid)
+            return effect(connection, _entitled(member, call.route))
+    except RefusedError as refused:
+        refuse(call, refused, refused.__cause__)
 
 
-def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) -> NoReturn:
+def refuse(call: Call, refused: RefusedError, cause: BaseException | None = None) -> NoReturn:
     """Refuse an admitted message outside a transaction: write the audit row and raise `RefusedError`."""
     with _refusals_written(call):
         raise refused from cause

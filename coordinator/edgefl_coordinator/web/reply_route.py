@@ -1,9 +1,9 @@
 """The route `reply`: a work item is checked, stored and acknowledged once, whether it came inline or as a blob.
 
 Guarantees: a duplicate gets the first answer and costs neither a check nor a file; a reply is durable before it is
-acknowledged; a blob goes when its payload is stored, and when it can never be taken. Where the reply only came too
-late, its blob stays for the next round until its age sweeps it, so that nothing is sent twice. Source:
-docs/security.md, replay window and idempotency, 2.2, reliability.
+acknowledged, a small one by the commit that takes it; a blob goes when its payload is stored, and when it can never be
+taken. Where the reply only came too late, its blob stays for the next round until its age sweeps it, so that nothing is
+sent twice. Source: docs/security.md, replay window and idempotency, 2.2, reliability.
 """
 
 import contextlib
@@ -14,9 +14,10 @@ from sqlalchemy import Connection
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds import newest_replies, stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
+from edgefl_coordinator.store.store import SMALL_BYTES
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
 from edgefl_coordinator.web.blob_route import drop_upload, take_blob
 from edgefl_protocol import Payload, PayloadError
@@ -35,21 +36,28 @@ def reply_route(call: Call) -> Payload:
 def _take(call: Call, request: ReplyRequest) -> Payload:
     store, settings, header = call.coordinator.store, call.coordinator.settings, call.opened.header
     sha256 = hashlib.sha256(call.opened.payload).hexdigest()
+    found: stored_rounds.Accepted | None = None
+    spare: list[str] = []  # files that no row names
 
     def first(connection: Connection, member: MemberRow) -> Payload | None:
         stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
         return None if stored is None else Payload.from_bytes(stored)
 
-    answered = transact(call, first)
-    if answered is not None:
-        return answered
-    reply = _store(call, request)
-    spare = [reply.blob.name]  # files that no row names
+    if not _is_small(call, request):
+        answered = transact(call, first)
+        if answered is not None:
+            return answered
+        found = _store(call, request)
+        spare = [found.blob.name]
 
     def effect(connection: Connection, member: MemberRow) -> tuple[Payload, list[str]]:
-        twin = first(connection, member)  # sent twice at once
+        twin = first(connection, member)  # a small one, or sent twice at once
         if twin is not None:
             return twin, spare
+        reply = found
+        if not isinstance(request.reply, BlobReference):
+            reply = reply or _keep(call, connection, request.reply, request.idem)
+        assert reply is not None
         replaced = stored_rounds.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
         _check_handed_on(connection, settings.task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
@@ -67,12 +75,32 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
 
 def _check_handed_on(connection: Connection, most: int | None) -> None:
     """Refuse, as `too_large`, a reply, just stored, where all maps together would be too many to be handed on."""
-    if most is not None and (held := stored_rounds.held_arrays(connection)) > most:
+    if most is not None and (held := newest_replies.held_arrays(connection)) > most:
         raise RefusedError(
             "too_large",
             f"with this reply the members' maps take {held} arrays, and at most {most} travel together: the "
             "federation is full; tell its operator",
         )
+
+
+def _is_small(call: Call, request: ReplyRequest) -> bool:
+    """Tell whether a reply becomes durable with the transaction that names it, and not as a file before."""
+    return not isinstance(request.reply, BlobReference) and len(call.opened.payload) <= SMALL_BYTES
+
+
+def _keep(call: Call, connection: Connection, reply: Payload, idem: str) -> stored_rounds.Accepted:
+    """Check a small reply and write it within the caller's transaction; a `RefusedError` as of `_store`."""
+    data = reply.to_bytes()
+    _check_size(call, data)
+    site_sha256 = check_reply(reply, call.coordinator.settings.task)
+    blob = call.coordinator.store.put_small(connection, data)
+    return stored_rounds.Accepted(blob, idem, tuple(reply.arrays), site_sha256)
+
+
+def _check_size(call: Call, data: bytes) -> None:
+    limit = call.coordinator.settings.limits.reply_bytes
+    if len(data) > limit:
+        raise RefusedError("too_large", f"the reply has {len(data)} bytes; at most {limit} are allowed")
 
 
 def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
@@ -83,13 +111,11 @@ def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
             was stored.
         StorageError: the disk is full.
     """
-    settings, limit = call.coordinator.settings, call.coordinator.settings.limits.reply_bytes
     data = take_blob(call, request.reply) if isinstance(request.reply, BlobReference) else request.reply.to_bytes()
     try:
-        if len(data) > limit:
-            raise RefusedError("too_large", f"the reply has {len(data)} bytes; at most {limit} are allowed")
-        reply = Payload.from_bytes(data, limit) if isinstance(request.reply, BlobReference) else request.reply
-        site_sha256 = check_reply(reply, settings.task)
+        _check_size(call, data)
+        reply = Payload.from_bytes(data, len(data)) if isinstance(request.reply, BlobReference) else request.reply
+        site_sha256 = check_reply(reply, call.coordinator.settings.task)
     except (RefusedError, PayloadError) as error:
         if isinstance(request.reply, BlobReference):
             drop_upload(call, request.reply)

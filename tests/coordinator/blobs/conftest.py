@@ -162,7 +162,7 @@ class Site:
 
 
 def files(coordinator: Any) -> set[str]:
-    return {path.name for path in coordinator.store.home.blobs.iterdir()}
+    return coordinator.store.blob_names()
 
 
 def rows(coordinator: Any, table: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import publishing
 from edgefl_coordinator.store.tables import offers, replies, uploads
@@ -121,6 +122,7 @@ def test_a_fault_at_every_request_of_sending(federation, sites, lab, faults) -> 
         assert federation.store.get_blob(row.blob) == lab.reply_of(seed).to_bytes()
         with federation.store.transaction() as connection:  # as if it had not replied yet
             connection.execute(replies.delete())
+            counts.drop(connection)
 
 
 @pytest.mark.parametrize("at", range(2, 7))

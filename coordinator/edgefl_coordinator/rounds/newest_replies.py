@@ -1,0 +1,59 @@
+"""What the members' newest replies hold, whichever round they are of.
+
+Guarantees: who was shut out, and a reply that was refused, counts for nothing. The number of arrays is kept beside the
+rows and counted again only where other replies count or a member's state has changed (`counts`, `membership.changes`).
+"""
+
+import json
+
+from sqlalchemy import Connection, bindparam, insert, select
+
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import MemberRow
+from edgefl_coordinator.rounds import counts
+from edgefl_coordinator.rounds import refused as refusals
+from edgefl_coordinator.store.tables import facts, replies
+from edgefl_coordinator.store.tables import members as member_table
+
+_KEEP = insert(facts).prefix_with("OR REPLACE")
+_FACT = select(facts.c.value).where(facts.c.key == counts.ARRAYS)
+_ARRAYS = (
+    select(replies.c.arrays)
+    .where(replies.c.skid == bindparam("skid"), refusals.is_sound())
+    .order_by(replies.c.number.desc())
+    .limit(1)
+)
+
+
+def site_digests(connection: Connection) -> dict[str, str]:
+    """Return key id → digest of the site's state, of each member's newest reply."""
+    found = select(replies.c.skid, replies.c.site_sha256).where(refusals.is_sound()).order_by(replies.c.number)
+    return {row.skid: row.site_sha256 for row in connection.execute(found)}
+
+
+def held_arrays(connection: Connection) -> int:
+    """Count the arrays of every member's newest reply: where maps travel, the state holds them all."""
+    kept, changes = connection.scalar(_FACT), membership.changes(connection)
+    then, arrays = json.loads(kept) if kept else (None, 0)
+    return int(arrays) if then == changes else _keep(connection, changes, _counted(connection))
+
+
+def count_arrays(connection: Connection, member: MemberRow, arrays: int) -> None:
+    """Count the arrays of a reply that is about to be stored, in the place of those of the member's newest one."""
+    gone = connection.scalar(_ARRAYS, {"skid": member.skid}) or 0
+    _keep(connection, membership.changes(connection), held_arrays(connection) - gone + arrays)
+
+
+def _counted(connection: Connection) -> int:
+    found = (
+        select(member_table.c.name, replies.c.arrays)
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .where(member_table.c.state == "approved", refusals.is_sound())
+        .order_by(replies.c.number)
+    )
+    return sum({row.name: row.arrays for row in connection.execute(found)}.values())
+
+
+def _keep(connection: Connection, changes: int, arrays: int) -> int:
+    connection.execute(_KEEP, {"key": counts.ARRAYS, "value": json.dumps([changes, arrays])})
+    return arrays

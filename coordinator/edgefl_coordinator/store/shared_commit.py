@@ -1,0 +1,154 @@
+"""Transactions of several threads over one connection, which share a commit where they come at once.
+
+Guarantees:
+    One thread at a time uses the connection; its work stands or falls alone (a savepoint). What it read may be
+    another's work that is not committed yet, so nobody leaves before the commit that holds both: then all of the group
+    go on, or all get the `StorageError` of the commit, and nothing of the group is kept. So is it where SQLite ends the
+    transaction itself, on a full disk.
+    Whoever leaves while nobody waits for the connection commits for the group; so does the last one that a group may
+    have. A group is as large as the crowd, and one that comes alone waits for nobody.
+Source: docs/security.md, reliability; docs/decisions/0054; DeWitt et al., "Implementation Techniques for Main Memory
+Database Systems" (group commit), SIGMOD 1984.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from sqlalchemy import Connection, RootTransaction
+from sqlalchemy.exc import DBAPIError
+
+from edgefl_protocol.errors import StorageError
+
+MOST = 128  # transactions in one commit: the first of them waits for the work of the others
+
+
+class _Group:
+    """Transactions that share a commit."""
+
+    def __init__(self, root: RootTransaction) -> None:
+        self.root = root
+        self.size = 0
+        self.ended = threading.Event()
+        self.error: StorageError | None = None
+
+
+class SharedCommits:
+    """Hands out the one connection, in transactions."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take over a connection that begins no transaction by itself."""
+        self._connection = connection
+        self._turn = threading.Lock()  # held by whoever uses the connection
+        self._counting = threading.Lock()
+        self._waiting = 0
+        self._group: _Group | None = None  # whose transaction is open
+
+    def close(self) -> None:
+        """Close the connection, after the transaction that uses it."""
+        with self._turn:
+            if self._group is not None:
+                self._commit(self._group)
+            self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Give the connection; kept together with what others do at the same time, undone alone on any error.
+
+        Returns, or passes the error on, once what was done and read here is durable.
+
+        Raises:
+            StorageError: nothing of it was kept, nor of the others in its group where the commit or the disk failed.
+        """
+        group = self._begin()
+        try:
+            yield self._connection
+            self._connection.exec_driver_sql("RELEASE one")
+        except BaseException as error:
+            self._undo(group, error)
+            self._leave(group)
+            if isinstance(error, DBAPIError):
+                raise storage_error(error) from error
+            raise
+        self._leave(group)
+
+    def _begin(self) -> _Group:
+        """Wait for the connection and mark where the caller's work begins."""
+        with self._counting:
+            self._waiting += 1
+        self._turn.acquire()
+        with self._counting:
+            self._waiting -= 1
+        try:
+            if self._group is None:
+                self._group = _Group(self._connection.begin())
+            self._group.size += 1
+            self._connection.exec_driver_sql("SAVEPOINT one")
+            return self._group
+        except BaseException as error:
+            if self._group is not None:
+                self._fail(self._group, error)
+            self._turn.release()
+            if isinstance(error, DBAPIError):
+                raise storage_error(error) from error
+            raise
+
+    def _undo(self, group: _Group, error: BaseException) -> None:
+        """Undo one's own work; where SQLite has ended the whole transaction, everybody's is gone."""
+        try:
+            self._connection.exec_driver_sql("ROLLBACK TO one")
+            self._connection.exec_driver_sql("RELEASE one")
+        except DBAPIError as second:
+            self._fail(group, error if isinstance(error, DBAPIError) else second)
+
+    def _leave(self, group: _Group) -> None:
+        """Commit for all, or leave it to one who waits for the connection; return once it is done."""
+        try:
+            if self._group is group and (self._waiting == 0 or group.size >= MOST):
+                self._commit(group)
+        finally:
+            self._turn.release()
+        group.ended.wait()
+        if group.error is not None:
+            raise StorageError(str(group.error), group.error.code) from group.error
+
+    def _commit(self, group: _Group) -> None:
+        try:
+            group.root.commit()
+        except BaseException as error:
+            self._fail(group, error)
+            if not isinstance(error, DBAPIError):
+                raise
+        else:
+            self._group = None
+            group.ended.set()
+
+    def _fail(self, group: _Group, error: BaseException) -> None:
+        """Keep nothing of a group, and tell everybody in it."""
+        if isinstance(error, DBAPIError):
+            group.error = storage_error(error)
+        else:
+            group.error = StorageError("the store could not keep what came together with a failure", "storage")
+        self._group = None
+        with suppress(DBAPIError):
+            group.root.close()
+        with suppress(DBAPIError, sqlite3.Error):
+            self._connection.connection.rollback()  # whatever SQLAlchemy thinks of the transaction that failed
+        group.ended.set()
+
+
+def storage_error(error: DBAPIError) -> StorageError:
+    """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone too."""
+    chain: list[BaseException] = [error]
+    while chain[-1].__context__ is not None:
+        chain.append(chain[-1].__context__)
+    first = next(found for found in reversed(chain) if isinstance(found, sqlite3.Error))
+    name = getattr(first, "sqlite_errorname", "")
+    if name == "SQLITE_FULL":
+        return StorageError("the store is full: free space on its disk, then send again", "disk_full")
+    if isinstance(first, sqlite3.IntegrityError):
+        return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
+    return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")
