@@ -19,7 +19,7 @@ from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
 
-COORDINATOR_EXTRA = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
+COORDINATOR_EXTRA = ("msgspec", "sqlalchemy", "uvicorn", "tomli_w", "torch", "timm")
 
 Parameters = ParamSpec("Parameters")
 

@@ -14,7 +14,7 @@ Database Systems" (group commit), SIGMOD 1984.
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
@@ -52,8 +52,7 @@ class SharedCommits:
                 self._commit(self._group)
             self._connection.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> AbstractContextManager[Connection]:
         """Give the connection; kept together with what others do at the same time, undone alone on any error.
 
         Returns, or passes the error on, once what was done and read here is durable.
@@ -61,17 +60,28 @@ class SharedCommits:
         Raises:
             StorageError: nothing of it was kept, nor of the others in its group where the commit or the disk failed.
         """
+        return self._transaction(waits=True)
+
+    def look(self) -> AbstractContextManager[Connection]:
+        """Give the connection to read what a transaction of the caller's asks again: this one waits for no commit.
+
+        What was read may never be kept, so nobody outside hears of it. A `StorageError` as of `transaction`.
+        """
+        return self._transaction(waits=False)
+
+    @contextmanager
+    def _transaction(self, *, waits: bool) -> Iterator[Connection]:
         group = self._begin()
         try:
             yield self._connection
             self._connection.exec_driver_sql("RELEASE one")
         except BaseException as error:
             self._undo(group, error)
-            self._leave(group)
+            self._leave(group, waits=True)
             if isinstance(error, DBAPIError):
                 raise storage_error(error) from error
             raise
-        self._leave(group)
+        self._leave(group, waits=waits)
 
     def _begin(self) -> _Group:
         """Wait for the connection and mark where the caller's work begins."""
@@ -102,13 +112,15 @@ class SharedCommits:
         except DBAPIError as second:
             self._fail(group, error if isinstance(error, DBAPIError) else second)
 
-    def _leave(self, group: _Group) -> None:
-        """Commit for all, or leave it to one who waits for the connection; return once it is done."""
+    def _leave(self, group: _Group, *, waits: bool) -> None:
+        """Commit for all, or leave it to one who waits for the connection; return once it is done, or at once."""
         try:
             if self._group is group and (self._waiting == 0 or group.size >= MOST):
                 self._commit(group)
         finally:
             self._turn.release()
+        if not waits:
+            return
         group.ended.wait()
         if group.error is not None:
             raise StorageError(str(group.error), group.error.code) from group.error

@@ -40,6 +40,7 @@ from edgefl_protocol.errors import StorageError
 
 MAX_STORED_BYTES = 2**31
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
+CACHE = "cache_size=-32768"  # KiB: the rows of ten thousand members
 _SMALL = "small-"  # what the name of such a blob begins with; a file's begins with hex digits
 _KEEP_SMALL = insert(tables.small_blobs)
 _DROP_SMALL = delete(tables.small_blobs).where(tables.small_blobs.c.name == bindparam("gone"))
@@ -96,6 +97,10 @@ class Store:
     def transaction(self) -> contextlib.AbstractContextManager[Connection]:
         """Give the only connection in a transaction: committed at the end, rolled back on any error."""
         return self._commits.transaction()
+
+    def look(self) -> contextlib.AbstractContextManager[Connection]:
+        """Give the connection to read what a transaction of the caller's asks again; this waits for no commit."""
+        return self._commits.look()
 
     def put_blob(self, data: bytes) -> Blob:
         """Write a blob durably; its name is new each time, so equal content never shares a file."""
@@ -279,7 +284,7 @@ def _engine(home: CoordinatorHome, mode: str) -> Engine:
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we begin transactions ourselves, the driver must not
-        for pragma in (f"journal_mode={mode}", durable.SYNCHRONOUS, "foreign_keys=ON", "trusted_schema=OFF"):
+        for pragma in (f"journal_mode={mode}", durable.SYNCHRONOUS, "foreign_keys=ON", "trusted_schema=OFF", CACHE):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")

@@ -1,92 +1,125 @@
 """The HTTPS application: thin handlers between the guard and the sealed routes.
 
-Guarantees: handlers hold no rule of their own; crypto and store run in a bounded pool of threads, so one slow disk does
-not stop the event loop. Large requests have threads of their own, so small ones never wait behind them. A sealed
-answer's HTTP status is the signed `sts`. Whoever gets a 401 connects anew. Routes: docs/security.md, routes.
+Guarantees: handlers hold no rule of their own; crypto and store run in bounded pools of threads, so one slow disk does
+not stop the event loop, and requests that wait for the same commit share it. Large requests have threads of their own,
+so small ones never wait behind them. A sealed answer's HTTP status is the signed `sts`. Whoever gets a 401 connects
+anew. Only what the guard passes arrives here: one of these paths, with its method and its whole body. Routes:
+docs/security.md, routes.
 """
 
-from typing import Any
-
-import anyio
-import anyio.to_thread
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route as HttpRoute
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import parse_qsl
 
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.web.bodies import SMALL_BYTES, Application
+from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
 from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED, handle, known_sender
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.messages.requests import ROUTES, Route
+from edgefl_protocol.messages.requests import ROUTES
 from edgefl_protocol.records.coordinator_records import make_time
 
-_WORKERS = 4  # small requests in crypto or store at once, and as many large; others wait in memory, which is bounded
-_SEALED = "application/octet-stream"
-_BY_PATH = {route.path: route for route in ROUTES.values()}
+_SMALL = 64  # small requests in crypto or store at once, most of them at the commit; the others wait in bounded memory
+_LARGE = 4
+_SEALED, _JSON, _TEXT = b"application/octet-stream", b"application/json", b"text/plain; charset=utf-8"
+
+
+class _Answer(NamedTuple):
+    """An HTTP answer."""
+
+    status: int
+    media: bytes
+    body: bytes
+
+
+_REFUSAL = _Answer(401, _JSON, UNAUTHENTICATED)  # to whatever fails before its signature is verified
+
+
+class _App:
+    """The ASGI application behind the guard."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.small = ThreadPoolExecutor(_SMALL, thread_name_prefix="request")
+        self.large = ThreadPoolExecutor(_LARGE, thread_name_prefix="large-request")
+        self.sealed = {route.path: route for route in ROUTES.values()}
+        self.plain: dict[str, Callable[[Scope], Awaitable[_Answer]]] = {
+            "/healthz": self._healthz,
+            "/v1/time": self._time,
+            "/v1/keys": self._keys,
+            "/v1/root": self._root,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["method"] == "POST":
+            answer = await self._sealed(scope["path"], (await receive())["body"])
+        else:
+            answer = await self.plain[scope["path"]](scope)
+        await _send(send, answer)
+
+    async def known(self, path: str, start: bytes) -> str | None:
+        """Say who sends an envelope, by its start; None where that one may not call the path."""
+        work = partial(known_sender, self.coordinator, self.sealed[path], start)
+        return await asyncio.get_running_loop().run_in_executor(self.small, work)
+
+    async def _sealed(self, path: str, body: bytes) -> _Answer:
+        work = partial(handle, self.coordinator, self.sealed[path], body)
+        pool = self.small if len(body) <= SMALL_BYTES else self.large
+        answer = await asyncio.get_running_loop().run_in_executor(pool, work)
+        return _Answer(answer.status, _SEALED, answer.body) if answer.sealed else _REFUSAL
+
+    async def _healthz(self, _: Scope) -> _Answer:
+        return _Answer(200, _TEXT, b"ok\n")
+
+    async def _time(self, scope: Scope) -> _Answer:
+        try:
+            nonce = _only_nonce(scope["query_string"])
+            record = make_time(self.coordinator.keys.signing, nonce, self.coordinator.clock())
+        except RecordError as error:
+            return _Answer(400, _TEXT, f"{error}\n".encode())
+        return _Answer(200, _SEALED, record)
+
+    async def _keys(self, _: Scope) -> _Answer:
+        return _Answer(200, _SEALED, self.coordinator.key_record())
+
+    async def _root(self, _: Scope) -> _Answer:
+        chain = await asyncio.get_running_loop().run_in_executor(self.small, self.coordinator.root_chain)
+        return _Answer(200 if chain else 404, _SEALED, chain)
 
 
 def make_app(coordinator: Coordinator) -> Application:
     """Return the guarded ASGI application of a coordinator."""
-    small, large = anyio.CapacityLimiter(_WORKERS), anyio.CapacityLimiter(_WORKERS)
-
-    def sealed(route: Route) -> HttpRoute:
-        async def endpoint(request: Request) -> Response:
-            body = await request.body()
-            limiter = small if len(body) <= SMALL_BYTES else large
-            answer = await anyio.to_thread.run_sync(handle, coordinator, route, body, limiter=limiter)
-            return Response(answer.body, status_code=answer.status, media_type=_SEALED) if answer.sealed else refusal()
-
-        return HttpRoute(route.path, endpoint, methods=["POST"])
-
-    async def known(path: str, start: bytes) -> str | None:
-        return await anyio.to_thread.run_sync(known_sender, coordinator, _BY_PATH[path], start, limiter=small)
-
-    async def healthz(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def signed_time(request: Request) -> Response:
-        try:
-            nonce = _only_nonce(request)
-            record = make_time(coordinator.keys.signing, nonce, coordinator.clock())
-        except RecordError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        return Response(record, media_type=_SEALED)
-
-    async def plain_keys(_: Request) -> Response:
-        return Response(coordinator.key_record(), media_type=_SEALED)
-
-    async def plain_root(_: Request) -> Response:
-        chain = await anyio.to_thread.run_sync(coordinator.root_chain, limiter=small)
-        return Response(chain, status_code=200 if chain else 404, media_type=_SEALED)
-
-    plain: list[Any] = [
-        HttpRoute("/healthz", healthz, methods=["GET"]),
-        HttpRoute("/v1/time", signed_time, methods=["GET"]),
-        HttpRoute("/v1/keys", plain_keys, methods=["GET"]),
-        HttpRoute("/v1/root", plain_root, methods=["GET"]),
-    ]
-    limits = coordinator.settings.limits
-    app = Starlette(routes=[*plain, *(sealed(route) for route in ROUTES.values())])
+    app, limits = _App(coordinator), coordinator.settings.limits
     return Guard(
         app,
-        known,
-        refusal(),
+        app.known,
+        refuse,
         body_bytes=limits.body_bytes,
         waiting_bytes=limits.waiting_bytes,
         per_minute=limits.open_per_minute,
     )
 
 
-def refusal() -> Response:
-    """Return the one answer to whatever fails before its signature is verified."""
-    return Response(UNAUTHENTICATED, 401, {"connection": "close"}, "application/json")
+async def refuse(_: Scope, __: Receive, send: Send) -> None:
+    """Give the one answer to whatever fails before its signature is verified."""
+    await _send(send, _REFUSAL)
 
 
-def _only_nonce(request: Request) -> str:
+async def _send(send: Send, answer: _Answer) -> None:
+    headers = [(b"content-length", str(len(answer.body)).encode()), (b"content-type", answer.media)]
+    if answer.status == 401:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def _only_nonce(query: bytes) -> str:
     """Return the nonce of the query; a `RecordError` where there is none, or something beside it."""
-    items = request.query_params.multi_items()
+    items = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     if len(items) != 1 or items[0][0] != "nonce":
         raise RecordError("ask with exactly one parameter, nonce: 16 to 64 characters of base64url")
     return items[0][1]

@@ -10,13 +10,12 @@ Source: docs/security.md 2.3, attack list 18, check 11.
 import contextlib
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.tables import members
-from edgefl_protocol import EnvelopeError, PublicSealingKey, PublicSigningKey, unverified_header
+from edgefl_protocol import EnvelopeError, PublicSigningKey, unverified_header
 from edgefl_protocol.envelopes.envelope import SEAL_LABEL, SIGN_LABEL
 from edgefl_protocol.envelopes.header import Header, encode_header, parse_header
 from edgefl_protocol.envelopes.keys import SEAL_OVERHEAD, SIGNATURE_BYTES, SealingKey
@@ -53,7 +52,7 @@ class SenderLookup:
     def __call__(self, skid: str) -> PublicSigningKey | None:
         """Return the key of that id, where its member may call the route now."""
         self._asked = True
-        with self.coordinator.store.transaction() as connection:
+        with self.coordinator.store.look() as connection:  # `admit` asks again whose key it is
             known = self._known(connection, skid)
         if known is None:
             return None
@@ -73,13 +72,10 @@ class SenderLookup:
                 self(_NOBODY)
 
     def _known(self, connection: Connection, skid: str) -> tuple[MemberRow, PublicSigningKey] | None:
-        """Return who has the key, as `membership.sender` does; for an unknown one with the work of a known one."""
+        """Return who has the key, as `membership.sender` does, which asks two questions for a known one and another."""
         known = membership.sender(connection, skid, _header(self.data).iat)
-        if known is None:  # of a known one a row is read, and a second question asked
-            row = connection.execute(select(members).where(members.c.skid != skid).limit(1)).first()
-            if row is not None:
-                PublicSealingKey(row.sealing_suite, row.sealing_public)
-                PublicSigningKey(row.signing_public)
+        if known is None:
+            PublicSigningKey(self.coordinator.keys.signing.public)
         return known
 
 
