@@ -1,0 +1,208 @@
+"""Requests that come at once share a durable commit, and stand or fall alone but with it.
+
+Source: docs/security.md, reliability (kill -9, power loss, disk full), checks 18, 58 and 59; docs/decisions/0054.
+"""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import event, insert, select, text
+
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.audit_chain import check_log
+from edgefl_coordinator.store.shared_commit import MOST
+from edgefl_coordinator.store.tables import facts, replies
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import StorageError
+from edgefl_protocol.messages.requests import Refusal, ReplyRequest
+
+Body = Callable[[Any], object]
+
+
+@contextlib.contextmanager
+def commits(store: Any, seconds: float = 0.0) -> Iterator[list[float]]:
+    """Count the commits, each of which takes its time as on a disk."""
+    seen: list[float] = []
+
+    def slow(_: object) -> None:
+        seen.append(time.monotonic())
+        time.sleep(seconds)
+
+    event.listen(store._engine, "commit", slow)
+    yield seen
+    event.remove(store._engine, "commit", slow)
+
+
+def together(store: Any, *bodies: Body, first: Body = lambda _: None) -> list[Future[object]]:
+    """Run transactions that all wait while the first one works: they share its commit."""
+
+    def one(body: Body) -> object:
+        with store.transaction() as connection:
+            return body(connection)
+
+    with ThreadPoolExecutor(len(bodies) + 1) as pool:
+        started = threading.Event()
+
+        def begin(connection: Any) -> object:
+            started.set()
+            until = time.monotonic() + 10
+            while store._commits._waiting < len(bodies) and time.monotonic() < until:
+                time.sleep(0.001)
+            return first(connection)
+
+        found = [pool.submit(one, begin)]
+        assert started.wait(10)
+        found += [pool.submit(one, body) for body in bodies]
+    return found
+
+
+def keep(key: str) -> Body:
+    return lambda connection: connection.execute(insert(facts).values(key=key, value="1")).rowcount
+
+
+def kept(store: Any) -> set[str]:
+    with store.transaction() as connection:
+        return {key for key in connection.scalars(select(facts.c.key)) if key.startswith("kept")}
+
+
+def test_they_share_one_commit(coordinator) -> None:
+    store = coordinator.store
+    with commits(store) as seen:
+        found = together(store, *(keep(f"kept {number}") for number in range(8)))
+    assert [one.exception() for one in found] == [None] * 9 and len(seen) == 1
+    assert len(kept(store)) == 8
+
+
+def test_a_group_is_bounded(coordinator) -> None:
+    """The first of a group waits for the work of at most so many others."""
+    store = coordinator.store
+    with commits(store) as seen:
+        found = together(store, *(keep(f"kept {number}") for number in range(MOST)))
+    assert all(one.exception() is None for one in found) and len(seen) == 2
+    assert len(kept(store)) == MOST
+
+
+def test_one_that_fails_is_undone_alone(coordinator) -> None:
+    """Its rows are gone; what came before and after it in the group is kept."""
+    store = coordinator.store
+
+    def fails(connection: Any) -> None:
+        keep("kept by the one that fails")(connection)
+        raise LookupError
+
+    with commits(store) as seen:
+        before, failed, after = together(store, fails, keep("kept after"), first=keep("kept before"))
+    assert isinstance(failed.exception(), LookupError) and before.exception() is after.exception() is None
+    assert kept(store) == {"kept before", "kept after"} and len(seen) == 1
+
+
+def test_nobody_goes_on_before_the_commit(coordinator) -> None:
+    """Readers too: what they saw may be another's work, which is not durable yet."""
+    store, left = coordinator.store, []
+
+    def read(connection: Any) -> object:
+        return connection.scalar(select(facts.c.value).where(facts.c.key == "kept"))
+
+    with commits(store, 0.2) as seen:
+        for one in (found := together(store, read, first=keep("kept"))):
+            one.add_done_callback(lambda _: left.append(time.monotonic()))
+    assert found[1].result() == "1"
+    assert len(seen) == 1 and min(left) >= seen[0] + 0.2
+
+
+def test_a_commit_that_fails_keeps_nothing_of_anybody(coordinator, monkeypatch) -> None:
+    """Everybody in the group hears it, whoever committed; the next one goes on."""
+    store, dialect = coordinator.store, coordinator.store._engine.dialect
+    with monkeypatch.context() as patch:
+        patch.setattr(dialect, "do_commit", broken)
+        found = together(store, keep("kept 1"), keep("kept 2"), lambda _: "only read")
+    errors = [one.exception() for one in found]
+    assert [(type(error), getattr(error, "code", "")) for error in errors] == [(StorageError, "storage")] * 4
+    assert kept(store) == set()
+    keep_alone = together(store, keep("kept 3"))
+    assert keep_alone[1].exception() is None and kept(store) == {"kept 3"}
+
+
+def broken(*_: object) -> None:
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_full_disk_ends_the_whole_group(coordinator) -> None:
+    """Check 59: SQLite rolls everything back by itself, so that nobody in the group may be told of success."""
+    store = coordinator.store
+
+    def fill(connection: Any) -> None:
+        pages = connection.scalar(text("PRAGMA page_count"))
+        connection.execute(text(f"PRAGMA max_page_count = {int(pages)}"))
+        for number in range(1000):
+            connection.execute(insert(facts).values(key=f"kept while it fills {number}", value="x" * 4096))
+
+    found = together(store, fill, keep("kept after"), first=keep("kept before"))
+    codes = [getattr(one.exception(), "code", None) for one in found]
+    assert codes[:2] == ["disk_full", "disk_full"]
+    with store.transaction() as connection:
+        connection.execute(text("PRAGMA max_page_count = 1073741823"))
+        assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
+    assert kept(store) == ({"kept after"} if codes[2] is None else set())
+
+
+def test_replies_that_come_at_once(make_coordinator, tools) -> None:
+    """Fewer durable commits than replies, though each needs two in turn: its number's, then its effect's; one that is
+    refused leaves an audit row and nothing else; the chain of the audit log holds."""
+    coordinator = make_coordinator(rounds={"quorum_target": 100})
+    crowd = [tools.quick_member(coordinator, f"clinic-{number}") for number in range(9)]
+    tools.start_rounds(coordinator)
+    payloads = [tools.maps_payload(number) for number in range(8)]
+    payloads.append(Payload({"maps.0": payloads[0].arrays["maps.0"] * 2}, payloads[0].scalars))
+    bodies = [
+        (one, one.envelope("reply", ReplyRequest(idem="x" * 16, reply=payload).to_payload(), rnd=1))
+        for one, payload in zip(crowd, payloads, strict=True)
+    ]
+    with commits(coordinator.store, 0.1) as seen, ThreadPoolExecutor(9) as pool:
+        answers = list(pool.map(lambda pair: pair[0].send("reply", pair[1]), bodies))
+    assert all(isinstance(answer, Payload) for answer in answers[:8]) and len(seen) < 8
+    assert isinstance(answers[8], Refusal) and answers[8].code == "bad_contribution"
+    with coordinator.store.transaction() as connection:
+        found = connection.execute(select(replies)).all()
+        events = [row.event for row in audit.rows(connection, after=0, most=1000)]
+        check_log(audit.kept_rows(connection))
+    assert {row.skid for row in found} == {one.signing.key_id for one in crowd[:8]}
+    assert (events.count("reply_accepted"), events.count("refused")) == (8, 1)
+    stored = {coordinator.store.get_blob(row.blob) for row in found}
+    assert stored == {one.to_bytes() for one in payloads[:8]}
+
+
+def test_no_reply_is_acknowledged_where_the_commit_fails(make_coordinator, tools, monkeypatch) -> None:
+    """All hear a sealed `internal`; nothing lies in the store, and the same work items pass afterwards."""
+    coordinator = make_coordinator(rounds={"quorum_target": 100})
+    crowd = [tools.quick_member(coordinator, f"clinic-{number}") for number in range(4)]
+    tools.start_rounds(coordinator)
+    before = coordinator.store.blob_names()
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(coordinator.store._engine.dialect, "do_commit", broken)
+        answers = list(pool.map(lambda one: one.reply(1), crowd))
+    assert {answer.code for answer in answers} == {"internal"}
+    with coordinator.store.transaction() as connection:
+        assert connection.execute(select(replies)).all() == []
+    assert coordinator.store.blob_names() == before
+    assert all(isinstance(one.reply(1), Payload) for one in crowd)
+
+
+@pytest.mark.parametrize("size", [64 * 1024 + 1, 100])
+def test_small_and_large_blobs_are_read_alike(coordinator, size) -> None:
+    store, data = coordinator.store, b"x" * size
+    with store.transaction() as connection:
+        small = store.put_small(connection, data)
+    for blob in (small, store.put_blob(data)):
+        assert store.get_blob(blob.name) == data and blob.size == size
+    with pytest.raises(StorageError):
+        store.get_blob(small.name, max_bytes=size - 1)
+    store.drop_blobs([small.name])
+    with pytest.raises(StorageError):
+        store.get_blob(small.name)
