@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, 
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
+from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
 from edgefl_coordinator.store.tables import facts, invites, member_keys, members
 from edgefl_coordinator.store.tables import revocations as revoked_keys
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
@@ -28,12 +29,17 @@ from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 _HEARD = "heard_"  # the facts that hold when a member was last heard
 _CHANGES = "members_changed"  # the fact that counts changes of members' states
 
-_BY_FIRST_KEY = select(members).where(members.c.skid == bindparam("skid"))
-_BY_LATER_KEY = select(members).join(member_keys, member_keys.c.member == members.c.skid)
-_BY_LATER_KEY = _BY_LATER_KEY.where(member_keys.c.skid == bindparam("skid"))
-_KEY = select(member_keys).where(member_keys.c.skid == bindparam("skid"))
-_KEEP_FACT = insert(facts).prefix_with("OR REPLACE")
-_FACT = select(facts.c.value).where(facts.c.key == bindparam("key"))
+_SELECTED = select(  # in the order of `MemberRow`
+    members.c.skid, members.c.name, members.c.role, members.c.state, members.c.signing_public,
+    members.c.sealing_suite, members.c.sealing_public, members.c.enrolled_ms, members.c.approved_ms,
+)  # fmt: skip
+_BY_FIRST_KEY = Statement(_SELECTED.where(members.c.skid == bindparam("skid")))
+_BY_LATER_KEY = Statement(
+    _SELECTED.join(member_keys, member_keys.c.member == members.c.skid).where(member_keys.c.skid == bindparam("skid"))
+)
+_KEY = Statement(
+    select(member_keys.c.signing_public, member_keys.c.until_ms).where(member_keys.c.skid == bindparam("skid"))
+)
 
 
 @dataclass(frozen=True)
@@ -199,15 +205,13 @@ def shut_out(connection: Connection) -> list[dict[str, str | int]]:
 
 def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     """Return the member that has or had this signing key, or None."""
-    row = connection.execute(_BY_FIRST_KEY, {"skid": skid}).first()
-    if row is None:
-        row = connection.execute(_BY_LATER_KEY, {"skid": skid}).first()
-    return _member(row) if row else None
+    row = _BY_FIRST_KEY.first(connection, skid=skid) or _BY_LATER_KEY.first(connection, skid=skid)
+    return MemberRow(*row) if row else None
 
 
 def note_heard(connection: Connection, skid: str, now_ms: int) -> None:
     """Remember when a member, by its first key id, last sent something that it had signed."""
-    connection.execute(_KEEP_FACT, {"key": _HEARD + skid, "value": str(now_ms)})
+    KEEP_FACT.run(connection, key=_HEARD + skid, value=str(now_ms))
 
 
 def heard_ms(connection: Connection) -> dict[str, int]:
@@ -221,12 +225,11 @@ def sender(connection: Connection, skid: str, at_ms: int) -> tuple[MemberRow, Pu
     member = by_skid(connection, skid)
     if member is None:
         return None
-    row = connection.execute(_KEY, {"skid": skid}).first()
+    row = _KEY.first(connection, skid=skid)
     if row is None:  # this member has never changed its keys
         return member, member.signing
-    if row.until_ms is not None and at_ms > row.until_ms:
-        return None
-    return member, PublicSigningKey(row.signing_public)
+    public, until_ms = row
+    return None if until_ms is not None and at_ms > until_ms else (member, PublicSigningKey(public))
 
 
 def rotate(connection: Connection, now_ms: int, member: MemberRow, rotation: Rotation, record: bytes) -> int:
@@ -281,7 +284,7 @@ def count_approved(connection: Connection) -> int:
 
 def changes(connection: Connection) -> int:
     """Return how often a member's state has changed: while it is the same, the same members are approved."""
-    return int(connection.scalar(_FACT, {"key": _CHANGES}) or 0)
+    return int(FACT.value(connection, key=_CHANGES) or 0)
 
 
 def _by_name(connection: Connection, name: str) -> MemberRow:
@@ -299,7 +302,7 @@ def _is_open(now_ms: int) -> ColumnElement[bool]:
 
 def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
     connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
-    connection.execute(_KEEP_FACT, {"key": _CHANGES, "value": str(changes(connection) + 1)})
+    KEEP_FACT.run(connection, key=_CHANGES, value=str(changes(connection) + 1))
 
 
 def _columns(sealing: PublicSealingKey) -> dict[str, Any]:

@@ -4,25 +4,24 @@ Guarantees: a count is kept in the transaction of what it counts. A reply that i
 changes which replies count drops it (`drop`), and who asks next counts the rows.
 """
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import Connection, delete
 
+from edgefl_coordinator.store.statements import FACT, KEEP_FACT
 from edgefl_coordinator.store.tables import facts
 
 _ROUND = "counted_{}"  # the facts that hold how many replies of a round are averaged
 ARRAYS = "counted_arrays"  # the fact of `newest_replies`
-_FACT = select(facts.c.value).where(facts.c.key == bindparam("key"))
-_KEEP = insert(facts).prefix_with("OR REPLACE")
 
 
 def kept(connection: Connection, number: int) -> int | None:
     """Return how many replies of a round are averaged; None where the rows have to be counted."""
-    found = connection.scalar(_FACT, {"key": _ROUND.format(number)})
+    found = FACT.value(connection, key=_ROUND.format(number))
     return None if found is None else int(found)
 
 
 def keep(connection: Connection, number: int, count: int) -> int:
     """Keep how many replies of a round are averaged, and return it."""
-    connection.execute(_KEEP, {"key": _ROUND.format(number), "value": str(count)})
+    KEEP_FACT.run(connection, key=_ROUND.format(number), value=str(count))
     return count
 
 

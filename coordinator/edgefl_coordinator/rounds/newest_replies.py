@@ -6,18 +6,17 @@ rows and counted again only where other replies count or a member's state has ch
 
 import json
 
-from sqlalchemy import Connection, bindparam, insert, select
+from sqlalchemy import Connection, bindparam, select
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds import refused as refusals
-from edgefl_coordinator.store.tables import facts, replies
+from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
 from edgefl_coordinator.store.tables import members as member_table
+from edgefl_coordinator.store.tables import replies
 
-_KEEP = insert(facts).prefix_with("OR REPLACE")
-_FACT = select(facts.c.value).where(facts.c.key == counts.ARRAYS)
-_ARRAYS = (
+_ARRAYS = Statement(
     select(replies.c.arrays)
     .where(replies.c.skid == bindparam("skid"), refusals.is_sound())
     .order_by(replies.c.number.desc())
@@ -33,14 +32,14 @@ def site_digests(connection: Connection) -> dict[str, str]:
 
 def held_arrays(connection: Connection) -> int:
     """Count the arrays of every member's newest reply: where maps travel, the state holds them all."""
-    kept, changes = connection.scalar(_FACT), membership.changes(connection)
+    kept, changes = FACT.value(connection, key=counts.ARRAYS), membership.changes(connection)
     then, arrays = json.loads(kept) if kept else (None, 0)
     return int(arrays) if then == changes else _keep(connection, changes, _counted(connection))
 
 
 def count_arrays(connection: Connection, member: MemberRow, arrays: int) -> None:
     """Count the arrays of a reply that is about to be stored, in the place of those of the member's newest one."""
-    gone = connection.scalar(_ARRAYS, {"skid": member.skid}) or 0
+    gone = _ARRAYS.value(connection, skid=member.skid) or 0
     _keep(connection, membership.changes(connection), held_arrays(connection) - gone + arrays)
 
 
@@ -55,5 +54,5 @@ def _counted(connection: Connection) -> int:
 
 
 def _keep(connection: Connection, changes: int, arrays: int) -> int:
-    connection.execute(_KEEP, {"key": counts.ARRAYS, "value": json.dumps([changes, arrays])})
+    KEEP_FACT.run(connection, key=counts.ARRAYS, value=json.dumps([changes, arrays]))
     return arrays

@@ -15,13 +15,16 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.judging import grant_that_allows
 from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.statements import Statement
 from edgefl_coordinator.store.tables import members as member_table
 from edgefl_coordinator.store.tables import refused_replies, replies
 from edgefl_protocol.messages.task_reply import CORRECTABLE, REPLY_REFUSED
 
 _MAX_REASON = 500  # characters of a reason that a member is told
-_REASON = select(refused_replies.c.reason).where(
-    refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
+_REASON = Statement(
+    select(refused_replies.c.reason).where(
+        refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
+    )
 )
 
 
@@ -64,7 +67,8 @@ def forget(connection: Connection, now_ms: int, member: MemberRow, number: int) 
 
 def reason_of(connection: Connection, skid: str, number: int) -> str | None:
     """Return why a member's reply of a round was refused, or None."""
-    return connection.scalar(_REASON, {"number": number, "skid": skid})
+    found: str | None = _REASON.value(connection, number=number, skid=skid)
+    return found
 
 
 def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:

@@ -19,9 +19,10 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import counts, findings, newest_replies
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
-from edgefl_coordinator.rounds.states import NOTHING, Close, Extend, Round, accepts, cohort_allows, decide
+from edgefl_coordinator.rounds.states import NOTHING, Close, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.statements import FACT, Statement
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.store.tables import members as member_table
@@ -29,14 +30,13 @@ from edgefl_coordinator.store.tables import members as member_table
 _CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
 _OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
 
-_LATEST = select(rounds).order_by(rounds.c.number.desc()).limit(1)
-_PHASE = select(rounds.c.phase).where(rounds.c.number == bindparam("number"))
-_SOUND = select(replies.c.skid).where(
-    replies.c.number == bindparam("number"), replies.c.skid == bindparam("skid"), refusals.is_sound()
-)
-_ADD_REPLY = insert(replies)
-_STATE = select(states).order_by(states.c.number.desc()).limit(1)
-_FACT = select(facts.c.value).where(facts.c.key == bindparam("key"))
+_ROUND = select(*rounds.c["number", "state", "deadline_ms", "tried"])
+_LATEST = Statement(_ROUND.order_by(rounds.c.number.desc()).limit(1))
+_PHASE = Statement(select(rounds.c.phase).where(rounds.c.number == bindparam("number")))
+_MINE = (replies.c.number == bindparam("number")) & (replies.c.skid == bindparam("skid"))
+_SOUND = Statement(select(replies.c.skid).where(_MINE, refusals.is_sound()))
+_ADD_REPLY = Statement(insert(replies))
+_STATE = Statement(select(states.c.number, states.c.blob).order_by(states.c.number.desc()).limit(1))
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,14 @@ class Broadcast:
 
 def current_round(connection: Connection) -> Round | None:
     """Return the latest round, or None before the first."""
-    row = connection.execute(_LATEST).first()
+    row = _LATEST.first(connection)
     if row is None:
         return None
-    count = counts.kept(connection, row.number)
+    number, state, deadline_ms, tried = row
+    count = counts.kept(connection, number)
     if count is None:
-        count = counts.keep(connection, row.number, counted(connection, row.number))
-    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count, tried=row.tried)
+        count = counts.keep(connection, number, counted(connection, number))
+    return Round(number=number, state=state, deadline_ms=deadline_ms, replies=count, tried=tried)
 
 
 def counted(connection: Connection, number: int, *, beside: bool = False) -> int:
@@ -74,27 +75,22 @@ def counted(connection: Connection, number: int, *, beside: bool = False) -> int
     return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
 
 
-def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round | None:
-    """Close or extend the current round if it is time, and return it as it then stands."""
-    found = current_round(connection)
-    return None if found is None else _carry_on(connection, found, rules, now_ms)
-
-
-def _carry_on(connection: Connection, found: Round, rules: RoundSettings, now_ms: int) -> Round | None:
-    """Do what has to happen to the current round now, and return it as it then stands."""
-    action = decide(found, rules, now_ms)
+def advance(connection: Connection, rules: RoundSettings, now_ms: int, known: Round | None = None) -> Round | None:
+    """Close or extend the current round, `known` where it was read, if it is time; return it as it then stands."""
+    found = known or current_round(connection)
+    action = decide(found, rules, now_ms) if found else None
+    if found is None or action is None:
+        return found
     here = rounds.update().where(rounds.c.number == found.number, rounds.c.state == "open")
     if isinstance(action, Close):
         connection.execute(here.values(state="aggregating", closed_ms=now_ms, close_reason=action.reason))
         detail = {"reason": action.reason, "replies": found.replies}
         audit.append(connection, now_ms, "round_closed", str(found.number), detail)
-    elif isinstance(action, Extend):
+    else:
         connection.execute(here.values(deadline_ms=action.deadline_ms))
         set_fact(connection, _OVERDUE.format(found.number), found.deadline_ms)  # the first one is kept
         detail = {"deadline_ms": action.deadline_ms, "replies": found.replies}
         audit.append(connection, now_ms, "round_extended", str(found.number), detail)
-    else:
-        return found
     return current_round(connection)
 
 
@@ -116,12 +112,12 @@ def accept_reply(
         newest_replies.count_arrays(connection, member, len(reply.names))
     row = {"number": number, "skid": member.skid, "idem": reply.idem, "arrays": len(reply.names), "beside": int(beside)}
     stored = {"blob": reply.blob.name, "sha256": reply.blob.sha256, "bytes": reply.blob.size}
-    connection.execute(_ADD_REPLY, {**row, **stored, "site_sha256": reply.site_sha256, "accepted_ms": now_ms})
+    _ADD_REPLY.run(connection, **row, **stored, site_sha256=reply.site_sha256, accepted_ms=now_ms)
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
     if not beside:
         count = counts.keep(connection, number, found.replies + 1)
-        _carry_on(connection, replace(found, replies=count), settings.rounds, now_ms)
+        advance(connection, settings.rounds, now_ms, replace(found, replies=count))
     return replaced
 
 
@@ -166,7 +162,7 @@ def _refused(number: int, why: str) -> RefusedError:
 
 def has_replied(connection: Connection, skid: str, number: int) -> bool:
     """Tell whether this member's reply of this round is stored, and was not refused."""
-    return connection.scalar(_SOUND, {"number": number, "skid": skid}) is not None
+    return _SOUND.value(connection, number=number, skid=skid) is not None
 
 
 def drop_open_reply(connection: Connection, skid: str) -> list[str]:
@@ -350,8 +346,8 @@ def without_broadcast(connection: Connection, number: int) -> list[MemberRow]:
 
 def latest_state(connection: Connection) -> tuple[int, str] | None:
     """Return the number and blob of the newest server state, or None before the start."""
-    row = connection.execute(_STATE).first()
-    return (row.number, row.blob) if row else None
+    row = _STATE.first(connection)
+    return (row[0], row[1]) if row else None
 
 
 def forget_past(connection: Connection, current: int) -> list[str]:
@@ -382,10 +378,10 @@ def set_fact(connection: Connection, key: str, value: object) -> None:
 
 def fact(connection: Connection, key: str) -> object:
     """Return a remembered value, or None."""
-    text = connection.scalar(_FACT, {"key": key})
+    text = FACT.value(connection, key=key)
     return None if text is None else json.loads(text)
 
 
 def phase_of(connection: Connection, number: int) -> str:
     """Return the phase of a round: "warm", "train" or "final"; "" if there is no such round."""
-    return connection.scalar(_PHASE, {"number": number}) or ""
+    return _PHASE.value(connection, number=number) or ""

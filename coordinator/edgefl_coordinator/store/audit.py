@@ -8,12 +8,13 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from edgefl_coordinator.store.audit_chain import FIRST, LogRow, digest
+from edgefl_coordinator.store.statements import Statement
 from edgefl_coordinator.store.tables import audit
 
 Detail = Mapping[str, object]
 
-_HEAD = select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1)
-_ADD = insert(audit)
+_HEAD = Statement(select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1))
+_ADD = Statement(insert(audit))
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
     text = json.dumps(dict(detail or {}), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     sha256 = digest(previous, number, now_ms, event, subject, text)
     row = {"number": number, "at_ms": now_ms, "event": event, "subject": subject, "detail": text, "sha256": sha256}
-    connection.execute(_ADD, row)
+    _ADD.run(connection, **row)
 
 
 def last(connection: Connection) -> dict[str, str | int] | None:
@@ -99,5 +100,5 @@ def kept_rows(connection: Connection, *, after: int = 0, most: int | None = None
 
 def head(connection: Connection) -> tuple[int, str]:
     """Return the number of the newest row and its digest; 0 and zeros where there is none."""
-    found = connection.execute(_HEAD).first()
-    return (found.number, found.sha256) if found else (0, FIRST)
+    found = _HEAD.first(connection)
+    return (found[0], found[1]) if found else (0, FIRST)

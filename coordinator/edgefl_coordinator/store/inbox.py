@@ -10,31 +10,38 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.store.statements import Statement
 from edgefl_coordinator.store.tables import idempotency, mids, windows
 from edgefl_protocol.envelopes.header import Header
 from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, NO_HIGHEST, judge
 from edgefl_protocol.errors import ReplayError, SequenceError
 
-_SEEN = select(mids.c.mid).where(mids.c.skid == bindparam("skid"), mids.c.mid == bindparam("mid"))
-_WINDOW = select(windows).where(windows.c.skid == bindparam("skid"))
+_SEEN = Statement(select(mids.c.mid).where(mids.c.skid == bindparam("skid"), mids.c.mid == bindparam("mid")))
+_WINDOW = Statement(select(windows.c.highest, windows.c.bitmap).where(windows.c.skid == bindparam("skid")))
 _MOVED = upsert(windows)
-_KEEP_WINDOW = _MOVED.on_conflict_do_update(
-    index_elements=["skid"], set_={"highest": _MOVED.excluded.highest, "bitmap": _MOVED.excluded.bitmap}
+_KEEP_WINDOW = Statement(
+    _MOVED.on_conflict_do_update(
+        index_elements=["skid"], set_={"highest": _MOVED.excluded.highest, "bitmap": _MOVED.excluded.bitmap}
+    )
 )
-_KEEP_MID = insert(mids)
-_FORGET = delete(mids).where(mids.c.until_ms < bindparam("now_ms"))
-_ANSWER = select(idempotency).where(idempotency.c.skid == bindparam("skid"), idempotency.c.idem == bindparam("idem"))
-_KEEP_ANSWER = insert(idempotency)
+_KEEP_MID = Statement(insert(mids))
+_FORGET = Statement(delete(mids).where(mids.c.until_ms < bindparam("now_ms")))
+_ANSWER = Statement(
+    select(idempotency.c.payload_sha256, idempotency.c.answer).where(
+        idempotency.c.skid == bindparam("skid"), idempotency.c.idem == bindparam("idem")
+    )
+)
+_KEEP_ANSWER = Statement(insert(idempotency))
 
 
 def _seen(connection: Connection, header: Header) -> bool:
     """Tell whether this message id was admitted before."""
-    return connection.scalar(_SEEN, {"skid": header.skid, "mid": header.mid}) is not None
+    return _SEEN.value(connection, skid=header.skid, mid=header.mid) is not None
 
 
 def forget(connection: Connection, now_ms: int) -> None:
     """Forget the ids of messages whose expiry refuses them by now."""
-    connection.execute(_FORGET, {"now_ms": now_ms})
+    _FORGET.run(connection, now_ms=now_ms)
 
 
 def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -> None:
@@ -48,16 +55,15 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
     """
     if _seen(connection, header):
         raise RefusedError("replayed", "this message was accepted before")
-    row = connection.execute(_WINDOW, {"skid": header.skid}).first()
-    highest, bitmap = (row.highest, row.bitmap) if row else (NO_HIGHEST, EMPTY_BITMAP)
+    highest, bitmap = _WINDOW.first(connection, skid=header.skid) or (NO_HIGHEST, EMPTY_BITMAP)
     try:
         highest, bitmap = judge(highest, bitmap, header.seq)
     except ReplayError as error:
         raise RefusedError("replayed", str(error)) from error
     except SequenceError as error:
         raise RefusedError(error.code, str(error), highest=error.highest) from error
-    connection.execute(_KEEP_WINDOW, {"skid": header.skid, "highest": highest, "bitmap": bitmap})
-    connection.execute(_KEEP_MID, {"skid": header.skid, "mid": header.mid, "until_ms": forget_ms})
+    _KEEP_WINDOW.run(connection, skid=header.skid, highest=highest, bitmap=bitmap)
+    _KEEP_MID.run(connection, skid=header.skid, mid=header.mid, until_ms=forget_ms)
 
 
 def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: str) -> bytes | None:
@@ -65,15 +71,16 @@ def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: s
 
     `idem_conflict` where the key was used with another payload.
     """
-    row = connection.execute(_ANSWER, {"skid": skid, "idem": idem}).first()
+    row = _ANSWER.first(connection, skid=skid, idem=idem)
     if row is None:
         return None
-    if row.payload_sha256 != payload_sha256:
+    known, answer = row
+    if known != payload_sha256:
         raise RefusedError("idem_conflict", "this idem was used with another payload; use a new one for new work")
-    return bytes(row.answer)
+    return bytes(answer)
 
 
 def keep_answer(connection: Connection, now_ms: int, skid: str, idem: str, payload_sha256: str, answer: bytes) -> None:
     """Store the first answer to a work item, with the effect."""
     row = {"skid": skid, "idem": idem, "payload_sha256": payload_sha256, "answer": answer, "created_ms": now_ms}
-    connection.execute(_KEEP_ANSWER, row)
+    _KEEP_ANSWER.run(connection, **row)

@@ -15,12 +15,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from edgefl_protocol.errors import StorageError
 
+DATABASE_ERRORS = (DBAPIError, sqlite3.Error)  # of SQLAlchemy, and of the driver where `statements` calls it
 MOST = 128  # transactions in one commit: the first of them waits for the work of the others
 
 
@@ -74,14 +76,18 @@ class SharedCommits:
         group = self._begin()
         try:
             yield self._connection
-            self._connection.exec_driver_sql("RELEASE one")
+            self._run("RELEASE one")
         except BaseException as error:
             self._undo(group, error)
             self._leave(group, waits=True)
-            if isinstance(error, DBAPIError):
+            if isinstance(error, DATABASE_ERRORS):
                 raise storage_error(error) from error
             raise
         self._leave(group, waits=waits)
+
+    def _run(self, statement: str) -> None:
+        driver: Any = self._connection.connection.driver_connection
+        driver.execute(statement)
 
     def _begin(self) -> _Group:
         """Wait for the connection and mark where the caller's work begins."""
@@ -94,23 +100,23 @@ class SharedCommits:
             if self._group is None:
                 self._group = _Group(self._connection.begin())
             self._group.size += 1
-            self._connection.exec_driver_sql("SAVEPOINT one")
+            self._run("SAVEPOINT one")
             return self._group
         except BaseException as error:
             if self._group is not None:
                 self._fail(self._group, error)
             self._turn.release()
-            if isinstance(error, DBAPIError):
+            if isinstance(error, DATABASE_ERRORS):
                 raise storage_error(error) from error
             raise
 
     def _undo(self, group: _Group, error: BaseException) -> None:
         """Undo one's own work; where SQLite has ended the whole transaction, everybody's is gone."""
         try:
-            self._connection.exec_driver_sql("ROLLBACK TO one")
-            self._connection.exec_driver_sql("RELEASE one")
-        except DBAPIError as second:
-            self._fail(group, error if isinstance(error, DBAPIError) else second)
+            self._run("ROLLBACK TO one")
+            self._run("RELEASE one")
+        except sqlite3.Error as second:
+            self._fail(group, error if isinstance(error, DATABASE_ERRORS) else second)
 
     def _leave(self, group: _Group, *, waits: bool) -> None:
         """Commit for all, or leave it to one who waits for the connection; return once it is done, or at once."""
@@ -130,7 +136,7 @@ class SharedCommits:
             group.root.commit()
         except BaseException as error:
             self._fail(group, error)
-            if not isinstance(error, DBAPIError):
+            if not isinstance(error, DATABASE_ERRORS):
                 raise
         else:
             self._group = None
@@ -138,19 +144,19 @@ class SharedCommits:
 
     def _fail(self, group: _Group, error: BaseException) -> None:
         """Keep nothing of a group, and tell everybody in it."""
-        if isinstance(error, DBAPIError):
+        if isinstance(error, DATABASE_ERRORS):
             group.error = storage_error(error)
         else:
             group.error = StorageError("the store could not keep what came together with a failure", "storage")
         self._group = None
-        with suppress(DBAPIError):
+        with suppress(*DATABASE_ERRORS):
             group.root.close()
-        with suppress(DBAPIError, sqlite3.Error):
+        with suppress(*DATABASE_ERRORS):
             self._connection.connection.rollback()  # whatever SQLAlchemy thinks of the transaction that failed
         group.ended.set()
 
 
-def storage_error(error: DBAPIError) -> StorageError:
+def storage_error(error: DBAPIError | sqlite3.Error) -> StorageError:
     """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone too."""
     chain: list[BaseException] = [error]
     while chain[-1].__context__ is not None:

@@ -35,6 +35,7 @@ from edgefl_coordinator.errors import IN_USE, OperatorError
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
 from edgefl_coordinator.store.shared_commit import SharedCommits, storage_error
+from edgefl_coordinator.store.statements import Statement
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
 
@@ -42,9 +43,9 @@ MAX_STORED_BYTES = 2**31
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
 CACHE = "cache_size=-32768"  # KiB: the rows of ten thousand members
 _SMALL = "small-"  # what the name of such a blob begins with; a file's begins with hex digits
-_KEEP_SMALL = insert(tables.small_blobs)
+_KEEP_SMALL = Statement(insert(tables.small_blobs))
 _DROP_SMALL = delete(tables.small_blobs).where(tables.small_blobs.c.name == bindparam("gone"))
-_SMALL_DATA = select(tables.small_blobs.c.data).where(tables.small_blobs.c.name == bindparam("name"))
+_SMALL_DATA = Statement(select(tables.small_blobs.c.data).where(tables.small_blobs.c.name == bindparam("name")))
 _BLOB_COLUMNS = (
     tables.replies.c.blob,
     tables.broadcasts.c.blob,
@@ -113,7 +114,7 @@ class Store:
         """Write a blob of at most `SMALL_BYTES` within the caller's transaction."""
         sha256 = hashlib.sha256(data).hexdigest()
         blob = Blob(_SMALL + _fresh_name(sha256), sha256, len(data))
-        connection.execute(_KEEP_SMALL, {"name": blob.name, "data": data})
+        _KEEP_SMALL.run(connection, name=blob.name, data=data)
         return blob
 
     def adopt(self, path: Path) -> Blob:
@@ -174,7 +175,7 @@ class Store:
         """Read a blob of at most `max_bytes`; not within a transaction."""
         if name.startswith(_SMALL):
             with self.transaction() as connection:
-                data: bytes | None = connection.scalar(_SMALL_DATA, {"name": name})
+                data: bytes | None = _SMALL_DATA.value(connection, name=name)
             if data is None or len(data) > max_bytes:
                 raise StorageError(f"the blob {name} is missing, or longer than {max_bytes} bytes", "missing")
             return data
