@@ -119,7 +119,7 @@ class Federation:
             "federation": "bench", "public_url": "https://127.0.0.1:8443", "port": 0, "suite": suite,
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
-            "rounds": {"count": 10_000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
+            "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
             "limits": {"one_address": 1000},
         })  # fmt: skip
         self.signing = [generate_signing_key() for _ in range(members)]
@@ -149,7 +149,7 @@ class Federation:
         with store.transaction() as connection:
             connection.execute(insert(members), rows)
             stored_rounds.commit_state(connection, now_ms, 0, state)
-            stored_rounds.set_fact(connection, "phases", ["train"] * 10_000)
+            stored_rounds.set_fact(connection, "phases", ["train"] * 1000)
             sent = [{"number": 1, "skid": row["skid"], "sha256": "", "others": 0} for row in rows]
             connection.execute(insert(broadcasts), sent)
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.commands import status as status_command
 from edgefl_coordinator.commands.options import Operator
+from edgefl_coordinator.rounds import task_status
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import audit_words, publishing
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -314,3 +315,20 @@ def test_the_end_is_called_the_end(make_coordinator, tools) -> None:
               if "released" in one["event"]]  # fmt: skip
     told = audit_words.event_words(row["event"], row["subject"], row["detail"])
     assert told == "clinic-a fetched the last broadcast, made after the last round"
+
+
+def test_many_members_hear_how_it_stands_as_it_was_a_moment_ago(coordinator, tools, clock, monkeypatch) -> None:
+    """To find out takes a look at every member, and every member asks: at most every five seconds, and each round."""
+    pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
+    tools.start_rounds(coordinator)
+    looked = []
+    stands = task_status.how_it_stands
+    monkeypatch.setattr(task_status, "how_it_stands", lambda *given, **how: looked.append(1) or stands(*given, **how))
+    for _ in range(2):
+        pair[0].call("task", Payload())
+    assert len(looked) == 2  # two members: always as it is
+    monkeypatch.setattr(task_status, "_MANY", 1)
+    for after_ms, count in ((0, 2), (4_999, 2), (1, 3), (0, 3), (-1, 4)):
+        clock.now_ms += after_ms
+        pair[1].call("task", Payload())
+        assert len(looked) == count

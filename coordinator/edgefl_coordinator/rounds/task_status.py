@@ -20,6 +20,7 @@ _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made") 
 # events of the audit log that only a server writes, besides what members ask of it
 _OF_SERVER = (_FAILED, *_MENDED, "serve", "stop", "round_opened", "round_closed", "round_extended", "over")
 _LOSSES, _LEAST = ("revoked", "reply_refused"), ("rounds.quorum_min", "rounds.min_cohort")  # events; their subjects
+_MANY, _FRESH_MS = 200, 5000  # from how many members on a sentence is told again, and for how long
 STATE_SHA256 = "state_sha256"  # the fact that holds the digest of server and members after the last round
 _SERVER_SHA256 = "server_sha256"  # in its place in older stores: that of the server alone
 
@@ -34,7 +35,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     state, replied = round_state(connection), stored_rounds.has_replied(connection, member.skid, number)
     again = stored_rounds.correctable(connection, member.skid, number)
     refusal = refused.told_to(connection, member.skid, number, state, replied=replied, correctable=again)
-    stuck = stuck_sentence(how_it_stands(connection, rounds, now_ms, served=True, named=False), number)
+    stuck = _stuck(coordinator, connection, number, now_ms)
     return TaskReply(
         method=task.method.rsplit(":", 1)[-1],
         task=task.name,
@@ -74,6 +75,20 @@ def _refused_by_gate(connection: Connection, number: int, state: str) -> str:
         f"round {number - 1} was refused by the operator's gate: its replies count for nothing, and round {number} "
         "begins where it began"
     )
+
+
+def _stuck(coordinator: Coordinator, connection: Connection, number: int, now_ms: int) -> str:
+    """Say to a member that the round is stuck; "" where it is not. Among many members, as it was a moment ago.
+
+    To find out takes a look at every member, and every member asks.
+    """
+    many, told = membership.count_approved(connection) > _MANY, coordinator.told_stuck
+    if many and told is not None and told[0] == number and 0 <= now_ms - told[1] < _FRESH_MS:
+        return told[2]
+    rounds = coordinator.settings.rounds
+    said = stuck_sentence(how_it_stands(connection, rounds, now_ms, served=True, named=False), number)
+    coordinator.told_stuck = (number, now_ms, said)
+    return said
 
 
 def how_it_stands(

@@ -56,6 +56,7 @@ class Coordinator:
     keys: Keys
     clock: Callable[[], int] = wall_clock_ms
     serving: bool = False  # whether this process runs the rounds
+    told_stuck: tuple[int, int, str] | None = None  # a round, when members were told how it stands, and the sentence
     all_served: tuple[int, int] | None = None  # a round, and the members' changes until which nobody lacks a broadcast
 
     def derive(self, purpose: str, *parts: str) -> bytes:

@@ -24,7 +24,7 @@ _KEEP_WINDOW = Statement(
         index_elements=["skid"], set_={"highest": _MOVED.excluded.highest, "bitmap": _MOVED.excluded.bitmap}
     )
 )
-_KEEP_MID = Statement(insert(mids))
+_KEEP_MID = Statement(insert(mids).prefix_with("OR IGNORE"))
 _FORGET = Statement(delete(mids).where(mids.c.until_ms < bindparam("now_ms")))
 _ANSWER = Statement(
     select(idempotency.c.payload_sha256, idempotency.c.answer).where(
@@ -32,11 +32,6 @@ _ANSWER = Statement(
     )
 )
 _KEEP_ANSWER = Statement(insert(idempotency))
-
-
-def _seen(connection: Connection, header: Header) -> bool:
-    """Tell whether this message id was admitted before."""
-    return _SEEN.value(connection, skid=header.skid, mid=header.mid) is not None
 
 
 def forget(connection: Connection, now_ms: int) -> None:
@@ -53,17 +48,18 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
     Raises:
         RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
     """
-    if _seen(connection, header):
-        raise RefusedError("replayed", "this message was accepted before")
     highest, bitmap = _WINDOW.first(connection, skid=header.skid) or (NO_HIGHEST, EMPTY_BITMAP)
     try:
         highest, bitmap = judge(highest, bitmap, header.seq)
+        if not _KEEP_MID.run(connection, skid=header.skid, mid=header.mid, until_ms=forget_ms).rowcount:
+            raise ReplayError("this message was accepted before")
     except ReplayError as error:
         raise RefusedError("replayed", str(error)) from error
     except SequenceError as error:
+        if _SEEN.value(connection, skid=header.skid, mid=header.mid):
+            raise RefusedError("replayed", "this message was accepted before") from error
         raise RefusedError(error.code, str(error), highest=error.highest) from error
     _KEEP_WINDOW.run(connection, skid=header.skid, highest=highest, bitmap=bitmap)
-    _KEEP_MID.run(connection, skid=header.skid, mid=header.mid, until_ms=forget_ms)
 
 
 def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: str) -> bytes | None:

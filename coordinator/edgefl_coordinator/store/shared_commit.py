@@ -73,12 +73,14 @@ class SharedCommits:
 
     @contextmanager
     def _transaction(self, *, waits: bool) -> Iterator[Connection]:
-        group = self._begin()
+        group = self._begin(marks=waits)
         try:
             yield self._connection
-            self._run("RELEASE one")
+            if waits:
+                self._run("RELEASE one")
         except BaseException as error:
-            self._undo(group, error)
+            if waits:
+                self._undo(group, error)
             self._leave(group, waits=True)
             if isinstance(error, DATABASE_ERRORS):
                 raise storage_error(error) from error
@@ -89,8 +91,8 @@ class SharedCommits:
         driver: Any = self._connection.connection.driver_connection
         driver.execute(statement)
 
-    def _begin(self) -> _Group:
-        """Wait for the connection and mark where the caller's work begins."""
+    def _begin(self, *, marks: bool) -> _Group:
+        """Wait for the connection and mark where the caller's work begins, unless it only reads."""
         with self._counting:
             self._waiting += 1
         self._turn.acquire()
@@ -100,7 +102,8 @@ class SharedCommits:
             if self._group is None:
                 self._group = _Group(self._connection.begin())
             self._group.size += 1
-            self._run("SAVEPOINT one")
+            if marks:
+                self._run("SAVEPOINT one")
             return self._group
         except BaseException as error:
             if self._group is not None:

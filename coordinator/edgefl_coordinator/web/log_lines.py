@@ -43,11 +43,12 @@ class EventLog:
             with self._coordinator.store.transaction() as connection:
                 rows = audit.rows(connection, after=self._number, most=_ROWS_AT_ONCE)
             for row in rows:
-                detail = audit_words.without_explanation(row.event, row.detail)
-                facts = {"event": row.event, "subject": row.subject, **detail}
-                words = audit_words.event_words(row.event, row.subject, row.detail)
                 level = audit_words.event_level(row.event, row.detail)
-                log.log(level, "%s", words, extra={"facts": facts, "at_ms": row.at_ms})
+                if log.isEnabledFor(level):
+                    detail = audit_words.without_explanation(row.event, row.detail)
+                    facts = {"event": row.event, "subject": row.subject, **detail}
+                    words = audit_words.event_words(row.event, row.subject, row.detail)
+                    log.log(level, "%s", words, extra={"facts": facts, "at_ms": row.at_ms})
                 self._number = row.number
             if len(rows) < _ROWS_AT_ONCE:
                 return
