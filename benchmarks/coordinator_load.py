@@ -266,7 +266,7 @@ def measure(root: Path, members: int, uploads: int, connections: int, suite: int
         "members": members, "uploads": uploads, "connections": connections, "suite": suite,
         "per_s": uploads / sum(one["seconds"] for one in found),
         "p50_ms": took_ms[len(took_ms) // 2], "p99_ms": took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)],
-        "server_ms": server_ms, "client_ms": sum(one["processor_s"] for one in found) / uploads * 1000,
+        "server_ms": server_ms, "sender_ms": sum(one["processor_s"] for one in found) / uploads * 1000,
         **floor, "ratio": server_ms / floor["floor_ms"], "mib_first": memory[0], "mib_last": memory[-1],
     }  # fmt: skip
 
@@ -292,12 +292,12 @@ def main(members: tuple[int, ...], uploads: int, connections: int, suite: str, a
     if as_json:
         print(json.dumps(rows))
         return
-    print("| members | uploads a second | p50 ms | p99 ms | server, processor ms | floor | ratio | client | MiB |")
+    print("| members | uploads a second | p50 ms | p99 ms | server, processor ms | floor | ratio | sender | MiB |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['members']} | {row['per_s']:.0f} | {row['p50_ms']:.0f} | {row['p99_ms']:.0f} "
-            f"| {row['server_ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.1f} | {row['client_ms']:.2f} "
+            f"| {row['server_ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.1f} | {row['sender_ms']:.2f} "
             f"| {row['mib_first']:.0f} to {row['mib_last']:.0f} |"
         )
 

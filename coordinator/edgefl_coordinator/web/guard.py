@@ -1,9 +1,9 @@
-"""The raw ASGI guard in front of the framework: bounds a request before a byte of its body is read.
+"""The raw ASGI guard in front of the application: bounds a request before a byte of its body is read.
 
 Guarantees: only listed methods and paths pass (else 404), a query string only on `/v1/time`; a POST needs a
 `Content-Length` within the limit (411, 413), no transfer coding (411) and no content coding (415). Of a large body only
 the start is read until its clear header is found to name a sender that may call the route (401), and then the rest,
-where there is room for it (503). The framework sees a body once it is whole. A refused request's body is not read
+where there is room for it (503). The application sees a body once it is whole. A refused request's body is not read
 further: the connection closes. Source: docs/security.md, decision 9 and check 39; RFC 9110, RFC 9112.
 """
 

@@ -1,0 +1,28 @@
+"""`benchmarks/coordinator_load.py`: sealed uploads to the real server, each answered and each in the store."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "coordinator_load.py"
+
+
+@pytest.mark.slow
+def test_a_tiny_run() -> None:
+    """Twenty members, two rounds: the figures belong together; the benchmark itself compares answers and store."""
+    sizes = ("--members", "20", "--uploads", "40", "--connections", "8", "--suite", "1", "--json")
+    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], sizes)
+    (found,) = json.loads(run.stdout)
+    assert (found["members"], found["uploads"], found["connections"], found["suite"]) == (20, 40, 8, 1)
+    assert found["per_s"] > 0 and 0 < found["p50_ms"] <= found["p99_ms"]
+    assert found["ratio"] == found["server_ms"] / found["floor_ms"] and found["mib_last"] > 0
+
+
+def test_frames(tmp_path) -> None:
+    functions = runpy.run_path(str(SCRIPT))
+    bodies = [b"", b"one", b"x" * 70_000]
+    functions["write_frames"](tmp_path / "frames", bodies)
+    assert list(functions["frames"](tmp_path / "frames")) == bodies
