@@ -30,7 +30,7 @@ import click
 
 VALUES = 1000  # float32 of a reply: 4 KiB with names and the envelope
 FLOOR = 400  # envelopes that the floor is measured on, at most
-AT_THE_DOOR = 16  # connections that the client opens at once
+AT_THE_DOOR = 16  # connections that the sender opens at once
 CNN = {
     "name": "timm:resnet18", "architecture": "resnet18", "image_px": 72, "width": 512, "mean": [0.5, 0.5, 0.5],
     "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
@@ -259,6 +259,7 @@ def measure(root: Path, members: int, uploads: int, connections: int, suite: int
     finally:
         server.terminate()
         server.wait()
+        server.stdout.close()
     took_ms = sorted(one for each in found for one in each["took_ms"])
     assert federation.stored() == len(took_ms) == uploads
     server_ms = spent_s / uploads * 1000
@@ -280,7 +281,7 @@ ROLES: dict[str, Any] = {
 @click.command()
 @click.option("--members", metavar="N", multiple=True, default=(100,), show_default=True, help="Once or more often.")
 @click.option("--uploads", metavar="N", default=1000, show_default=True, help="Replies to send.")
-@click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the client.")
+@click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the sender.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True, help="Of all sealing keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(members: tuple[int, ...], uploads: int, connections: int, suite: str, as_json: bool) -> None:
