@@ -241,7 +241,7 @@ def measure(root: Path, members: int, uploads: int, connections: int, suite: int
     server = subprocess.Popen([*command, "serve", str(federation.home.root)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     found: list[dict[str, Any]] = []
-    spent_s, memory, floor = 0.0, [], {}
+    spent_s, memory, floor = 0.0, [], dict[str, float]()
     try:
         port = json.loads(server.stdout.readline())["port"]
         while (left := uploads - sum(len(one["took_ms"]) for one in found)) > 0:

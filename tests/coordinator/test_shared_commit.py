@@ -1,9 +1,11 @@
 """Requests that come at once share a durable commit, and stand or fall alone but with it.
 
-Source: docs/security.md, reliability (kill -9, power loss, disk full), checks 18, 58 and 59; docs/decisions/0054.
+Source: docs/security.md, reliability (kill -9, power loss, disk full), checks 18, 58 and 59; docs/decisions/0055.
 """
 
 import contextlib
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, select, text
 
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.audit_chain import check_log
 from edgefl_coordinator.store.shared_commit import MOST
+from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.store.tables import facts, replies
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
@@ -176,6 +180,61 @@ def test_replies_that_come_at_once(make_coordinator, tools) -> None:
     assert (events.count("reply_accepted"), events.count("refused")) == (8, 1)
     stored = {coordinator.store.get_blob(row.blob) for row in found}
     assert stored == {one.to_bytes() for one in payloads[:8]}
+
+
+def send_until_killed(coordinator: Any, crowd: list[Any], told: int) -> None:
+    """Send a reply of each, all at once, and write a byte that says whose was acknowledged."""
+    store = open_store(coordinator.store.home)
+    coordinator.store = store
+
+    def send(number: int) -> None:
+        assert isinstance(crowd[number].reply(1), Payload)
+        os.write(told, bytes([number]))
+
+    with ThreadPoolExecutor(len(crowd)) as pool:
+        list(pool.map(send, range(len(crowd))))
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_while_replies_share_a_commit(make_coordinator, tools, kills) -> None:
+    """Check 55: kill -9 while eight replies are under way: none that was acknowledged is lost, none counts twice."""
+    coordinator = make_coordinator(rounds={"quorum_target": 10_000})
+    crowds = [[tools.quick_member(coordinator, f"clinic-{turn}-{number}") for number in range(8)]
+              for turn in range(kills)]  # fmt: skip
+    tools.start_rounds(coordinator)
+    coordinator.store.close()
+    for turn, crowd in enumerate(crowds):
+        heard, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                send_until_killed(coordinator, crowd, told)
+            finally:
+                os._exit(0)
+        os.close(told)
+        acknowledged = b"".join(os.read(heard, 1) for _ in range(1 + turn % 8))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        while more := os.read(heard, 8):
+            acknowledged += more
+        os.close(heard)
+        coordinator.store = open_store(coordinator.store.home)
+        with coordinator.store.transaction() as connection:
+            stored = {row.skid: row.blob for row in connection.execute(select(replies))}
+        expected = tools.maps_payload().to_bytes()
+        assert acknowledged
+        for number in acknowledged:
+            assert coordinator.store.get_blob(stored[crowd[number].signing.key_id]) == expected
+        assert all(next(one.counter) for one in crowd)  # the number that the child used
+        assert all(isinstance(one.reply(1), Payload) for one in crowd)  # who heard nothing sends it again
+        coordinator.store.close()
+    coordinator.store = open_store(coordinator.store.home)
+    with coordinator.store.transaction() as connection:
+        assert len(connection.execute(select(replies)).all()) == 8 * kills
+        assert stored_rounds.current_round(connection).replies == 8 * kills
+        check_log(audit.kept_rows(connection))
+        assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
+    coordinator.store.close()
 
 
 def test_no_reply_is_acknowledged_where_the_commit_fails(make_coordinator, tools, monkeypatch) -> None:

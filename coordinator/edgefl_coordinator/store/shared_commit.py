@@ -7,7 +7,7 @@ Guarantees:
     transaction itself, on a full disk.
     Whoever leaves while nobody waits for the connection commits for the group; so does the last one that a group may
     have. A group is as large as the crowd, and one that comes alone waits for nobody.
-Source: docs/security.md, reliability; docs/decisions/0054; DeWitt et al., "Implementation Techniques for Main Memory
+Source: docs/security.md, reliability; docs/decisions/0055; DeWitt et al., "Implementation Techniques for Main Memory
 Database Systems" (group commit), SIGMOD 1984.
 """
 
@@ -67,7 +67,7 @@ class SharedCommits:
     def look(self) -> AbstractContextManager[Connection]:
         """Give the connection to read what a transaction of the caller's asks again: this one waits for no commit.
 
-        What was read may never be kept, so nobody outside hears of it. A `StorageError` as of `transaction`.
+        What was read may never be kept, so no signed answer rests on it alone. A `StorageError` as of `transaction`.
         """
         return self._transaction(waits=False)
 

@@ -3,7 +3,7 @@
 Guarantees: a statement takes its values as parameters; its text and their order come from the tables alone. A row is a
 plain tuple of the columns that were selected. Everything else goes through SQLAlchemy's own `Connection.execute`, which
 takes seven times as long for the same statement. What the driver raises, `shared_commit` maps. Source: docs/security.md
-check 38; docs/decisions/0054.
+check 38; docs/decisions/0055.
 """
 
 from typing import Any, Final
