@@ -3,12 +3,13 @@
 Source: docs/decisions/0055; docs/security.md, reliability (quorum: the table of outcomes is exact, check 64).
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from edgefl_coordinator.rounds import newest_replies, refused, stored_rounds
+from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -21,7 +22,8 @@ AND NOT EXISTS (SELECT 1 FROM refused_replies AS f WHERE f.number = r.number AND
 ARRAYS = """
 SELECT coalesce(sum(arrays), 0) FROM replies AS r JOIN members AS m ON m.skid = r.skid AND m.state = 'approved'
 WHERE r.number = (SELECT max(n.number) FROM replies AS n WHERE n.skid = r.skid AND NOT EXISTS
-    (SELECT 1 FROM refused_replies AS f WHERE f.number = n.number AND f.skid = n.skid))
+    (SELECT 1 FROM refused_replies AS f WHERE f.number = n.number AND f.skid = n.skid)
+    AND NOT EXISTS (SELECT 1 FROM facts WHERE key = 'refused_round_' || n.number))
 """
 
 
@@ -60,6 +62,12 @@ def test_the_counts_are_those_of_the_rows(coordinator, tools) -> None:
     for number, member in enumerate((crowd[0], newcomer), 1):
         assert isinstance(member.reply(2, payload=tools.maps_payload(9, (0,))), Payload)
         check(coordinator, number)
+    with coordinator.store.transaction() as connection:
+        told: Any = SimpleNamespace(bounded={}, noticed={}, gate="refused", gate_said="too many errors")
+        findings.note(connection, coordinator.clock(), 1, told)
+    check(coordinator, 2)
+    with coordinator.store.transaction() as connection:
+        assert newest_replies.held_arrays(connection) == 2  # of round 2 alone
 
 
 def test_a_look_at_the_rounds_asks_for_the_members_after_a_change_only(coordinator, tools, monkeypatch) -> None:

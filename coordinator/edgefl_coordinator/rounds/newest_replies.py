@@ -1,24 +1,28 @@
 """What the members' newest replies hold, whichever round they are of.
 
-Guarantees: who was shut out, and a reply that was refused, counts for nothing. The number of arrays is kept beside the
-rows and counted again only where other replies count or a member's state has changed (`counts`, `membership.changes`).
+Guarantees: who was shut out, a reply that was refused, and a round that the gate refused count for nothing. The number
+of arrays is kept beside the rows and counted again only where other replies count or a member's state has changed
+(`counts`, `membership.changes`).
 """
 
 import json
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, Text, bindparam, cast, exists, literal, select
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import counts
+from edgefl_coordinator.rounds import counts, findings
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
+from edgefl_coordinator.store.tables import facts, replies
 from edgefl_coordinator.store.tables import members as member_table
-from edgefl_coordinator.store.tables import replies
 
+_IN_STATE = refusals.is_sound() & ~exists().where(
+    facts.c.key == literal(findings.REFUSED) + cast(replies.c.number, Text)
+)
 _ARRAYS = Statement(
     select(replies.c.arrays)
-    .where(replies.c.skid == bindparam("skid"), refusals.is_sound())
+    .where(replies.c.skid == bindparam("skid"), _IN_STATE)
     .order_by(replies.c.number.desc())
     .limit(1)
 )
@@ -47,7 +51,7 @@ def _counted(connection: Connection) -> int:
     found = (
         select(member_table.c.name, replies.c.arrays)
         .join(member_table, member_table.c.skid == replies.c.skid)
-        .where(member_table.c.state == "approved", refusals.is_sound())
+        .where(member_table.c.state == "approved", _IN_STATE)
         .order_by(replies.c.number)
     )
     return sum({row.name: row.arrays for row in connection.execute(found)}.values())
