@@ -10,9 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.jobs import JobFiles
-from edgefl_coordinator.store import audit
+from edgefl_coordinator.store import audit, counts
 from edgefl_coordinator.store.tables import facts
 
 _BOUNDED = "bounded_{}"  # the fact that holds whose reply of a round counted for less than it said

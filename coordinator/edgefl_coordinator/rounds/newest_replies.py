@@ -11,8 +11,9 @@ from sqlalchemy import Connection, Text, bindparam, cast, exists, literal, selec
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import counts, findings
+from edgefl_coordinator.rounds import findings
 from edgefl_coordinator.rounds import refused as refusals
+from edgefl_coordinator.store import counts
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
 from edgefl_coordinator.store.tables import facts, replies
 from edgefl_coordinator.store.tables import members as member_table

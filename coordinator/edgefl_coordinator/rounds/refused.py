@@ -12,9 +12,8 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, ins
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.judging import grant_that_allows
-from edgefl_coordinator.store import audit
+from edgefl_coordinator.store import audit, counts
 from edgefl_coordinator.store.statements import Statement
 from edgefl_coordinator.store.tables import members as member_table
 from edgefl_coordinator.store.tables import refused_replies, replies

@@ -16,12 +16,12 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, inser
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import counts, findings, newest_replies
+from edgefl_coordinator.rounds import findings, newest_replies
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
 from edgefl_coordinator.rounds.states import NOTHING, Close, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
-from edgefl_coordinator.store import audit
+from edgefl_coordinator.store import audit, counts
 from edgefl_coordinator.store.statements import FACT, Statement
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states

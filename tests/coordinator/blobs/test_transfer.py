@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator.rounds import counts
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.store import publishing
+from edgefl_coordinator.store import counts, publishing
 from edgefl_coordinator.store.tables import offers, replies, uploads
 from edgefl_exchange import blobs as transfer
 from edgefl_exchange.blobs import FIRST_PIECE_BYTES, MAX_SETBACKS, Pace
