@@ -14,7 +14,7 @@ COMMANDS = {
     "edgefl-export": "edgefl_export.cli",
     "edgefl-coordinator": "edgefl_coordinator.cli",
 }
-HEAVY = ("torch", "timm", "onnx", "sklearn", "scipy", "matplotlib", "starlette", "sqlalchemy", "onnxruntime")
+HEAVY = ("torch", "timm", "onnx", "sklearn", "scipy", "matplotlib", "sqlalchemy", "onnxruntime")
 
 
 def entry(module: str) -> click.Group:

@@ -37,7 +37,6 @@ NOT_ON_A_DEVICE = {
     "scikit-learn",
     "scipy",
     "sqlalchemy",
-    "starlette",
 }
 HEAVY = {
     "edgefl-train": (["methods"], "trainer"),
