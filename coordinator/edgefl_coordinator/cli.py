@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from edgefl_coordinator.commands.backup import backup, restore
 from edgefl_coordinator.commands.init import init
 from edgefl_coordinator.commands.keys import revoke, root, rotate
 from edgefl_coordinator.commands.log import audit, check_log, log
@@ -47,11 +48,13 @@ def main() -> None:
 for command in (
     approve,
     audit,
+    backup,
     check_log,
     init,
     invite,
     log,
     publish,
+    restore,
     revoke,
     root,
     rotate,

@@ -31,19 +31,25 @@ class _KeyId(click.ParamType[str]):
             self.fail(f"{error}", param, ctx)
 
 
+_RESTORED = click.option("--restored", multiple=True, type=click.IntRange(min=1), metavar="ROW",
+                         help="You restored the log from a backup, as this row says: pass over heads of what was "
+                         "lost with that; may be repeated.")  # fmt: skip
+
+
 @click.command()
 @click.option("--key", "key_ids", multiple=True, type=_KeyId(), metavar="KEY_ID",
               help="A further signing key that the coordinator had; may be repeated.  "
               "[default: its own and those of the root sets]")  # fmt: skip
 @click.option("--write", "copy", type=click.Path(path_type=Path, dir_okay=False),
               help="Write the log with its signed heads to this new file, too, to be checked elsewhere.")  # fmt: skip
+@_RESTORED
 @for_operator
-def audit(operator: Operator, key_ids: tuple[str, ...], copy: Path | None) -> None:
+def audit(operator: Operator, key_ids: tuple[str, ...], restored: tuple[int, ...], copy: Path | None) -> None:
     """Check the audit log and its signed heads.
 
     Finds a row that was changed, removed or added in between, and a log that was cut or written anew.
     """
-    facts = operator.run("audit", key_ids=list(key_ids))
+    facts = operator.run("audit", key_ids=list(key_ids), restored=list(restored))
     if copy:
         from edgefl_coordinator.commands.log_copy import write_copy
 
@@ -61,13 +67,16 @@ def audit(operator: Operator, key_ids: tuple[str, ...], copy: Path | None) -> No
               help="Signing key of the coordinator (`keys.signing` of `status --json`), or the file `signing.pub`; may "
               "be repeated.")  # fmt: skip
 @click.option("--heads", type=FILE, help="Signed heads that were kept elsewhere: a copy of `audit-heads`.")
+@_RESTORED
 @JSON
 @guarded_offline
-def check_log(copy: Path, key_ids: tuple[str, ...], heads: Path | None, as_json: bool) -> None:
+def check_log(
+    copy: Path, key_ids: tuple[str, ...], heads: Path | None, restored: tuple[int, ...], as_json: bool
+) -> None:
     """Check a copy of an audit log, without its coordinator."""
     from edgefl_coordinator.commands.log_copy import check_copy
 
-    facts = check_copy(copy, key_ids, heads)
+    facts = check_copy(copy, key_ids, heads, restored)
     signed = f"{_count(facts)}; signed up to row {facts['signed_rows']}, {moment(facts['signed_ms'])}"
     click.echo(json.dumps(facts) if as_json else f"{facts['federation']}: {signed}")
 

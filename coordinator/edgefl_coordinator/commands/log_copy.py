@@ -36,7 +36,9 @@ def write_copy(path: Path, operator: Operator) -> None:
     write_pieces(path, (json.dumps(line).encode() + b"\n" for line in _lines(operator)))
 
 
-def check_copy(path: Path, key_ids: Collection[str], heads: Path | None = None) -> dict[str, Any]:
+def check_copy(
+    path: Path, key_ids: Collection[str], heads: Path | None = None, restored: Collection[int] = ()
+) -> dict[str, Any]:
     """Check a copy, and that it holds what heads kept elsewhere tell of.
 
     Returns federation, rows, signed_rows, signed_ms.
@@ -59,7 +61,7 @@ def check_copy(path: Path, key_ids: Collection[str], heads: Path | None = None) 
                 found += [read_head(line) for line in read_bounded(heads, MAX_COPY_BYTES).splitlines()]
         except (RecordError, TypeError, ValueError) as error:
             raise OperatorError(f"{heads or path} is damaged: {error}") from error
-    count, head = check_log(rows, found, first["federation"], key_ids), newest(found)
+    count, head = check_log(rows, found, first["federation"], key_ids, restored), newest(found)
     if head is None:
         raise OperatorError(
             f"no line of {path} is signed by the coordinator, so nobody can tell whether the copy was changed: "

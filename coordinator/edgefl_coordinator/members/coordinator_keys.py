@@ -5,6 +5,8 @@ killed between the two. A new signing key counts only once a published root set 
 of the one their invite pinned. Source: docs/security.md 2.6.4 and 2.6.6, check 23.
 """
 
+from dataclasses import replace
+
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -71,6 +73,18 @@ def renew_sealing(coordinator: Coordinator) -> Facts:
     return {
         "number": coordinator.keys.ring.number, "key_id": coordinator.keys.sealing.key_id, "revoked": revoked
     }  # fmt: skip
+
+
+def renew_restored(coordinator: Coordinator, passed_ms: int) -> None:
+    """Use a new sealing key in a restored folder, and none of before: what was sealed until now opens no more.
+
+    The number of its record rises by one, and by one for each second that passed since the backup, so it is above every
+    number that members have seen. A `StorageError` of the disk leaves the keys before in use.
+    """
+    keys = coordinator.keys
+    with keys.changing:
+        keys.ring = replace(keys.ring, number=keys.ring.number + passed_ms // 1000)
+        _renew(coordinator, keep_old=False)
 
 
 def change_signing(coordinator: Coordinator) -> Facts:

@@ -42,18 +42,18 @@ def sign(coordinator: Coordinator) -> LogHead | None:
 
 
 def verify(
-    coordinator: Coordinator, connection: Connection, key_ids: Collection[str] = ()
+    coordinator: Coordinator, connection: Connection, key_ids: Collection[str] = (), restored: Collection[int] = ()
 ) -> tuple[int, LogHead | None]:
     """Check the log and its heads; return how many rows it has, and its newest head.
 
-    `key_ids` are signing keys that this coordinator had before, beside its own and those of the root sets. An
-    `OperatorError` says in one sentence what is broken.
+    `key_ids` are signing keys that this coordinator had before, beside its own and those of the root sets, and
+    `restored` rows at which the log was restored. An `OperatorError` says in one sentence what is broken.
     """
     heads = [_read(line) for line in _lines(coordinator.store.home)]
     known = {coordinator.keys.signing.key_id, *key_ids}
     for record in revocations.chain(connection):
         known |= {key.key_id for key in unverified_root(record).coordinators}
-    count = check_log(audit.kept_rows(connection), heads, coordinator.settings.federation, known)
+    count = check_log(audit.kept_rows(connection), heads, coordinator.settings.federation, known, restored)
     return count, newest(heads)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 # {who} is the subject; the other names are those of the row's detail.
 _WORDS: Final[Mapping[str, str]] = {
     "approved": "{who} was approved",
+    "backup": "a backup of {who} was made",
     "blob_begun": "{who} began to send {bytes} bytes in pieces",
     "blob_pushed_out": "{who}: an unfinished upload of {bytes} bytes was deleted to make room",
     "broadcast_released": "{who} fetched the broadcast of round {round}",
@@ -41,6 +42,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "reply_corrected": "{who} replaces its refused reply of round {round}",
     "reply_noticed": "the reply of {who} in round {round} holds maps or features that are odd",
     "reply_refused": "the reply of {who} in round {round} was refused",
+    "restored": "{who} was restored from its backup of {backup}",
     "revoked": "{who} was shut out",
     "root_published": "root set {version} was published",
     "round_closed": "round {who} closed ({reason}), replies: {replies}",

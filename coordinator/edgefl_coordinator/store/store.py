@@ -46,7 +46,7 @@ _SMALL = "small-"  # what the name of such a blob begins with; a file's begins w
 _KEEP_SMALL = Statement(insert(tables.small_blobs))
 _DROP_SMALL = delete(tables.small_blobs).where(tables.small_blobs.c.name == bindparam("gone"))
 _SMALL_DATA = Statement(select(tables.small_blobs.c.data).where(tables.small_blobs.c.name == bindparam("name")))
-_BLOB_COLUMNS = (
+BLOB_COLUMNS = (  # that name blobs
     tables.replies.c.blob,
     tables.broadcasts.c.blob,
     tables.states.c.blob,
@@ -206,7 +206,7 @@ class Store:
     def sweep(self) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many."""
         with self.transaction() as connection:
-            named = {name for column in _BLOB_COLUMNS for name in connection.scalars(select(column))}
+            named = {name for column in BLOB_COLUMNS for name in connection.scalars(select(column))}
         orphans = self.blob_names() - named  # a row without a blob names None
         self.drop_blobs(orphans)
         removed = len(orphans)

@@ -21,6 +21,7 @@ from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit, audit_heads, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.backup_operations import begin_backup, end_backup
 from edgefl_coordinator.web.bundle_operations import publish, publish_root, revoke_signer
 from edgefl_coordinator.web.setting_changes import change_settings
 from edgefl_coordinator.web.tls import first_certificate, refused_by_members
@@ -259,12 +260,13 @@ def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
 
 
 def verify_audit(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Check the audit log: {key_ids} → {rows, signed_rows, signed_ms}; an `OperatorError` where it is broken.
+    """Check the audit log: {key_ids, restored} → {rows, signed_rows, signed_ms}; an `OperatorError` where it is broken.
 
-    `key_ids` are signing keys that the coordinator had before.
+    `key_ids` are signing keys that the coordinator had before, `restored` rows at which the log was restored.
     """
+    known = arguments.get("key_ids", ()), arguments.get("restored", ())
     with coordinator.store.transaction() as connection:
-        count, head = audit_heads.verify(coordinator, connection, arguments.get("key_ids", ()))
+        count, head = audit_heads.verify(coordinator, connection, *known)
     return {"rows": count, "signed_rows": head.rows if head else 0, "signed_ms": head.at_ms if head else None}
 
 
@@ -303,6 +305,8 @@ OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
     "log": show_log,
     "copy_log": copy_log,
     "set": change_settings,
+    "begin_backup": begin_backup,
+    "end_backup": end_backup,
 }
 
 REFUSING = (NotAllowedError, BundleError, RecordError)  # exit 3

@@ -1,0 +1,86 @@
+"""`edgefl-coordinator backup` and `restore`: a coordinator's folder in one file, and back."""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgefl_coordinator.commands.options import FILE, JSON, PASSPHRASE, Operator, for_operator, guarded, moment
+from edgefl_protocol.durable import read_passphrase
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.sentences import counted
+
+if TYPE_CHECKING:
+    from edgefl_coordinator.store.backup_file import About
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@for_operator
+def backup(operator: Operator, file: Path) -> None:
+    """Write a backup to the new FILE, while `serve` runs or not.
+
+    It holds all but the root key, as of one moment. Keys in it are encrypted as they are in the folder, but the key of
+    the certificate is not: keep FILE like a key.
+    """
+    if file.exists():
+        raise click.UsageError(f"{file} exists already; name a new file")
+    if not file.resolve().parent.is_dir():
+        raise click.UsageError(f"the folder {file.parent} does not exist; make it, or name another file")
+    facts = operator.run("begin_backup")
+    try:
+        about, count = _write(operator, file, facts)
+    finally:
+        with contextlib.suppress(EdgeflError):  # it goes when the store opens again
+            operator.run("end_backup", snapshot=facts["snapshot"])
+    size, outside = file.stat().st_size, facts["outside"]
+    told = {"federation": about.federation, "made_ms": about.made_ms, "rows": about.rows, "files": count, "bytes": size}
+    operator.show({"file": str(file), **told, "outside": outside}, f"{file}: {counted(count, 'file')}, {size} bytes")
+    for path in outside:
+        click.echo(f"warning: {path} lies outside of the folder and is not in the backup; keep it, too", err=True)
+
+
+def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":
+    from edgefl_coordinator.settings import CoordinatorHome
+    from edgefl_coordinator.store import snapshot
+    from edgefl_coordinator.store.backup_file import About, Source, write_backup
+    from edgefl_protocol.distribution import VERSION
+
+    folder = snapshot.folder_of(CoordinatorHome(operator.home.resolve()), str(facts["snapshot"]))
+    store, rows, begun = snapshot.what_it_holds(folder)
+    about = About(federation=facts["federation"], made_ms=facts["made_ms"], program=VERSION, store=store, rows=rows)
+    sources = (
+        Source(path=path.relative_to(folder).as_posix(), file=path, most=begun.get(path.name))
+        for path in snapshot.files_of(folder)
+    )
+    return about, len(write_backup(file, about, sources).files)
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=FILE)
+@click.option("--home", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", required=True,
+              help="New or empty folder to restore it in.")  # fmt: skip
+@PASSPHRASE
+@JSON
+@guarded
+def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Make the folder DIR from the backup FILE.
+
+    Stop the coordinator that it is a backup of for good: two of them would tell members different things. Members go on
+    by themselves, from where the backup is.
+    """
+    from edgefl_coordinator.members.restoration import restore as restored
+    from edgefl_coordinator.settings import CoordinatorHome
+    from edgefl_coordinator.store.coordinator import wall_clock_ms
+
+    operator = Operator(home, passphrase_file, as_json)
+    now_ms = wall_clock_ms()
+    about = restored(file, CoordinatorHome(home.resolve()), read_passphrase(passphrase_file), now_ms)
+    facts = {"federation": about.federation, "home": str(home), "backup_ms": about.made_ms, "restored_ms": now_ms}
+    operator.show(facts, f"restored {about.federation} in {home}, as it was at {moment(about.made_ms)}")
+    click.echo(
+        "what happened since is not known here: revoke again who was revoked, and publish again what was published",
+        err=True,
+    )
+    click.echo(f"next: {operator.typed('edgefl-coordinator serve')}", err=True)

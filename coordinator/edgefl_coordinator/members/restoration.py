@@ -1,0 +1,120 @@
+"""A coordinator's folder from its backup, so that members go on and nothing of the time since counts twice.
+
+Guarantees:
+    Nothing that is there is overwritten. `config.toml` is written last, so a folder with it is restored as a whole;
+    what was written is removed where something failed.
+    The restored coordinator has a new sealing key and none of before. So no message that was sealed before opens,
+    whatever the replay windows have forgotten; members fetch the new key, and send what they still have in new
+    messages. What was acknowledged before the backup keeps its first answer.
+    The numbers of the key record and of the list of revoked keys rise above all that were lost.
+    The audit log goes on from the backup's with the row `restored`, which is signed.
+Source: docs/security.md check 67; docs/decisions/0056.
+"""
+
+import shutil
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.members import coordinator_keys
+from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, settings_from_table
+from edgefl_coordinator.store import audit, audit_heads, revocations
+from edgefl_coordinator.store.audit_chain import RESTORED
+from edgefl_coordinator.store.backup_file import About, Manifest, content, read_manifest, unpack
+from edgefl_coordinator.store.coordinator import Coordinator, load_keys
+from edgefl_coordinator.store.store import open_store
+from edgefl_coordinator.store.tables import VERSION
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.errors import StorageError
+
+_MAX_CONFIG_BYTES = 2**20
+
+
+def restore(backup: Path, home: CoordinatorHome, passphrase: bytes | None, now_ms: int) -> About:
+    """Make a coordinator's folder from a backup; return what it is a backup of.
+
+    Args:
+        passphrase: of the keys, the one that they had.
+        now_ms: Unix milliseconds.
+
+    Raises:
+        OperatorError: the folder holds something; the file is no backup, was cut or changed, or a newer version made
+            it; the clock is before the backup.
+        KeyMaterialError: the passphrase does not fit.
+        StorageError: the disk is full.
+    """
+    if home.root.is_dir() and (found := sorted(home.root.iterdir())):
+        raise OperatorError(f"{home.root} holds {found[0].name}; choose a new or empty folder")
+    manifest = read_manifest(backup)
+    _check(backup, manifest.about, now_ms)
+    config = content(backup, manifest, home.config.name, _MAX_CONFIG_BYTES)
+    settings = _settings(backup, config)
+    there = home.root.exists()
+    try:
+        for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unpack(backup, manifest, home.root, blobs=False, but=home.config.name)
+        load_keys(home, passphrase)  # before the large part
+        unpack(backup, manifest, home.root, blobs=True, but=home.config.name)
+        _begin_anew(home, settings, manifest, passphrase, now_ms)
+        write_atomic(home.config, config, mode=0o600)
+    except BaseException as error:
+        _remove(home.root, keep=there)
+        if isinstance(error, OSError):
+            raise StorageError(f"cannot write {home.root}: {error.strerror}", "storage") from error
+        raise
+    return manifest.about
+
+
+def _check(backup: Path, about: About, now_ms: int) -> None:
+    if about.store > VERSION:
+        raise OperatorError(
+            f"{backup} was made by edgefl-derm {about.program}, whose store is of version {about.store}; this one "
+            f"knows versions up to {VERSION}: update edgefl-derm here"
+        )
+    if now_ms < about.made_ms:
+        raise OperatorError(
+            f"{backup} was made at {_moment(about.made_ms)}, and the clock of this machine is before that: set the "
+            "clock, for numbers that members compare follow from it"
+        )
+
+
+def _settings(backup: Path, config: bytes) -> CoordinatorSettings:
+    try:
+        return settings_from_table(tomllib.loads(config.decode()))
+    except ValueError as error:
+        raise OperatorError(f"the settings in {backup} are not ones that this version knows: {error}") from error
+
+
+def _begin_anew(
+    home: CoordinatorHome, settings: CoordinatorSettings, manifest: Manifest, passphrase: bytes | None, now_ms: int
+) -> None:
+    about = manifest.about
+    store = open_store(home)
+    try:
+        coordinator = Coordinator(settings, store, load_keys(home, passphrase), lambda: now_ms)
+        with store.transaction() as connection:
+            detail = {"backup": _moment(about.made_ms), "backup_ms": about.made_ms, "rows": about.rows}
+            audit.append(connection, now_ms, RESTORED, settings.federation, detail)
+            revocations.number_anew(connection, now_ms)
+        coordinator_keys.renew_restored(coordinator, now_ms - about.made_ms)
+        audit_heads.sign(coordinator)
+    finally:
+        store.close()
+
+
+def _remove(folder: Path, *, keep: bool) -> None:
+    """Remove what was written; the folder itself stays where it was there before."""
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _moment(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

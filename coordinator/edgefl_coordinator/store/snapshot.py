@@ -1,0 +1,158 @@
+"""The coordinator's folder at one moment, held still while it serves: what a backup is written from.
+
+Guarantees:
+    Database, blobs, keys, settings and signed heads are of one moment: they are taken while no transaction commits and
+    no key changes. Everything that was acknowledged before is in it. The database is copied, blobs are linked, so what
+    waits meanwhile waits for the copy of the database alone.
+    The root key is not in it.
+    It lies in the folder of jobs, so what a crash leaves over goes when the store opens again.
+Source: docs/security.md check 67; SQLite, "Online Backup API"; docs/decisions/0056.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import func, literal_column, select
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.store import BLOB_COLUMNS
+from edgefl_coordinator.store.tables import audit, uploads
+from edgefl_protocol.errors import StorageError
+
+DATABASE: Final = "store.sqlite"  # as `settings.CoordinatorHome` has it
+_BLOB_FILE: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")  # the name of a blob that is a file
+_SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{16}")
+_OLD_S: Final = 24 * 3600.0  # nobody writes a backup for so long: its command was killed
+_TRIES, _PAUSE_S = 100, 0.05
+
+
+def take(coordinator: Coordinator) -> str:
+    """Take a snapshot; return its name, for `folder_of` and `drop`.
+
+    Raises:
+        StorageError: the disk is full, or a blob is missing; nothing is left over.
+    """
+    home = coordinator.store.home
+    for old in home.jobs.glob("snapshot-*"):
+        if time.time() - old.stat().st_mtime > _OLD_S:
+            shutil.rmtree(old, ignore_errors=True)
+    name = f"snapshot-{secrets.token_hex(8)}"
+    folder = home.jobs / name
+    try:
+        (folder / "blobs").mkdir(mode=0o700, parents=True)
+        for _ in range(_TRIES):
+            with coordinator.keys.changing, coordinator.store.transaction():
+                if _copied(home.database, folder / DATABASE):
+                    _copy_small(home, coordinator.settings, folder)
+                    _link_blobs(home, folder)
+                    return name
+            time.sleep(_PAUSE_S)
+        raise StorageError("the store is busy with a large change; try the backup again", "storage")
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise StorageError(f"cannot copy {home.root} for the backup: {error.strerror}", "storage") from error
+        raise
+
+
+def folder_of(home: CoordinatorHome, name: str) -> Path:
+    """Return a snapshot's folder; an `OperatorError` where there is none."""
+    folder = home.jobs / name
+    if not _SNAPSHOT.fullmatch(name) or not folder.is_dir():
+        raise OperatorError("the snapshot is gone: the server was started again meanwhile; begin the backup anew")
+    return folder
+
+
+def drop(home: CoordinatorHome, name: str) -> None:
+    """Remove a snapshot, if it is there."""
+    if _SNAPSHOT.fullmatch(name):
+        shutil.rmtree(home.jobs / name, ignore_errors=True)
+
+
+def what_it_holds(folder: Path) -> tuple[int, int, dict[str, int]]:
+    """Return version of the tables, rows of the audit log, and how much of each unfinished upload counts.
+
+    What lies behind that may still be written.
+    """
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        rows = connection.execute(str(select(func.coalesce(func.max(audit.c.number), literal_column("0"))))).fetchone()
+        begun = connection.execute(str(select(uploads.c.blob, uploads.c.have))).fetchall()
+    return version, rows[0], dict(begun)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of a snapshot, the small ones first, then the database, then the blobs."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(found, key=lambda path: (path.parent.name == "blobs", path.name == DATABASE, path))
+
+
+def outside(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:
+    """Return the files that the settings name and that lie outside of the folder: they are in no snapshot."""
+    return [path for path in _named(home, settings) if not path.is_relative_to(home.root)]
+
+
+def _named(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:
+    named = (settings.certificate, settings.certificate_key, settings.ca)
+    return [Path(os.path.normpath(home.root / name)) for name in dict.fromkeys(named) if name]
+
+
+def _copied(database: Path, target: Path) -> bool:
+    """Copy what is committed; False where a transaction is so large that SQLite lets nobody read meanwhile."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600))
+    uri = f"{database.resolve().as_uri()}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0.0)) as source,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        try:
+            copy.execute("PRAGMA synchronous=OFF")  # the backup's file is flushed, not this one
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorname", "")
+            if code.startswith("SQLITE_BUSY"):
+                return False
+            told = "the disk is full" if code == "SQLITE_FULL" else f"it cannot be read ({code or error})"
+            raise StorageError(f"the store was not copied: {told}", "storage") from error
+    return True
+
+
+def _copy_small(home: CoordinatorHome, settings: CoordinatorSettings, folder: Path) -> None:
+    kept = [home.config, home.heads, *_files(home.keys), *_files(home.tls), *_named(home, settings)]
+    root_key = home.keys / "root.key"
+    for path in dict.fromkeys(kept):
+        if path == root_key or not path.is_relative_to(home.root) or not path.is_file():
+            continue
+        target = folder / path.relative_to(home.root)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+
+
+def _link_blobs(home: CoordinatorHome, folder: Path) -> None:
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as copy:
+        found = [name for column in BLOB_COLUMNS for (name,) in copy.execute(str(select(column)))]
+    for name in found:
+        if name is None or not _BLOB_FILE.fullmatch(name):  # struck out, or a row of the database
+            continue
+        path, target = home.blobs / name, folder / "blobs" / name
+        if not path.exists():
+            raise StorageError(f"the blob {name} is missing in {home.blobs}: the folder is damaged", "damaged")
+        try:
+            target.hardlink_to(path)
+        except OSError:  # a file system that knows no links
+            shutil.copy(path, target)

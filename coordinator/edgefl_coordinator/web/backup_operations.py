@@ -1,0 +1,33 @@
+"""What an operator's `backup` asks of the coordinator: hold a moment still, and let go of it.
+
+Guarantees: the snapshot is taken by whoever has the store open; the command reads it and writes the file, so a large
+backup keeps no request waiting. The audit log says when. Source: docs/security.md check 67.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgefl_coordinator.store import audit, snapshot
+from edgefl_coordinator.store.coordinator import Coordinator
+
+Arguments = Mapping[str, Any]
+Facts = dict[str, Any]
+
+
+def begin_backup(coordinator: Coordinator, _: Arguments) -> Facts:
+    """Take a snapshot: {} → {snapshot, federation, made_ms, rows of the audit log in it, outside}.
+
+    `outside` are files that the settings name and that lie elsewhere. A `StorageError` where the disk is full.
+    """
+    settings, now_ms, home = coordinator.settings, coordinator.clock(), coordinator.store.home
+    with coordinator.store.transaction() as connection:
+        audit.append(connection, now_ms, "backup", settings.federation)
+    name = snapshot.take(coordinator)
+    told = {"snapshot": name, "federation": settings.federation, "made_ms": now_ms}
+    return told | {"outside": [str(path) for path in snapshot.outside(home, settings)]}
+
+
+def end_backup(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Remove a snapshot: {snapshot} → {}."""
+    snapshot.drop(coordinator.store.home, str(arguments["snapshot"]))
+    return {}

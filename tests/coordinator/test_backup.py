@@ -1,0 +1,439 @@
+"""Backup while running, restored elsewhere: what it holds, what it refuses, and what members and the log say after it.
+
+Source: docs/security.md check 67, docs/decisions/0056. The form of the file is written here once more, from its page.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import re
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import text
+
+from edgefl_coordinator.cli import main
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.members import coordinator_keys, restoration
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store import audit, audit_heads, revocations, snapshot
+from edgefl_coordinator.store.audit_chain import check_log, read_head
+from edgefl_coordinator.store.backup_file import About, Source, read_manifest, unpack, write_backup
+from edgefl_coordinator.store.coordinator import Coordinator, load_keys, open_coordinator
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import KeyMaterialError, StorageError
+from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
+
+ABOUT = About(federation="skin", made_ms=1, program="0.1.0", store=1, rows=0)
+
+
+def backup_of(coordinator: Coordinator, path: Path) -> Path:
+    """What the command does, with the coordinator in this process."""
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    folder = snapshot.folder_of(coordinator.store.home, facts["snapshot"])
+    version, rows, begun = snapshot.what_it_holds(folder)
+    about = About(federation="skin", made_ms=facts["made_ms"], program="0.1.0", store=version, rows=rows)
+    sources = [Source(path=str(one.relative_to(folder)), file=one, most=begun.get(one.name))
+               for one in snapshot.files_of(folder)]  # fmt: skip
+    write_backup(path, about, sources)
+    OPERATIONS["end_backup"](coordinator, {"snapshot": facts["snapshot"]})
+    assert not list(coordinator.store.home.jobs.iterdir())
+    return path
+
+
+@pytest.fixture
+def restored(folder: Path, clock: Any) -> Any:
+    """Restore a backup in a folder of its own, and open it."""
+    opened: list[Coordinator] = []
+
+    def restore(path: Path, name: str = "elsewhere", passphrase: bytes | None = None) -> Coordinator:
+        home = CoordinatorHome(folder / name)
+        restoration.restore(path, home, passphrase, clock())
+        opened.append(open_coordinator(home, passphrase, clock=clock))
+        return opened[-1]
+
+    yield restore
+    for coordinator in opened:
+        coordinator.store.close()
+
+
+def events(coordinator: Coordinator) -> list[str]:
+    with coordinator.store.transaction() as connection:
+        return [row.event for row in audit.kept_rows(connection)]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A backup of three small files, one of them empty."""
+    for name, data in (("a", b"first"), ("b", b""), ("c", os.urandom(40))):
+        (tmp_path / name).write_bytes(data)
+    sources = [Source(path=f"keys/{name}", file=tmp_path / name) for name in "abc"]
+    write_backup(tmp_path / "small", ABOUT, sources)
+    return tmp_path / "small"
+
+
+def all_of(path: Path, folder: Path) -> None:
+    unpack(path, read_manifest(path), folder, blobs=False, but="")
+
+
+def test_the_file_is_as_its_page_says(small: Path, tmp_path: Path) -> None:
+    data, third = small.read_bytes(), (tmp_path / "c").read_bytes()
+    found = re.fullmatch(rb"edgefl-derm backup 1\nfirst(.{40})(\{.*\})\n(\d{20}) ([0-9a-f]{64})\n", data, re.S)
+    assert found and found[1] == third and int(found[3]) == len(found[2])
+    assert found[4].decode() == hashlib.sha256(found[2]).hexdigest()
+    manifest = json.loads(found[2])
+    assert manifest["about"] == {"federation": "skin", "made_ms": 1, "program": "0.1.0", "store": 1, "rows": 0}
+    assert [(one["path"], one["bytes"], one["sha256"]) for one in manifest["files"]] == [
+        (f"keys/{name}", len(content), hashlib.sha256(content).hexdigest())
+        for name, content in (("a", b"first"), ("b", b""), ("c", third))
+    ]
+    assert stat.S_IMODE(small.stat().st_mode) == 0o600
+    all_of(small, tmp_path / "out")
+    assert (tmp_path / "out/keys/c").read_bytes() == third
+
+
+def test_a_backup_cut_or_changed_at_any_byte_is_refused(small: Path, tmp_path: Path) -> None:
+    """Each byte changed, each shorter length, a byte more: one sentence, and no file of a wrong content."""
+    data, missed = small.read_bytes(), []
+    sent = tmp_path / "sent"
+    tries = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(len(data))]
+    for at, changed in enumerate([*tries, *(data[:at] for at in range(len(data))), data + b"\n"]):
+        sent.write_bytes(changed)
+        try:
+            all_of(sent, tmp_path / f"out-{at % 2}")
+            missed.append(at)
+        except OperatorError as error:
+            assert "\n" not in str(error) and str(sent) in str(error)
+    assert missed == []
+
+
+def test_a_path_that_leaves_the_folder_is_refused(small: Path, tmp_path: Path) -> None:
+    for path in ("../outside", "/etc/outside", "keys/../../outside", "", "a\0b"):
+        small.unlink()
+        write_backup(small, ABOUT, [Source(path=path, file=tmp_path / "a")])
+        with pytest.raises(OperatorError, match="not whole"):
+            read_manifest(small)
+    small.unlink()
+    write_backup(small, ABOUT, [Source(path="keys/a", file=tmp_path / "a")] * 2)
+    with pytest.raises(OperatorError, match="not whole"):
+        read_manifest(small)
+
+
+def test_a_newer_backup_and_another_file_are_told_apart(small: Path, tmp_path: Path, clock: Any, folder: Path) -> None:
+    data = small.read_bytes()
+    small.write_bytes(data.replace(b"backup 1", b"backup 2", 1))
+    with pytest.raises(OperatorError, match="form 2, which a newer version of edgefl-derm made"):
+        read_manifest(small)
+    small.write_bytes(b"")
+    with pytest.raises(OperatorError, match="is no backup; make one with"):
+        read_manifest(small)
+    small.unlink()
+    write_backup(small, msgspec.structs.replace(ABOUT, store=99), [])
+    home = CoordinatorHome(folder / "new")
+    with pytest.raises(OperatorError, match="store is of version 99; this one knows versions up to"):
+        restoration.restore(small, home, None, clock())
+    assert not home.root.exists()
+    small.unlink()
+    write_backup(small, msgspec.structs.replace(ABOUT, made_ms=clock() + 1), [])
+    with pytest.raises(OperatorError, match="the clock of this machine is before that"):
+        restoration.restore(small, home, None, clock())
+
+
+def test_a_restored_folder_is_the_one_that_was_backed_up(coordinator, tools, restored, tmp_path: Path) -> None:
+    """Every row and blob, keys and settings; not the root key. Its log goes on with one row more, signed."""
+    members = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "ab"]
+    tools.start_rounds(coordinator)
+    assert isinstance(members[0].reply(1), Payload)
+    coordinator_keys.note_keys(coordinator)  # as `serve` does
+    audit_heads.sign(coordinator)
+    again = restored(backup_of(coordinator, tmp_path / "backup"))
+    old, new = coordinator.store.home, again.store.home
+    assert not (new.keys / "root.key").exists() and (old.keys / "root.key").exists()
+    for name in ("config.toml", "keys/signing.key", "keys/secret.bin", "keys/root.pub", "tls/server.key"):
+        assert (new.root / name).read_bytes() == (old.root / name).read_bytes(), name
+        assert (new.root / name).stat().st_mode == (old.root / name).stat().st_mode, name
+    assert {path.name: path.read_bytes() for path in new.blobs.iterdir()} == {
+        path.name: path.read_bytes() for path in old.blobs.iterdir()
+    }
+    for table in ("members", "windows", "mids", "idempotency", "rounds", "replies", "states"):
+        rows = []
+        for one in (coordinator, again):
+            with one.store.transaction() as connection:
+                rows.append(sorted(map(repr, connection.execute(text(f"SELECT * FROM {table}")))))
+        assert rows[0] == rows[1] and rows[0], table
+    assert events(again) == [*events(coordinator), "restored", "sealing_key"]
+    assert OPERATIONS["audit"](again, {})["signed_rows"] == len(events(again))
+
+
+def test_what_was_sealed_before_is_refused_and_what_was_answered_stays(
+    coordinator, tools, restored, clock, tmp_path: Path
+) -> None:
+    """Check 67: no message of before the restoration opens, known to the backup or not; work items count once."""
+    first, second = (tools.approved_member(coordinator, f"clinic-{letter}") for letter in "ab")
+    tools.start_rounds(coordinator)
+
+    def item(member: Any, number: int) -> bytes:
+        message = ReplyRequest(idem=f"work-item-{number:08}", reply=tools.maps_payload(number))
+        return member.envelope("reply", message.to_payload(), rnd=1)
+
+    before, after = item(first, 1), item(second, 2)
+    answer = first.send("reply", before)
+    path = backup_of(coordinator, tmp_path / "backup")
+    clock.now_ms += 1000
+    assert isinstance(second.send("reply", after), Payload)
+    invited = tools.Member(coordinator, "clinic-c")
+    enrolment = invited.envelope("enrol", invited.enrolment(tools.token_of(coordinator, "clinic-c")).to_payload())
+    assert isinstance(invited.send("enrol", enrolment), Payload)
+    clock.now_ms += 1000
+    again = restored(path)
+    recorded = [(first, "reply", before), (second, "reply", after), (invited, "enrol", enrolment)]
+    for member, route, sent in recorded:
+        member.coordinator = again
+        for _ in range(50):
+            assert member.send(route, sent) == 401
+    # The same work in new messages: what was acknowledged before the backup gets that answer, the rest is new.
+    clock.now_ms += 1000
+    assert first.send("reply", item(first, 1)) == answer
+    later = second.send("reply", item(second, 2))
+    assert isinstance(later, Payload) and ReplyReply.from_payload(later).first_answer_ms == clock.now_ms
+    twice = second.send("reply", item(second, 3))
+    assert isinstance(twice, Refusal) and twice.code == "already_replied"
+    OPERATIONS["set"](again, {"changes": {"rounds.quorum_target": "2"}})
+    while step(again, tools.toy_worker):
+        pass
+    with again.store.transaction() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM replies WHERE number = 1")) == 2
+        assert connection.scalar(text("SELECT max(number) FROM rounds")) == 2
+
+
+def test_numbers_rise_above_all_that_were_lost(coordinator, restored, clock, tmp_path: Path) -> None:
+    """docs/security.md 2.6: a key record or a list of revoked keys of a lower number would be refused by members.
+
+    The same backup restored twice counts higher the second time.
+    """
+
+    def numbers(one: Coordinator) -> tuple[int, int]:
+        with one.store.transaction() as connection:
+            return one.keys.ring.number, revocations.listed(connection)[0]
+
+    path = backup_of(coordinator, tmp_path / "backup")
+    seen = [numbers(coordinator)]
+    for turn in range(3):
+        clock.now_ms += 5000
+        for number in range(4):
+            OPERATIONS["revoke_signer"](coordinator, {"key_id": f"{turn}{number}" * 32})
+            OPERATIONS["rotate"](coordinator, {"signing": False})
+        seen.append(numbers(coordinator))
+        clock.now_ms += 1000
+        coordinator = restored(path, f"turn-{turn}")
+        seen.append(numbers(coordinator))
+    assert all(before[0] < after[0] and before[1] < after[1] for before, after in itertools.pairwise(seen))
+    assert not coordinator.keys.ring.previous
+
+
+def test_heads_of_what_was_lost_are_explained(coordinator, tools, restored, clock, tmp_path: Path) -> None:
+    """docs/security.md 2.9: said to be restored, not called fraud; it passes only for a reader who knows of it."""
+    tools.approved_member(coordinator, "clinic-a")
+    audit_heads.sign(coordinator)
+    path = backup_of(coordinator, tmp_path / "backup")
+    for name in "bcdefg":
+        clock.now_ms += 1000
+        tools.approved_member(coordinator, f"clinic-{name}")
+        audit_heads.sign(coordinator)
+    lost = [read_head(line.encode()) for line in audit_heads.lines_of(coordinator)]
+    clock.now_ms += 1000
+    again = restored(path)
+    for name in "xyz":
+        tools.approved_member(again, f"clinic-{name}")
+    audit_heads.sign(again)
+    with again.store.transaction() as connection:
+        rows = list(audit.kept_rows(connection))
+    own = [read_head(line.encode()) for line in audit_heads.lines_of(again)]
+    row = 1 + [one.event for one in rows].index("restored")
+    given: Any = (rows, [*lost, *own], "skin", [again.keys.signing.key_id])
+    assert lost[-1].rows > len(rows) > lost[2].rows  # one behind the restored log, one in its middle
+    with pytest.raises(OperatorError, match=rf"restored from a backup in row {row}, .* --restored {row}; .* was cut"):
+        check_log(*given)
+    assert check_log(*given, [row]) == len(rows)
+    with pytest.raises(OperatorError, match="--restored"):
+        check_log(*given, [row + 1])
+    # A cut after the restoration, and rows before it that were written anew, are what they were.
+    later = max(own, key=lambda head: head.rows)
+    with pytest.raises(OperatorError, match="was cut"):
+        check_log(rows[: later.rows - 1], own, "skin", [again.keys.signing.key_id], [row])
+    heads = again.store.home.heads
+    heads.write_bytes(coordinator.store.home.heads.read_bytes() + heads.read_bytes().splitlines()[-1] + b"\n")
+    with pytest.raises(OperatorError, match="was restored from a backup"):
+        OPERATIONS["audit"](again, {})
+    assert OPERATIONS["audit"](again, {"restored": [row]})["signed_rows"] == len(rows)
+
+
+def test_restore_overwrites_nothing_and_leaves_nothing(coordinator, tools, clock, folder: Path, tmp_path: Path) -> None:
+    """A folder that holds anything, a hidden file too, is refused; a changed file or a wrong key leaves it empty."""
+    path, home = backup_of(coordinator, tmp_path / "backup"), CoordinatorHome(folder / "new")
+    home.root.mkdir()
+    (home.root / ".hidden").write_text("mine")
+    with pytest.raises(OperatorError, match=r"holds \.hidden; choose a new or empty folder"):
+        restoration.restore(path, home, None, clock())
+    assert [one.name for one in home.root.iterdir()] == [".hidden"]
+    (home.root / ".hidden").unlink()
+    data, draw = path.read_bytes(), random.Random(67)
+    for at in (*draw.sample(range(len(data)), 40), len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 128]) + data[at + 1 :])
+        with pytest.raises(OperatorError):
+            restoration.restore(path, home, None, clock())
+        path.write_bytes(data[:at])
+        with pytest.raises(OperatorError):
+            restoration.restore(path, home, None, clock())
+        assert list(home.root.iterdir()) == []
+    path.write_bytes(data)
+    restoration.restore(path, home, None, clock())
+    open_coordinator(home, clock=clock).store.close()
+
+
+def test_keys_stay_encrypted(folder: Path, tools, clock, restored, tmp_path: Path) -> None:
+    """docs/security.md 2.6.7: no key in the file opens without the passphrase, and restoring asks for it."""
+    from edgefl_coordinator.commands.setup import make_home
+
+    home = CoordinatorHome(folder / "home")
+    make_home(home, tools.settings_table(), b"open sesame")
+    coordinator = open_coordinator(home, b"open sesame", clock=clock)
+    path = backup_of(coordinator, tmp_path / "backup")
+    assert b"BEGIN ENCRYPTED PRIVATE KEY" in path.read_bytes()
+    for secret in (coordinator.keys.signing.seed, coordinator.keys.sealing.secret):
+        assert secret not in path.read_bytes()
+    coordinator.store.close()
+    for wrong in (None, b"another"):
+        with pytest.raises(KeyMaterialError):
+            restoration.restore(path, CoordinatorHome(folder / "wrong"), wrong, clock())
+        assert not (folder / "wrong").exists()
+    again = restored(path, passphrase=b"open sesame")
+    with pytest.raises(KeyMaterialError):
+        load_keys(again.store.home)
+
+
+def test_nothing_acknowledged_is_missing_while_members_send(coordinator, tools, restored, tmp_path: Path) -> None:
+    """Backups while eight threads send: each that had its answer before `backup` began is in it, with its blob."""
+    members = [tools.quick_member(coordinator, f"clinic-{number:02}") for number in range(24)]
+    tools.start_rounds(coordinator)
+    done: list[str] = []
+    queue = iter(members)
+    lock = threading.Lock()
+
+    def send() -> None:
+        while True:
+            with lock:
+                member = next(queue, None)
+            if member is None:
+                return
+            assert isinstance(member.reply(1), Payload)
+            done.append(member.name)
+
+    OPERATIONS["set"](coordinator, {"changes": {"rounds.quorum_target": "99"}})
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    taken = []
+    while len(taken) < 4:
+        acknowledged = list(done)
+        taken.append((acknowledged, backup_of(coordinator, tmp_path / f"backup-{len(taken)}")))
+    for thread in threads:
+        thread.join()
+    for turn, (acknowledged, path) in enumerate(taken):
+        again = restored(path, f"turn-{turn}")
+        with again.store.transaction() as connection:
+            held = connection.execute(
+                text("SELECT members.name, blob, sha256 FROM replies JOIN members USING (skid)")
+            ).all()
+        assert set(acknowledged) <= {row.name for row in held}
+        for row in held:
+            assert hashlib.sha256(again.store.get_blob(row.blob)).hexdigest() == row.sha256
+
+
+def test_what_a_killed_command_leaves_goes(make_coordinator, clock) -> None:
+    """A snapshot whose command was killed: swept when the store opens, and by a later backup after a day."""
+    coordinator = make_coordinator()
+    home = coordinator.store.home
+    left = home.jobs / OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+    OPERATIONS["end_backup"](coordinator, {"snapshot": OPERATIONS["begin_backup"](coordinator, {})["snapshot"]})
+    assert left.is_dir()
+    os.utime(left, (time.time() - 90_000,) * 2)
+    name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+    assert [path.name for path in home.jobs.iterdir()] == [name]
+    coordinator.store.close()
+    make_coordinator().store.close()
+    assert list(home.jobs.iterdir()) == []
+    with pytest.raises(OperatorError, match="begin the backup anew"):
+        snapshot.folder_of(home, name)
+    for outside in ("../blobs", "snapshot-../../blobs"):
+        snapshot.drop(home, outside)
+        with pytest.raises(OperatorError):
+            snapshot.folder_of(home, outside)
+    assert home.blobs.is_dir()
+
+
+def test_a_missing_blob_or_a_full_disk_ends_with_a_sentence(coordinator, tools, tmp_path: Path, monkeypatch) -> None:
+    tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    blob = next(coordinator.store.home.blobs.iterdir())
+    blob.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match="is missing"):
+        OPERATIONS["begin_backup"](coordinator, {})
+    assert list(coordinator.store.home.jobs.iterdir()) == []
+    (tmp_path / "away").rename(blob)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "hardlink_to", full)
+    monkeypatch.setattr(snapshot.shutil, "copy", full)
+    with pytest.raises(StorageError, match="No space left"):
+        OPERATIONS["begin_backup"](coordinator, {})
+    assert list(coordinator.store.home.jobs.iterdir()) == []
+
+
+def test_the_commands(make_coordinator, tools, folder: Path, tmp_path: Path) -> None:
+    """`backup` and `restore` as they are typed, with text and JSON; the file is not overwritten."""
+    coordinator = make_coordinator()
+    tools.approved_member(coordinator, "clinic-a")
+    coordinator.store.close()
+    runner, home = CliRunner(), coordinator.store.home.root
+    made = runner.invoke(main, ["backup", str(tmp_path / "b"), "--home", str(home), "--json"])
+    assert made.exit_code == 0, made.output
+    facts = json.loads(made.stdout)
+    assert (facts["federation"], facts["outside"]) == ("skin", []) and facts["bytes"] == (tmp_path / "b").stat().st_size
+    assert runner.invoke(main, ["backup", str(tmp_path / "b"), "--home", str(home)]).exit_code == 2
+    refused = runner.invoke(main, ["restore", str(tmp_path / "b"), "--home", str(home)])
+    assert refused.exit_code == 1 and "choose a new or empty folder" in refused.stderr
+    again = runner.invoke(main, ["restore", str(tmp_path / "b"), "--home", str(folder / "there")])
+    assert again.exit_code == 0 and "restored skin in" in again.stdout and "revoke again" in again.stderr
+    shown = runner.invoke(main, ["log", "--home", str(folder / "there")])
+    assert "skin was restored from its backup of 20" in shown.stdout and "a backup of skin was made" in shown.stdout
+    told = runner.invoke(main, ["restore", str(tmp_path / "b"), "--home", str(folder / "json"), "--json"])
+    assert json.loads(told.stdout)["federation"] == "skin"
+
+
+def test_memory_does_not_grow_with_the_backup(tmp_path: Path) -> None:
+    """A file of 64 MiB goes in and out in pieces: at most 8 MiB of Python's memory."""
+    import tracemalloc
+
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    try:
+        write_backup(tmp_path / "backup", ABOUT, [Source(path="blobs/large", file=tmp_path / "large")])
+        unpack(tmp_path / "backup", read_manifest(tmp_path / "backup"), tmp_path / "out", blobs=True, but="")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "out/blobs/large").stat().st_size == 64 << 20

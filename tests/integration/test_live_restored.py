@@ -1,0 +1,81 @@
+"""GPU sites in a federation whose coordinator is restored from a backup in the middle of a round.
+
+The oracle is the local engine, which never sees a network: what was lost with the backup is learned again, and the
+federation ends with the same digest. Source: docs/security.md check 67, docs/decisions/0056.
+"""
+
+import gc
+import socket
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.live_coordinator import Live
+from tests.integration.test_live_sites import DATA, SITES, call, enrol, to_the_end
+
+from edgefl_coordinator.cli import main
+from edgefl_coordinator.commands.setup import task_of_run
+from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store.coordinator import open_coordinator
+from edgefl_trainer.engine import run as engine
+from edgefl_trainer.engine.settings import resolve
+from edgefl_trainer.live import join
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of the server in a thread, when it is stopped
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Elsewhere(Live):
+    """A restored folder, served on the port that members know."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.listening = socket.create_server(("127.0.0.1", port))
+        self.home = CoordinatorHome(folder)
+        self.coordinator = open_coordinator(self.home)
+
+
+@pytest.mark.slow
+def test_a_restored_federation_ends_with_the_digest_of_the_local_engine(tmp_path: Path) -> None:
+    """One site replied before the backup, the other after it, and all rounds were done that the backup does not know."""
+    torch.set_num_threads(1)
+    chosen: dict[str, Any] = {"data": (DATA,), "preset": "tiny", "backbone": "tiny", "image_px": 36, "device": "cpu"}
+    local = engine.run(resolve("fedevprompt", chosen, None, []), tmp_path / "local", resume=False)
+    before = Live(tmp_path / "coordinator", *task_of_run(tmp_path / "local", []))
+    with before.serving():
+        for name in SITES:
+            enrol(before, tmp_path, name)
+        before.move_on()
+        join(call(tmp_path / SITES[0], SITES[0]))
+        before.coordinator.store.close()  # what `backup` opens itself, as no administration socket is there
+        main(["backup", str(tmp_path / "backup"), "--home", str(before.home.root)], standalone_mode=False)
+        before.coordinator = open_coordinator(before.home)
+    port = before.coordinator.settings.port
+    again = Live.__new__(Live)
+    again.listening, again.home, again.coordinator = (
+        socket.create_server(("127.0.0.1", port)), before.home, before.coordinator
+    )  # fmt: skip
+    with again.serving():
+        for _ in range(2):
+            for name in SITES:
+                join(call(tmp_path / name, name))
+            again.move_on()
+        lost = again.operate("status")
+        again.coordinator.store.close()
+    main(["restore", str(tmp_path / "backup"), "--home", str(tmp_path / "new")], standalone_mode=False)
+    restored = Elsewhere(tmp_path / "new", port)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    try:
+        with restored.serving():
+            told = restored.operate("status")
+            assert [(one["round"], one["state"]) for one in (lost, told)] == [(2, "done"), (1, "open")]
+            found = to_the_end(restored, tmp_path)
+            assert restored.operate("status")["state_sha256"] == local["state_sha256"]
+    finally:
+        restored.coordinator.store.close()
+    assert {one["summary"]["state_sha256"] for one in found.values()} == {local["state_sha256"]}
