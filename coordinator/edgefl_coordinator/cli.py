@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.backup import backup, restore
+from edgefl_coordinator.commands.backup import backup, restore, upgrade
 from edgefl_coordinator.commands.init import init
 from edgefl_coordinator.commands.keys import revoke, root, rotate
 from edgefl_coordinator.commands.log import audit, check_log, log
@@ -62,6 +62,7 @@ for command in (
     set_,
     start,
     status,
+    upgrade,
 ):
     main.add_command(command)
 

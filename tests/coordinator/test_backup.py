@@ -9,9 +9,11 @@ import json
 import os
 import random
 import re
+import sqlite3
 import stat
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from edgefl_coordinator.store import audit, audit_heads, revocations, snapshot
 from edgefl_coordinator.store.audit_chain import check_log, read_head
 from edgefl_coordinator.store.backup_file import About, Source, read_manifest, unpack, write_backup
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys, open_coordinator
+from edgefl_coordinator.store.tables import VERSION
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import KeyMaterialError, StorageError
@@ -437,3 +440,54 @@ def test_memory_does_not_grow_with_the_backup(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert (tmp_path / "out/blobs/large").stat().st_size == 64 << 20
+
+
+def test_what_the_settings_name_elsewhere_is_told(coordinator, folder: Path) -> None:
+    """A certificate of another folder, and the gate's program, are not in the backup; one in the folder is."""
+    home = coordinator.store.home
+    for name, place in (("own", folder), ("mine", home.root)):
+        (place / name).write_bytes((home.tls / "ca.pem").read_bytes())
+    (home.root / "judge").write_text("#!/bin/sh\n")
+    (home.root / "judge").chmod(0o700)
+    OPERATIONS["set"](coordinator, {"changes": {"ca": "../own", "protection.gate": "judge --hard"}})
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    assert facts["outside"] == [str(folder / "own"), str(home.root / "judge")]
+    OPERATIONS["set"](coordinator, {"changes": {"ca": "mine", "protection.gate": ""}})
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    assert facts["outside"] == []
+    assert (snapshot.folder_of(home, facts["snapshot"]) / "mine").is_file()
+
+
+def test_upgrade_tries_on_a_copy(make_coordinator, tmp_path: Path) -> None:
+    """A store from before there were versions is opened; one of other tables, or newer, is refused unchanged."""
+    coordinator = make_coordinator()
+    coordinator.store.close()
+    home, runner = coordinator.store.home, CliRunner()
+
+    def typed(*more: str) -> Any:
+        return runner.invoke(main, ["upgrade", "--home", str(home.root), *more])
+
+    def prepared(*statements: str) -> bytes:
+        with closing(sqlite3.connect(home.database)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+        return home.database.read_bytes()
+
+    said = typed("--dry-run")
+    assert said.exit_code == 0 and f"has version {VERSION}, which this program uses" in said.stdout
+    assert json.loads(typed("--json").stdout) == {"found": VERSION, "known": VERSION, "changed": False}
+    before = prepared("PRAGMA user_version = 0")
+    assert json.loads(typed("--dry-run", "--json").stdout) == {"found": 0, "known": VERSION, "changed": False}
+    assert home.database.read_bytes() == before and list(home.jobs.iterdir()) == []
+    assert f"of version 0 now has version {VERSION}" in typed().stdout
+    before = prepared("PRAGMA user_version = 99")
+    for more in ((), ("--dry-run",)):
+        newer = typed(*more)
+        assert newer.exit_code == 1 and "a newer version of edgefl-derm made the store" in newer.stderr
+    assert home.database.read_bytes() == before
+    before = prepared("PRAGMA user_version = 0", "CREATE TABLE other (x)")
+    other = typed("--dry-run")
+    assert other.exit_code == 1 and "with other tables" in other.stderr and home.database.read_bytes() == before
+    home.database.unlink()
+    assert "has no store yet" in typed("--dry-run").stderr

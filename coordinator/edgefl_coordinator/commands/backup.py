@@ -1,4 +1,4 @@
-"""`edgefl-coordinator backup` and `restore`: a coordinator's folder in one file, and back."""
+"""`edgefl-coordinator backup`, `restore` and `upgrade`: a folder in one file and back, and one of an older version."""
 
 import contextlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgefl_coordinator.commands.options import FILE, JSON, PASSPHRASE, Operator, for_operator, guarded, moment
+from edgefl_coordinator.commands.options import FILE, HOME, JSON, PASSPHRASE, Operator, for_operator, guarded, moment
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted
@@ -38,7 +38,7 @@ def backup(operator: Operator, file: Path) -> None:
     told = {"federation": about.federation, "made_ms": about.made_ms, "rows": about.rows, "files": count, "bytes": size}
     operator.show({"file": str(file), **told, "outside": outside}, f"{file}: {counted(count, 'file')}, {size} bytes")
     for path in outside:
-        click.echo(f"warning: {path} lies outside of the folder and is not in the backup; keep it, too", err=True)
+        click.echo(f"warning: {path} is not in the backup; keep it, too", err=True)
 
 
 def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":
@@ -84,3 +84,30 @@ def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool)
         err=True,
     )
     click.echo(f"next: {operator.typed('edgefl-coordinator serve')}", err=True)
+
+
+@click.command()
+@HOME
+@click.option("--dry-run", is_flag=True, help="Try it on a copy of the store, and change nothing.")
+@JSON
+@guarded
+def upgrade(home: Path, dry_run: bool, as_json: bool) -> None:
+    """Bring a folder to this version of the program, or say why not.
+
+    `serve` does the same when it starts. Make a backup before.
+    """
+    from edgefl_coordinator.settings import CoordinatorHome, load_settings
+    from edgefl_coordinator.store import upgrading
+    from edgefl_coordinator.web.admin import is_served
+
+    folder = CoordinatorHome(home.resolve())
+    load_settings(folder)
+    found = upgrading.found(folder)
+    if found != upgrading.KNOWN and not is_served(folder):
+        (upgrading.tried if dry_run else upgrading.done)(folder)
+    facts = {"found": found, "known": upgrading.KNOWN, "changed": found != upgrading.KNOWN and not dry_run}
+    to = f"version {upgrading.KNOWN}"
+    said = f"now has {to}" if facts["changed"] else f"can be brought to {to}, as tried on a copy"
+    told = f"the store has {to}, which this program uses: nothing is to be done"
+    text = told if found == upgrading.KNOWN else f"the store of version {found} {said}"
+    Operator(home, None, as_json).show(facts, text)

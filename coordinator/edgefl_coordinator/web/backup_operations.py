@@ -7,6 +7,7 @@ backup keeps no request waiting. The audit log says when. Source: docs/security.
 from collections.abc import Mapping
 from typing import Any
 
+from edgefl_coordinator.rounds.gate import command_of
 from edgefl_coordinator.store import audit, snapshot
 from edgefl_coordinator.store.coordinator import Coordinator
 
@@ -15,16 +16,18 @@ Facts = dict[str, Any]
 
 
 def begin_backup(coordinator: Coordinator, _: Arguments) -> Facts:
-    """Take a snapshot: {} → {snapshot, federation, made_ms, rows of the audit log in it, outside}.
+    """Take a snapshot: {} → {snapshot, federation, made_ms, outside}.
 
-    `outside` are files that the settings name and that lie elsewhere. A `StorageError` where the disk is full.
+    `outside` are files that the settings name and that are not in it: the gate's program, and what lies elsewhere. A
+    `StorageError` where the disk is full.
     """
     settings, now_ms, home = coordinator.settings, coordinator.clock(), coordinator.store.home
     with coordinator.store.transaction() as connection:
         audit.append(connection, now_ms, "backup", settings.federation)
     name = snapshot.take(coordinator)
     told = {"snapshot": name, "federation": settings.federation, "made_ms": now_ms}
-    return told | {"outside": [str(path) for path in snapshot.outside(home, settings)]}
+    outside = [str(path) for path in snapshot.outside(home, settings)]
+    return told | {"outside": outside + list(command_of(settings.protection.gate, home.root)[:1])}
 
 
 def end_backup(coordinator: Coordinator, arguments: Arguments) -> Facts:
