@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
+from tests.coordinator.backups import backup_of
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
@@ -38,20 +39,6 @@ from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
 
 ABOUT = About(federation="skin", made_ms=1, program="0.1.0", store=1, rows=0)
-
-
-def backup_of(coordinator: Coordinator, path: Path) -> Path:
-    """What the command does, with the coordinator in this process."""
-    facts = OPERATIONS["begin_backup"](coordinator, {})
-    folder = snapshot.folder_of(coordinator.store.home, facts["snapshot"])
-    version, rows, begun = snapshot.what_it_holds(folder)
-    about = About(federation="skin", made_ms=facts["made_ms"], program="0.1.0", store=version, rows=rows)
-    sources = [Source(path=str(one.relative_to(folder)), file=one, most=begun.get(one.name))
-               for one in snapshot.files_of(folder)]  # fmt: skip
-    write_backup(path, about, sources)
-    OPERATIONS["end_backup"](coordinator, {"snapshot": facts["snapshot"]})
-    assert not list(coordinator.store.home.jobs.iterdir())
-    return path
 
 
 @pytest.fixture
@@ -219,10 +206,13 @@ def test_what_was_sealed_before_is_refused_and_what_was_answered_stays(
         assert connection.scalar(text("SELECT max(number) FROM rounds")) == 2
 
 
-def test_numbers_rise_above_all_that_were_lost(coordinator, restored, clock, tmp_path: Path) -> None:
-    """docs/security.md 2.6: a key record or a list of revoked keys of a lower number would be refused by members.
+def test_numbers_of_keys_rise_and_that_of_the_list_of_revoked_keys_waits(
+    coordinator, restored, clock, tmp_path: Path
+) -> None:
+    """docs/security.md 2.6: members refuse a key record or a list of a lower number than they have seen.
 
-    The same backup restored twice counts higher the second time.
+    The key record's is above all that were lost, also where the same backup is restored again. The list's is not before
+    the operator has revoked again, and says so: one without a stolen key would bring that key back.
     """
 
     def numbers(one: Coordinator) -> tuple[int, int]:
@@ -230,18 +220,22 @@ def test_numbers_rise_above_all_that_were_lost(coordinator, restored, clock, tmp
             return one.keys.ring.number, revocations.listed(connection)[0]
 
     path = backup_of(coordinator, tmp_path / "backup")
-    seen = [numbers(coordinator)]
+    at_backup, seen = numbers(coordinator), [0]
     for turn in range(3):
         clock.now_ms += 5000
         for number in range(4):
             OPERATIONS["revoke_signer"](coordinator, {"key_id": f"{turn}{number}" * 32})
             OPERATIONS["rotate"](coordinator, {"signing": False})
-        seen.append(numbers(coordinator))
+        lost = numbers(coordinator)
         clock.now_ms += 1000
         coordinator = restored(path, f"turn-{turn}")
-        seen.append(numbers(coordinator))
-    assert all(before[0] < after[0] and before[1] < after[1] for before, after in itertools.pairwise(seen))
-    assert not coordinator.keys.ring.previous
+        again = numbers(coordinator)
+        seen += [lost[0], again[0]]
+        assert again[1] == at_backup[1] < lost[1] and not coordinator.keys.ring.previous
+    assert all(before < after for before, after in itertools.pairwise(seen))
+    OPERATIONS["revoke_signer"](coordinator, {"key_id": "20" * 32})
+    OPERATIONS["rotate"](coordinator, {"signing": False})
+    assert numbers(coordinator)[1] > lost[1]
 
 
 def test_heads_of_what_was_lost_are_explained(coordinator, tools, restored, clock, tmp_path: Path) -> None:

@@ -80,10 +80,11 @@ def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool)
     facts = {"federation": about.federation, "home": str(home), "backup_ms": about.made_ms, "restored_ms": now_ms}
     operator.show(facts, f"restored {about.federation} in {home}, as it was at {moment(about.made_ms)}")
     click.echo(
-        "what happened since is not known here: revoke again who was revoked, and publish again what was published",
+        "what happened since is not known here: revoke again who was revoked since, then run: "
+        f"{operator.typed('edgefl-coordinator rotate')}; publish again what was published",
         err=True,
     )
-    click.echo(f"next: {operator.typed('edgefl-coordinator serve')}", err=True)
+    click.echo(f"then: {operator.typed('edgefl-coordinator serve')}", err=True)
 
 
 @click.command()

@@ -6,7 +6,8 @@ Guarantees:
     The restored coordinator has a new sealing key and none of before. So no message that was sealed before opens,
     whatever the replay windows have forgotten; members fetch the new key, and send what they still have in new
     messages. What was acknowledged before the backup keeps its first answer.
-    The numbers of the key record and of the list of revoked keys rise above all that were lost.
+    The number of the key record rises above all that were lost. That of the list of revoked keys does not: devices
+    refuse a list that may lack a stolen key, until the operator has revoked it again and says so (`rotate`).
     The audit log goes on from the backup's with the row `restored`, which is signed.
 Source: docs/security.md check 67; docs/decisions/0056.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, settings_from_table
-from edgefl_coordinator.store import audit, audit_heads, revocations
+from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.audit_chain import RESTORED
 from edgefl_coordinator.store.backup_file import About, Manifest, content, read_manifest, unpack
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys
@@ -97,7 +98,6 @@ def _begin_anew(
         with store.transaction() as connection:
             detail = {"backup": _moment(about.made_ms), "backup_ms": about.made_ms, "rows": about.rows}
             audit.append(connection, now_ms, RESTORED, settings.federation, detail)
-            revocations.number_anew(connection, now_ms)
         coordinator_keys.renew_restored(coordinator, now_ms - about.made_ms)
         audit_heads.sign(coordinator)
     finally:
