@@ -9,6 +9,7 @@ Digests: SHA-256 over PAE(name, type, shape, little-endian bytes, …) of the ar
 
 import hashlib
 import math
+import mmap
 import re
 import struct
 from collections.abc import Mapping
@@ -61,8 +62,8 @@ class Payload:
         return write_tensors(self.arrays, {name: _write_scalar(value) for name, value in self.scalars.items()})
 
     @classmethod
-    def from_bytes(cls, data: bytes, max_bytes: int = MAX_PAYLOAD_BYTES) -> "Payload":
-        """Decode.
+    def from_bytes(cls, data: bytes | mmap.mmap, max_bytes: int = MAX_PAYLOAD_BYTES) -> "Payload":
+        """Decode; of a mapped file nothing is copied, so it has to stay as it is.
 
         Raises:
             PayloadError: anything else than a well-formed, bounded payload.
@@ -114,13 +115,15 @@ def _freeze(name: str, value: Array) -> Array:
 
 
 def _own(array: Array) -> Array:
-    """Return the array itself where its bytes are immutable, else a copy."""
+    """Return the array itself where its bytes are immutable, or a file's that was mapped to be read; else a copy."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
             return array.copy()
         base = base.base
-    return array if base is None or isinstance(base, bytes) else array.copy()
+    mapped = isinstance(base, memoryview) and base.readonly and isinstance(base.obj, mmap.mmap)
+    immutable = mapped or isinstance(base, bytes)
+    return array if base is None or immutable else array.copy()
 
 
 def _plain(name: str, value: object) -> Scalar:

@@ -9,6 +9,7 @@ Subnormal numbers are ordinary numbers here (float16 maps are full of them) and 
 
 import json
 import math
+import mmap
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -111,7 +112,7 @@ def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> b
 
 
 def read_tensors(
-    data: bytes,
+    data: bytes | mmap.mmap,
     *,
     max_bytes: int,
     max_tensors: int = MAX_TENSORS,
@@ -167,7 +168,7 @@ def tensor_names(pieces: Iterable[bytes]) -> list[str]:
     return [check_name(name) for name in sorted(header) if name != METADATA]
 
 
-def _read_header(data: bytes, max_header: int) -> tuple[dict[str, Any], int]:
+def _read_header(data: bytes | mmap.mmap, max_header: int) -> tuple[dict[str, Any], int]:
     """Return the parsed JSON header and the offset of the first data byte."""
     if len(data) < 10:
         raise PayloadError(f"{len(data)} bytes are too few for a tensor file", "truncated")
@@ -226,7 +227,7 @@ def _read_entry(name: str, value: object) -> tuple[str, str, tuple[int, ...], in
     return name, DTYPES[code], shape, begin, end
 
 
-def _view(name: str, data: bytes, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+def _view(name: str, data: bytes | mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
     """Return a read-only, aligned array over (or copied from) the file's bytes."""
     count = math.prod(shape)
     flat: Array = np.frombuffer(data, dtype, count, offset) if count else np.empty(0, dtype)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from edgefl_coordinator.store import snapshot
-from edgefl_coordinator.store.backup_file import About, Source, write_backup
+from edgefl_coordinator.store.backup_file import About, BackedUp, write_backup
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.operations import OPERATIONS
 
@@ -14,7 +14,7 @@ def backup_of(coordinator: Coordinator, path: Path) -> Path:
     folder = snapshot.folder_of(coordinator.store.home, facts["snapshot"])
     version, rows, begun = snapshot.what_it_holds(folder)
     about = About(federation="skin", made_ms=facts["made_ms"], program="0.1.0", store=version, rows=rows)
-    sources = [Source(path=str(one.relative_to(folder)), file=one, most=begun.get(one.name))
+    sources = [BackedUp(path=str(one.relative_to(folder)), file=one, most=begun.get(one.name))
                for one in snapshot.files_of(folder)]  # fmt: skip
     write_backup(path, about, sources)
     OPERATIONS["end_backup"](coordinator, {"snapshot": facts["snapshot"]})

@@ -30,7 +30,7 @@ from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import audit, audit_heads, revocations, snapshot
 from edgefl_coordinator.store.audit_chain import check_log, read_head
-from edgefl_coordinator.store.backup_file import About, Source, read_manifest, unpack, write_backup
+from edgefl_coordinator.store.backup_file import About, BackedUp, read_manifest, unpack, write_backup
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys, open_coordinator
 from edgefl_coordinator.store.tables import VERSION
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -67,7 +67,7 @@ def small(tmp_path: Path) -> Path:
     """A backup of three small files, one of them empty."""
     for name, data in (("a", b"first"), ("b", b""), ("c", os.urandom(40))):
         (tmp_path / name).write_bytes(data)
-    sources = [Source(path=f"keys/{name}", file=tmp_path / name) for name in "abc"]
+    sources = [BackedUp(path=f"keys/{name}", file=tmp_path / name) for name in "abc"]
     write_backup(tmp_path / "small", ABOUT, sources)
     return tmp_path / "small"
 
@@ -110,11 +110,11 @@ def test_a_backup_cut_or_changed_at_any_byte_is_refused(small: Path, tmp_path: P
 def test_a_path_that_leaves_the_folder_is_refused(small: Path, tmp_path: Path) -> None:
     for path in ("../outside", "/etc/outside", "keys/../../outside", "", "a\0b"):
         small.unlink()
-        write_backup(small, ABOUT, [Source(path=path, file=tmp_path / "a")])
+        write_backup(small, ABOUT, [BackedUp(path=path, file=tmp_path / "a")])
         with pytest.raises(OperatorError, match="not whole"):
             read_manifest(small)
     small.unlink()
-    write_backup(small, ABOUT, [Source(path="keys/a", file=tmp_path / "a")] * 2)
+    write_backup(small, ABOUT, [BackedUp(path="keys/a", file=tmp_path / "a")] * 2)
     with pytest.raises(OperatorError, match="not whole"):
         read_manifest(small)
 
@@ -428,7 +428,7 @@ def test_memory_does_not_grow_with_the_backup(tmp_path: Path) -> None:
         file.truncate(64 << 20)
     tracemalloc.start()
     try:
-        write_backup(tmp_path / "backup", ABOUT, [Source(path="blobs/large", file=tmp_path / "large")])
+        write_backup(tmp_path / "backup", ABOUT, [BackedUp(path="blobs/large", file=tmp_path / "large")])
         unpack(tmp_path / "backup", read_manifest(tmp_path / "backup"), tmp_path / "out", blobs=True, but="")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:

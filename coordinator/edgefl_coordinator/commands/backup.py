@@ -44,14 +44,14 @@ def backup(operator: Operator, file: Path) -> None:
 def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":
     from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.store import snapshot
-    from edgefl_coordinator.store.backup_file import About, Source, write_backup
+    from edgefl_coordinator.store.backup_file import About, BackedUp, write_backup
     from edgefl_protocol.distribution import VERSION
 
     folder = snapshot.folder_of(CoordinatorHome(operator.home.resolve()), str(facts["snapshot"]))
     store, rows, begun = snapshot.what_it_holds(folder)
     about = About(federation=facts["federation"], made_ms=facts["made_ms"], program=VERSION, store=store, rows=rows)
     sources = (
-        Source(path=path.relative_to(folder).as_posix(), file=path, most=begun.get(path.name))
+        BackedUp(path=path.relative_to(folder).as_posix(), file=path, most=begun.get(path.name))
         for path in snapshot.files_of(folder)
     )
     return about, len(write_backup(file, about, sources).files)

@@ -22,7 +22,7 @@ from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, settings_from_table
 from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.audit_chain import RESTORED
-from edgefl_coordinator.store.backup_file import About, Manifest, content, read_manifest, unpack
+from edgefl_coordinator.store.backup_file import About, BackupManifest, content, read_manifest, unpack
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.store.tables import VERSION
@@ -89,7 +89,11 @@ def _settings(backup: Path, config: bytes) -> CoordinatorSettings:
 
 
 def _begin_anew(
-    home: CoordinatorHome, settings: CoordinatorSettings, manifest: Manifest, passphrase: bytes | None, now_ms: int
+    home: CoordinatorHome,
+    settings: CoordinatorSettings,
+    manifest: BackupManifest,
+    passphrase: bytes | None,
+    now_ms: int,
 ) -> None:
     about = manifest.about
     store = open_store(home)

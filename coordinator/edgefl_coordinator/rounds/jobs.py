@@ -6,27 +6,33 @@
 
 Guarantees: the worker reads files that the store wrote and leaves a result that is there whole, or not at all; the
 server reads its table bounded and checked, so a network of any size costs it no memory. Both sides of the border are in
-this module, so they cannot drift apart. Nothing here imports the trainer. Source: docs/security.md, decision 7 and
-reliability.
+this module, so they cannot drift apart. Large replies are mapped from their files, and whoever goes from one to the
+next has the pages of one in memory, however many there are. Nothing here imports the trainer. Source:
+docs/security.md, decision 7 and reliability.
 """
 
+import mmap
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from numpy.typing import NDArray
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorSettings, ProtectionSettings
 from edgefl_protocol import Payload, digest
-from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.durable import open_bounded, read_bounded, write_atomic
 from edgefl_protocol.fields import Plain
 
 JobKind = Literal["start", "aggregate", "broadcast"]
 GateWord = Literal["", "accepted", "refused"]  # "" where no gate was asked
 
 MAX_RESULT_BYTES = 2**31
+MAPPED_BYTES = 2**20  # a reply from here on is mapped: the file of a blob never changes
+_OTHER_FILES = 128  # that the worker may have open beside them
 ERRORS = "errors"
 _MAX_JOB_BYTES = 16 * 2**20
 _JOB = "job.json"
@@ -157,3 +163,78 @@ def read_result(folder: Path) -> JobFiles:
         return msgspec.json.decode(data, type=JobFiles, dec_hook=lambda _, name: folder / Path(name).name)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OperatorError(f"the aggregation worker left a damaged result: {error}") from error
+
+
+def read_replies(job: Job) -> dict[str, Payload]:
+    """Read the replies of a job, by site in name order; what is made from one, such as a shortened update, is a copy.
+
+    Raises:
+        StorageError: a file is missing.
+        PayloadError: one breaks its form.
+    """
+    window = _Window(_raise_descriptors(len(job.replies)))
+    return {name: _read_reply(Path(file), window) for name, file in sorted(job.replies.items())}
+
+
+class _Window:
+    """Lets go of the pages of one mapped file when another is looked at; they come again from the file."""
+
+    def __init__(self, most: int) -> None:
+        self._last: mmap.mmap | None = None
+        self._left = most  # files that may still be mapped
+
+    def map(self, path: Path) -> mmap.mmap | None:
+        """Map a large file; None where it is small, or cannot be mapped."""
+        with open_bounded(path, MAX_RESULT_BYTES) as file:
+            if self._left <= 0 or path.stat().st_size < MAPPED_BYTES:
+                return None
+            try:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError:  # of a file system that maps nothing
+                return None
+        self._left -= 1
+        self.look_at(mapped)
+        return mapped
+
+    def look_at(self, mapped: mmap.mmap) -> None:
+        if self._last is not None and self._last is not mapped:
+            self._last.madvise(mmap.MADV_DONTNEED)
+        self._last = mapped
+
+
+class _MappedArrays(Mapping[str, NDArray[Any]]):
+    """The arrays of a mapped reply."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], mapped: mmap.mmap, window: _Window) -> None:
+        self._arrays, self._mapped, self._window = arrays, mapped, window
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        found = self._arrays[name]
+        self._window.look_at(self._mapped)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _read_reply(path: Path, window: _Window) -> Payload:
+    mapped = window.map(path)
+    if mapped is None:
+        return Payload.from_bytes(read_bounded(path, MAX_RESULT_BYTES), MAX_RESULT_BYTES)
+    payload = Payload.from_bytes(mapped, MAX_RESULT_BYTES)
+    in_turn = _MappedArrays(payload.arrays, mapped, window)
+    object.__setattr__(payload, "arrays", in_turn)  # the same arrays
+    return payload
+
+
+def _raise_descriptors(replies: int) -> int:
+    """Allow this process an open file for each reply, for a mapping keeps one; return how many it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = replies + _OTHER_FILES
+    if soft < wanted and (hard == resource.RLIM_INFINITY or soft < hard):
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft - _OTHER_FILES

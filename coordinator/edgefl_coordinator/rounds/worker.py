@@ -21,7 +21,15 @@ import numpy as np
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.gate import judged
-from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, EncodedPayloads, Job, JobResult, read_job, write_result
+from edgefl_coordinator.rounds.jobs import (
+    MAX_RESULT_BYTES,
+    EncodedPayloads,
+    Job,
+    JobResult,
+    read_job,
+    read_replies,
+    write_result,
+)
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.worker_process import do_jobs
 from edgefl_protocol import EdgeflError, Payload
@@ -61,7 +69,7 @@ def run_job(job: Job, scratch: Path | None = None) -> JobResult:
 def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[str, ...]) -> JobResult:
     """Aggregate the sound replies of a round; the others are named with what is wrong."""
     phase = method.phases(task.rounds)[job.number - 1]
-    replies = {name: _payload(path) for name, path in sorted(job.replies.items())}
+    replies = read_replies(job)
 
     def take(chosen: Mapping[str, Payload]) -> JobResult:
         following = method.aggregate(state, phase, chosen)

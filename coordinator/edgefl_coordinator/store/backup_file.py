@@ -52,14 +52,14 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rows: Count  # of the audit log
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stands at the end of a backup."""
 
     about: About
     files: tuple[Kept, ...]
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class BackedUp(msgspec.Struct, frozen=True, kw_only=True):
     """A file that goes into a backup."""
 
     path: str  # in the backup
@@ -67,7 +67,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     most: int | None = None  # bytes that count; None for all
 
 
-def write_backup(path: Path, about: About, sources: Iterable[Source]) -> Manifest:
+def write_backup(path: Path, about: About, sources: Iterable[BackedUp]) -> BackupManifest:
     """Write a backup to a new file, which its owner alone can read, without its bytes in memory.
 
     Raises:
@@ -78,10 +78,10 @@ def write_backup(path: Path, about: About, sources: Iterable[Source]) -> Manifes
         raise OperatorError(f"{path} exists already; name a new file")
     files: list[Kept] = []
     write_pieces(path, _pieces(about, sources, files), mode=0o600)
-    return Manifest(about=about, files=tuple(files))
+    return BackupManifest(about=about, files=tuple(files))
 
 
-def _pieces(about: About, sources: Iterable[Source], files: list[Kept]) -> Iterator[bytes]:
+def _pieces(about: About, sources: Iterable[BackedUp], files: list[Kept]) -> Iterator[bytes]:
     yield _MAGIC
     for source in sources:
         hasher, size = hashlib.sha256(), 0
@@ -91,12 +91,12 @@ def _pieces(about: About, sources: Iterable[Source], files: list[Kept]) -> Itera
             yield piece
         public = bool(source.file.stat().st_mode & 0o004)
         files.append(Kept(path=source.path, bytes=size, sha256=hasher.hexdigest(), public=public))
-    manifest = msgspec.json.encode(Manifest(about=about, files=tuple(files)))
+    manifest = msgspec.json.encode(BackupManifest(about=about, files=tuple(files)))
     yield manifest
     yield f"\n{len(manifest):020d} {hashlib.sha256(manifest).hexdigest()}\n".encode()
 
 
-def _part(source: Source) -> Iterator[bytes]:
+def _part(source: BackedUp) -> Iterator[bytes]:
     left = file_bytes(source.file) if source.most is None else source.most
     for piece in read_pieces(source.file, _MAX_BYTES, _PIECE):
         if left <= 0:
@@ -107,7 +107,7 @@ def _part(source: Source) -> Iterator[bytes]:
         raise StorageError(f"{source.file} ended early; make the backup again", "storage")
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> BackupManifest:
     """Read what a backup holds.
 
     Raises:
@@ -129,7 +129,7 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _manifest(path: Path, file: BinaryIO) -> tuple[Manifest, int]:
+def _manifest(path: Path, file: BinaryIO) -> tuple[BackupManifest, int]:
     size = file.seek(0, 2)
     file.seek(max(0, size - _TAIL_BYTES))
     tail = _TAIL.fullmatch(file.read(_TAIL_BYTES))
@@ -141,12 +141,12 @@ def _manifest(path: Path, file: BinaryIO) -> tuple[Manifest, int]:
     if hashlib.sha256(data).hexdigest().encode() != tail[2]:
         raise _damaged(path)
     try:
-        return msgspec.json.decode(data, type=Manifest), length
+        return msgspec.json.decode(data, type=BackupManifest), length
     except (msgspec.DecodeError, UnicodeDecodeError):  # its digest is right
         raise OperatorError(f"another version of edgefl-derm made {path}; restore it with that one") from None
 
 
-def unpack(path: Path, manifest: Manifest, folder: Path, *, blobs: bool, but: str) -> None:
+def unpack(path: Path, manifest: BackupManifest, folder: Path, *, blobs: bool, but: str) -> None:
     """Write the files of a backup below a folder: the small ones, or database and blobs; `but` is left out.
 
     Raises:
@@ -164,7 +164,7 @@ def unpack(path: Path, manifest: Manifest, folder: Path, *, blobs: bool, but: st
             place += one.bytes
 
 
-def content(path: Path, manifest: Manifest, name: str, most: int) -> bytes:
+def content(path: Path, manifest: BackupManifest, name: str, most: int) -> bytes:
     """Return one small file of a backup; an `OperatorError` where it holds none, or it was changed."""
     place = len(_MAGIC)
     with open_bounded(path, _MAX_BYTES) as file:

@@ -214,14 +214,11 @@ def average(state: State, replies: Mapping[str, Payload], names: Callable[[str],
 
     Replies without arrays (a site that has not learned yet) do not count.
     """
-    sent = {
-        site: Payload({name: value for name, value in reply.arrays.items() if names(name)}, reply.scalars)
-        for site, reply in replies.items()
-    }
-    learned = {site: reply for site, reply in sent.items() if reply.arrays}
+    learned = {site: reply for site, reply in replies.items() if any(map(names, reply.arrays))}
     if not learned:
         return state
-    return State({**state.arrays, **weighted_mean(learned, sample_weights(learned))}, state.values)
+    sent = filter(names, learned[min(learned)].arrays)
+    return State({**state.arrays, **weighted_mean(learned, sample_weights(learned), sent)}, state.values)
 
 
 def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
