@@ -453,7 +453,7 @@ def test_what_the_settings_name_elsewhere_is_told(coordinator, folder: Path) -> 
 
 
 def test_upgrade_tries_on_a_copy(make_coordinator, tmp_path: Path) -> None:
-    """A store from before there were versions is opened; one of other tables, or newer, is refused unchanged."""
+    """A store of version 1 gets what it lacks; one of other tables, or newer, is refused unchanged."""
     coordinator = make_coordinator()
     coordinator.store.close()
     home, runner = coordinator.store.home, CliRunner()
@@ -471,16 +471,16 @@ def test_upgrade_tries_on_a_copy(make_coordinator, tmp_path: Path) -> None:
     said = typed("--dry-run")
     assert said.exit_code == 0 and f"has version {VERSION}, which this program uses" in said.stdout
     assert json.loads(typed("--json").stdout) == {"found": VERSION, "known": VERSION, "changed": False}
-    before = prepared("PRAGMA user_version = 0")
-    assert json.loads(typed("--dry-run", "--json").stdout) == {"found": 0, "known": VERSION, "changed": False}
+    before = prepared("DROP TABLE small_blobs", "PRAGMA user_version = 1")
+    assert json.loads(typed("--dry-run", "--json").stdout) == {"found": 1, "known": VERSION, "changed": False}
     assert home.database.read_bytes() == before and list(home.jobs.iterdir()) == []
-    assert f"of version 0 now has version {VERSION}" in typed().stdout
+    assert f"of version 1 now has version {VERSION}" in typed().stdout
     before = prepared("PRAGMA user_version = 99")
     for more in ((), ("--dry-run",)):
         newer = typed(*more)
         assert newer.exit_code == 1 and "a newer version of edgefl-derm made the store" in newer.stderr
     assert home.database.read_bytes() == before
-    before = prepared("PRAGMA user_version = 0", "CREATE TABLE other (x)")
+    before = prepared("PRAGMA user_version = 1", "CREATE TABLE other (x)")
     other = typed("--dry-run")
     assert other.exit_code == 1 and "with other tables" in other.stderr and home.database.read_bytes() == before
     home.database.unlink()
