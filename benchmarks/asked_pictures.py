@@ -5,12 +5,14 @@ five folds by picture, beside the picture at 12 × 12 pixels. `worded`: how far 
 tell their answers, and what a picture adds to a yes or no, where whole pictures or single questions are held out.
 `asked`: of the rows that a finished run learned from, tuned on and held out, the questions answered rightly with their
 own picture and with another one's (docs/methods.md 11.4). `prompted`: of a finished run's reported questions, the
-answers that change where no token reads a prompt, the gates, and the cosines between the sites' prompts (11.1).
+answers that change where no token reads a prompt, the gates, and the round of each model: one of round 1 has met no
+other site's prompt (11.2). Then cosines and eta of the prompts that lie on the server together after the last round.
 
     python benchmarks/asked_pictures.py held --data vqa-rad:vqa_rad.zip
     python benchmarks/asked_pictures.py worded --data vqa-rad:vqa_rad.zip
     python benchmarks/asked_pictures.py asked runs/vqa-rad/organs/local/seed-0
     python benchmarks/asked_pictures.py prompted runs/vqa-rad/organs/pfl-vqa/seed-0
+    python benchmarks/asked_pictures.py prompted --last-round runs/vqa-rad/organs/pfl-vqa/seed-0
 """
 
 import json
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from edgefl_trainer.contract import Predictor
     from edgefl_trainer.data import Federation
     from edgefl_trainer.engine.models import FinishedRun
     from edgefl_trainer.models.cnn import Backbone
@@ -91,8 +94,11 @@ def by_picture(run: "FinishedRun") -> Iterator[dict[str, Any]]:
             }
 
 
-def without_prompts(run: "FinishedRun") -> Iterator[dict[str, Any]]:
-    """Yield for each site its gates, and how many answers change with gates of 0; then the prompts' cosines."""
+def without_prompts(run: "FinishedRun", last_round: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield for each site its model's round and gates, and how many answers change with gates of 0.
+
+    The model is the kept one; with `last_round` that of the last round, which the checkpoints hold.
+    """
     import numpy as np
     import torch
 
@@ -101,26 +107,65 @@ def without_prompts(run: "FinishedRun") -> Iterator[dict[str, Any]]:
     from edgefl_trainer.learning.learners.answer_rows import answer_rows
 
     federation = load_data(run.settings, run.backbone.spec.image_px)
-    prompts = {}
     for site in run.sites:
-        predictor = run.predictor(site)
+        predictor = _of_last_round(run, site) if last_round else run.predictor(site)
+        kept = run.summary["sites"][site].get("selected_round", run.settings.rounds)
+        number = run.settings.rounds if last_round else kept
         rows = examples_of(federation, federation.sites[site].rows(federation.report_split))
         gates = {name: value for name, value in predictor.tensors.items() if name.endswith(".gate")}
         shut = replace(predictor, tensors={**predictor.tensors, **{name: np.zeros_like(gates[name]) for name in gates}})
         own, bare = (answer_rows(one, rows, torch.device("cpu"))["logits"].argmax(axis=1) for one in (predictor, shut))
-        parts = [value.ravel() for name, value in sorted(predictor.tensors.items()) if name.startswith("prompts.")]
-        prompts[site] = np.concatenate(parts).astype(np.float64)
         yield {
             "site": site,
+            "round": number,
+            "met_another_prompt": number > 1,
             "questions": len(rows),
             "gates": [round(float(value), 4) for _, value in sorted(gates.items())],
             "changed_without_prompts": int((own != bare).sum()),
             "right": int((own == rows.targets).sum()),
             "right_without_prompts": int((bare == rows.targets).sum()),
         }
+
+
+def _of_last_round(run: "FinishedRun", site: str) -> "Predictor":
+    """What the site scores with had it kept its last round; a `RunError` where the checkpoints lack a tensor.
+
+    The temperature stays that of the kept model: it changes no answer.
+    """
+    from edgefl_trainer.engine.checkpoint import Checkpoints
+    from edgefl_trainer.errors import RunError
+
+    checkpoints, kept = Checkpoints(run.folder / "checkpoints"), run.predictor(site)
+    arrays = checkpoints.load_state(checkpoints.progress().sites[site]).arrays
+    lacking = sorted(kept.tensors.keys() - arrays.keys() - {"temperature"})
+    if lacking:
+        raise RunError(f"{run.folder} holds no {', '.join(lacking)} of the last round.")
+    return replace(kept, tensors={name: arrays.get(name, value) for name, value in kept.tensors.items()})
+
+
+def last_exchange(run: "FinishedRun") -> Iterator[dict[str, Any]]:
+    """Yield the cosine between the prompts of two sites on the server after the last round, then each site's eta."""
+    import numpy as np
+
+    from edgefl_trainer.engine.checkpoint import Checkpoints
+    from edgefl_trainer.methods.pfl_vqa import PflVQA, exchange_weights
+
+    method, checkpoints = run.settings.build_method(), Checkpoints(run.folder / "checkpoints")
+    if not isinstance(method, PflVQA):
+        return
+    state = checkpoints.load_state(checkpoints.progress().server)
+    accuracies = {site: float(state.values[f"accuracy.{site}"]) for site in run.sites}
+    names = method.recipe.prompt_names
+    prompts = {
+        site: np.concatenate([state.arrays[f"{name}.{site}"].ravel() for name in names]).astype(np.float64)
+        for site in run.sites
+    }
     for one, other in combinations(run.sites, 2):
         lengths = np.linalg.norm(prompts[one]) * np.linalg.norm(prompts[other])
         yield {"prompts_of": [one, other], "cosine": round(float(prompts[one] @ prompts[other] / lengths), 5)}
+    for site in run.sites:
+        weights = exchange_weights(accuracies, prompts, site, method.exchange)
+        yield {"shared_prompt_of": site, "eta": {name: round(value, 4) for name, value in weights.items()}}
 
 
 def wordings(federation: "Federation") -> Iterator[dict[str, Any]]:
@@ -150,7 +195,7 @@ def yes_or_no(network: "Backbone", federation: "Federation") -> Iterator[dict[st
     """Yield the accuracy of a logistic regression on all yes/no questions of the data, five folds.
 
     It reads which words stand in a question; then also the site; then also the products of the principal components
-    of words and of the network's features.
+    of words and of the network's features. Nothing is drawn: the components are those of the full decomposition.
     """
     import numpy as np
     import torch
@@ -174,7 +219,7 @@ def yes_or_no(network: "Backbone", federation: "Federation") -> Iterator[dict[st
     site = np.array([[row in known for known in sites] for row in rows.tolist()], np.float64)
     every = Examples(federation.images, np.zeros(len(federation.images), np.int64), np.arange(len(federation.images)))
     features = StandardScaler().fit_transform(frozen_features(network, every, torch.device("cpu"))["mean"])
-    seen, asked = (PCA(min(COMPONENTS, *one.shape)).fit_transform(one) for one in (features, words))
+    seen, asked = (PCA(min(COMPONENTS, *one.shape), svd_solver="full").fit_transform(one) for one in (features, words))
     products = StandardScaler().fit_transform((seen[places][:, :, None] * asked[:, None, :]).reshape(len(rows), -1))
     read = {"words": words, "words, site": np.hstack([words, site])}
     read["words, site, words x picture"] = np.hstack([words, site, 0.3 * products])
@@ -221,13 +266,19 @@ def asked_command(runs: tuple[Path, ...]) -> None:
 
 @main.command("prompted")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
-def prompted_command(runs: tuple[Path, ...]) -> None:
-    """Ask finished runs without their prompts; a line for each run and site, and for each pair of sites."""
+@click.option("--last-round", is_flag=True, help="Ask the models of the last round, not those that were kept.")
+def prompted_command(runs: tuple[Path, ...], last_round: bool) -> None:
+    """Ask finished runs without their prompts; a line for each run and site, then what the server last exchanged."""
+    from edgefl_protocol.errors import EdgeflError
     from edgefl_trainer.engine.models import open_run
 
     for folder in runs:
-        for line in without_prompts(open_run(folder)):
-            click.echo(json.dumps({"run": str(folder), **line}))
+        run = open_run(folder)
+        try:
+            for line in chain(without_prompts(run, last_round), last_exchange(run)):
+                click.echo(json.dumps({"run": str(folder), **line}))
+        except EdgeflError as error:
+            raise click.ClickException(str(error)) from error
 
 
 @main.command("worded")

@@ -4,8 +4,10 @@ import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 from tests.trainer.conftest import edgefl_train, make_asked
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "asked_pictures.py"
@@ -57,17 +59,63 @@ def test_a_run_is_asked_with_both_pictures(drawn, tmp_path):
         assert 0 <= line["own_picture"] <= line["questions"]
 
 
-@pytest.mark.slow
-def test_a_run_is_asked_without_its_prompts(drawn, tmp_path):
-    """Fresh gates are 0 and learn from there; prompts that all begin alike still point one way."""
-    run = tmp_path / "run"
-    small = ("--preset", "tiny", "--backbone", "vit:32x2/12", "--image-px", "36", "--rounds", 1, "--device", "cpu")
-    done = edgefl_train("run", "pfl-vqa", "--data", f"vqa-rad:{drawn}", *small, "--out", run)
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory, cached):
+    """A run of two rounds: two sites have enough tune questions to keep either, the third keeps its last.
+
+    Steps are so large that a second round may be worse than the first.
+    """
+    run = tmp_path_factory.mktemp("exchanged") / "run"
+    drawn = make_asked(run.parent / "drawn", {"HEAD": 240, "CHEST": 240, "ABD": 24})
+    small = ("--preset", "tiny", "--backbone", "vit:32x2/12", "--image-px", "36", "--device", "cpu")
+    given = ("--data", f"vqa-rad:{drawn}", "--rounds", 2, "--select", "tune", "--set", "lr=0.05")
+    done = edgefl_train("run", "pfl-vqa", *given, *small, "--out", run)
     assert done.code == 0, done.err
-    found = lines("prompted", run)
-    sites, pairs = found[:3], found[3:]
-    for line in sites:
-        assert len(line["gates"]) == 2 and any(line["gates"])
-        assert 0 <= line["changed_without_prompts"] <= line["questions"]
-        assert abs(line["right"] - line["right_without_prompts"]) <= line["changed_without_prompts"]
-    assert len(pairs) == 3 and all(0 < line["cosine"] <= 1 for line in pairs)
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_is_asked_without_its_prompts(exchanged):
+    """Kept models are of the round that the summary names, those of the last round of the last states."""
+    told = json.loads((exchanged / "summary.json").read_text())["sites"]
+    latest = json.loads((exchanged / "checkpoints/latest.json").read_text())
+    assert len(latest["best"]) == 2
+    of_kept = latest["sites"] | {site: best["state"] for site, best in latest["best"].items()}
+    for words, states in (((), of_kept), (("--last-round",), latest["sites"])):
+        sites = [line for line in lines("prompted", *words, exchanged) if "site" in line]
+        assert len(sites) == 3
+        for line in sites:
+            assert line["round"] == (2 if words else told[line["site"]]["selected_round"])
+            assert line["met_another_prompt"] is (line["round"] == 2)  # in the first round nothing is broadcast
+            state = load_file(exchanged / "checkpoints" / states[line["site"]])
+            gates = [float(state[name]) for name in sorted(state) if name.startswith("fusion.") and "gate" in name]
+            assert line["gates"] == pytest.approx(gates, abs=1e-4)
+            assert 0 <= line["changed_without_prompts"] <= line["questions"]
+            assert abs(line["right"] - line["right_without_prompts"]) <= line["changed_without_prompts"]
+
+
+@pytest.mark.slow
+def test_cosines_and_eta_are_of_prompts_of_one_round(exchanged):
+    """Whichever rounds the sites kept: eta_i = acc_i cs(p_i, p_t) / sum of acc_j cs(p_j, p_t) of the last replies."""
+    latest = json.loads((exchanged / "checkpoints/latest.json").read_text())["sites"]
+    states = {site: load_file(exchanged / "checkpoints" / file) for site, file in latest.items()}
+    prompts = {site: np.concatenate([one["prompts.image"], one["prompts.text"]]) for site, one in states.items()}
+    learned = map(json.loads, (exchanged / "metrics.jsonl").read_text().splitlines())
+    accuracy = {line["site"]: line["tune_accuracy"] for line in learned if line.get("round") == 2 and "site" in line}
+    found = lines("prompted", exchanged)
+
+    def cosine(one, other):
+        one, other = (prompts[name].astype(float).ravel() for name in (one, other))
+        return one @ other / (one @ one * (other @ other)) ** 0.5
+
+    pairs = [line for line in found if "prompts_of" in line]
+    assert len(pairs) == 3 and all(
+        line["cosine"] == pytest.approx(cosine(*line["prompts_of"]), abs=1e-5) for line in pairs
+    )
+    shares = [line for line in found if "eta" in line]
+    assert {line["shared_prompt_of"] for line in shares} == set(latest)
+    for line in shares:
+        spoken = {name: accuracy[name] * cosine(name, line["shared_prompt_of"]) for name in line["eta"]}
+        assert len(spoken) == 2 and line["shared_prompt_of"] not in spoken
+        for name, value in spoken.items():
+            assert line["eta"][name] == pytest.approx(value / sum(spoken.values()), abs=1e-3)
