@@ -87,6 +87,18 @@ def test_the_page_of_results_is_filled_by_one_command(ran, tmp_path):
     assert [line for line in before if not line.startswith("|")] == [line for line in lines if not line.startswith("|")]
 
 
+def test_the_short_results_are_those_of_the_page():
+    """docs/results/README.md says the span of the methods' means, that of the question alone, and the usual answer."""
+    table = (ROOT / "docs/results/vqa_rad.md").read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.split("\n\n")[1].splitlines()[2:]]
+    means = {label: float(mean.partition(" ± ")[0]) for label, mean in rows}
+    alone, usual = means.pop("question alone"), means.pop("usual answer")
+    assert len(means) == 5
+    short = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    span = f"{min(means.values())} to {max(means.values())} %"
+    assert f"| {span}, and {alone} % from the question alone; the usual answer {usual} %. " in short
+
+
 def test_runs_of_a_methods_switches_are_left_out_of_the_page_and_named(ran, tmp_path):
     """They lie beside the rows, and would stand for one of them twice."""
     folder, _ = ran
