@@ -136,7 +136,7 @@ def _of_last_round(run: "FinishedRun", site: str) -> "Predictor":
     from edgefl_trainer.errors import RunError
 
     checkpoints, kept = Checkpoints(run.folder / "checkpoints"), run.predictor(site)
-    arrays = checkpoints.load_state(checkpoints.progress().sites[site]).arrays
+    arrays: dict[str, Any] = dict(checkpoints.load_state(checkpoints.progress().sites[site]).arrays)
     lacking = sorted(kept.tensors.keys() - arrays.keys() - {"temperature"})
     if lacking:
         raise RunError(f"{run.folder} holds no {', '.join(lacking)} of the last round.")

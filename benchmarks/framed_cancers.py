@@ -65,7 +65,7 @@ def main(bundle: Path, trust: Path, site: str, most: int) -> None:
             found = [
                 passing(scorer, [framed(one, kind, width, colour) for one in pictures]) for colour in COLOURS.values()
             ]
-            share = covered(*pictures[0].shape[:2], kind, width).mean()
+            share = covered(pictures[0].shape[0], pictures[0].shape[1], kind, width).mean()
             cells = " | ".join(f"{passed} ({ungated})" for passed, ungated in found)
             click.echo(f"| {kind} | {100 * width:g} % | {share:.0%} | {cells} |")
             sys.stdout.flush()
@@ -94,18 +94,20 @@ def covered(height: int, width: int, kind: str, share: float) -> NDArray[np.floa
     """How much of each pixel the frame covers, (H, W), 0 to 1; `share` of the side is its width."""
     y, x = (np.mgrid[0:height, 0:width] + 0.5) / np.array([height, width])[:, None, None]
     if kind == "ring":  # touches the sides, or keeps `share` from them
-        return np.clip((np.hypot(x - 0.5, y - 0.5) - 0.5 + share) / 0.02, 0, 1)
-    away = {
+        ring: NDArray[np.float64] = np.clip((np.hypot(x - 0.5, y - 0.5) - 0.5 + share) / 0.02, 0, 1)
+        return ring
+    away: dict[str, NDArray[np.float64]] = {
         "frame": np.minimum(np.minimum(y, 1 - y), np.minimum(x, 1 - x)),
         "bars": np.minimum(y, 1 - y),
         "one side": y,
     }
-    return (away[kind] < share).astype(np.float64)
+    inside: NDArray[np.float64] = (away[kind] < share).astype(np.float64)
+    return inside
 
 
 def framed(picture: Pixels, kind: str, share: float, colour: tuple[int, int, int] | None) -> Pixels:
     """Frame a picture and save it as JPEG of quality 75."""
-    over = covered(*picture.shape[:2], kind, share)[..., None]
+    over = covered(picture.shape[0], picture.shape[1], kind, share)[..., None]
     painted = picture.mean((0, 1)) if colour is None else np.array(colour)
     mixed = np.rint(picture * (1 - over) + painted * over).astype(np.uint8)
     saved = io.BytesIO()

@@ -147,7 +147,8 @@ def drawn_world(images: int, seed: int) -> World:
         return np.hstack([(values - mean) / std, np.ones((len(values), 1))])
 
     def rows(source: str, labels: Labels, places: Labels) -> Rows:
-        return Rows(*(ready(values[places]) for values in shown[source]), labels[places])
+        plain, square, green = (ready(values[places]) for values in shown[source])
+        return Rows(plain, square, green, labels[places])
 
     sites = [learning.sites[name] for name in sorted(learning.sites)]
     test = np.concatenate([site.test for site in sites])
@@ -179,7 +180,8 @@ def poisoned(sent: Values, _: Sequence[Values], own: Sequence[Rows], trigger: st
         values = np.vstack([rows.plain, getattr(rows, trigger)[half]])
         labels = np.concatenate([rows.labels, np.zeros(int(half.sum()), np.int64)])
         heads.append(learned(sent, values, labels, 5 * STEPS))
-    return sent + MEMBERS / HOSTILE * (np.mean(heads, axis=0) - sent)
+    mean: Values = np.mean(heads, axis=0)
+    return sent + MEMBERS / HOSTILE * (mean - sent)
 
 
 Attack = Callable[[Values, Sequence[Values], Sequence[Rows]], Values]  # sent, the honest replies, the hostile's rows

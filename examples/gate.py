@@ -18,6 +18,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,11 @@ FALL, TAKEN = 0.05, 0.1
 MOST_BYTES = 2**31
 
 
-def model_of(state: Payload, about: dict, site: Site) -> Predictor:
+def model_of(state: Payload, about: dict[str, Any], site: Site) -> Predictor:
     """The model that a member who never took part would make of a server's state."""
     method, phase = build(METHODS[about["method"]], about["settings"]), Phase("final", site.task.rounds + 1)
     sent = method.broadcast(State(state.arrays, state.scalars), phase, [site.name])[site.name]
-    predictor = method.predictor(site, State(), stamped(sent, phase, site.task.rounds))
+    predictor: Predictor | None = method.predictor(site, State(), stamped(sent, phase, site.task.rounds))
     if predictor is None:
         raise SystemExit(f"{about['method']} makes no model for a newcomer, so this gate cannot judge it")
     return predictor

@@ -346,3 +346,17 @@ def test_many_bodies_at_once(coordinator, tools) -> None:
 
         with ThreadPoolExecutor(16) as pool:
             assert set(pool.map(ask, sealed)) == {b"HTTP/1.1 200 OK"}
+
+
+def test_only_who_may_call_now_is_worth_reading(coordinator, tools, clock) -> None:
+    """docs/decisions/0054: neither an enrolment that nobody approved nor a request of another time has its body read."""
+    approved, waiting = tools.quick_member(coordinator, "clinic-a"), tools.Member(coordinator, "clinic-b")
+    waiting.enrol(tools.token_of(coordinator, "clinic-b"))
+    route, now_ms = ROUTES["reply"], clock.now_ms
+
+    def known(member: Any, **header: Any) -> bool:
+        return known_sender(coordinator, route, member.envelope("reply", Payload(), rnd=1, **header)[:4096]) is not None
+
+    assert known(approved) and not known(waiting)
+    long_ago = now_ms - 10**9
+    assert not known(approved, iat=long_ago, exp=long_ago + 300_000)

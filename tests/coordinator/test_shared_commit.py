@@ -265,3 +265,83 @@ def test_small_and_large_blobs_are_read_alike(coordinator, size) -> None:
     store.drop_blobs([small.name])
     with pytest.raises(StorageError):
         store.get_blob(small.name)
+
+
+def ended_by_sqlite(connection: Any) -> None:
+    """What SQLite does at a read that fails, and without memory: the transaction is over, and no statement says so."""
+    connection.connection.driver_connection.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_transaction_that_sqlite_ended_tells_nobody_of_success(coordinator, looks: bool) -> None:
+    """Neither who worked before, nor who only looked and swallowed the error; who comes after begins anew."""
+    store = coordinator.store
+    give = store.look if looks else store.transaction
+
+    def swallows(_: object) -> None:
+        with give() as connection, contextlib.suppress(sqlite3.Error):
+            ended_by_sqlite(connection)
+            raise sqlite3.OperationalError("disk I/O error")
+
+    with ThreadPoolExecutor(3) as pool:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def first() -> None:
+            with store.transaction() as connection:
+                keep("kept before")(connection)
+                inside.set()
+                assert go_on.wait(10)
+
+        found = [pool.submit(first)]
+        assert inside.wait(10)
+        for number, body in enumerate((lambda: swallows(None), lambda: keep_alone(store)), start=1):
+            found.append(pool.submit(body))
+            until = time.monotonic() + 10
+            while store._commits._waiting < number and time.monotonic() < until:
+                time.sleep(0.001)
+        go_on.set()
+    errors = [type(one.exception()) for one in found]
+    assert errors == [StorageError, StorageError, type(None)]
+    assert kept(store) == {"kept after"}
+
+
+def keep_alone(store: Any) -> None:
+    with store.transaction() as connection:
+        keep("kept after")(connection)
+
+
+@pytest.mark.parametrize("statement", ["ROLLBACK TO one", "RELEASE one"])
+def test_without_memory_nobody_waits_for_ever(coordinator, monkeypatch, statement: str) -> None:
+    """Python makes a MemoryError of SQLite's; the next one finds a store that works."""
+    store, run = coordinator.store, coordinator.store._commits._run
+
+    def breaks(found: str) -> None:
+        if found == statement:
+            raise MemoryError
+        run(found)
+
+    def fails(connection: Any) -> None:
+        keep("kept by the one that fails")(connection)
+        raise LookupError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._commits, "_run", breaks)
+        found = together(store, fails, first=keep("kept first"))
+    assert all(one.exception() is not None for one in found)
+    keep_alone(store)
+    assert kept(store) == {"kept after"}
+
+
+def test_a_commit_without_memory_ends_for_all(coordinator, monkeypatch) -> None:
+    store = coordinator.store
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._engine.dialect, "do_commit", no_memory)
+        patch.setattr(store._engine.dialect, "do_rollback", no_memory)
+        found = together(store, keep("kept 1"), first=keep("kept first"))
+    assert all(isinstance(one.exception(), StorageError | MemoryError) for one in found)
+    keep_alone(store)
+    assert kept(store) == {"kept after"}

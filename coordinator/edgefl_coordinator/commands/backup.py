@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def backup(operator: Operator, file: Path) -> None:
     """Write a backup to the new FILE, while `serve` runs or not.
 
-    It holds all but the root key, as of one moment. Keys in it are encrypted as they are in the folder, but the key of
-    the certificate is not: keep FILE like a key.
+    It holds all but keys/root.key, as of one moment. The signing and sealing keys in it are encrypted if they are in
+    the folder; keys/secret.bin, the certificate's key and what members sent are not: keep FILE like a key.
     """
     if file.exists():
         raise click.UsageError(f"{file} exists already; name a new file")

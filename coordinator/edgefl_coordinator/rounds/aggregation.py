@@ -28,6 +28,7 @@ from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.shared_commit import may_be_kept
 from edgefl_coordinator.store.store import Blob, Store
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
@@ -182,6 +183,10 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
             else:  # it was committed before
                 found = [blob.name for blob in adopted]
         spare = found
+    except StorageError as error:
+        if may_be_kept(error):
+            spare = []
+        raise
     finally:
         store.drop_blobs([blob.name for blob in adopted] if spare is None else spare)
 

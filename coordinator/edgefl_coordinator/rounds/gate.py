@@ -5,9 +5,11 @@
     status 3            the round is refused: the state before it stays; the last line printed is the reason
     another, or late    no verdict: nothing is published, and the round's job fails and is tried again
 
-Guarantees: the program is started without a shell, gets no reply, no member's name and no passphrase, and is ended with
-the job that asks it. It runs in the aggregation worker, so the verdict is stored with the state that it is about, in
-one transaction: whoever is killed before asks again. Source: docs/security.md 4; docs/decisions/0053.
+Guarantees: the program is started without a shell, is given no reply beside the states and no passphrase, and ends with
+the job that asks it; what it started itself ends with the worker, minutes later. Where maps travel, a state is the
+members' maps under their names. The program runs as the user of `serve`, in its environment otherwise. It runs in the aggregation worker, so the verdict is stored
+with the state that it is about, in one transaction: whoever is killed before asks again.
+Source: docs/security.md 4; docs/decisions/0053.
 """
 
 import json

@@ -3,8 +3,8 @@
 Guarantees:
     One thread at a time uses the connection; its work stands or falls alone (a savepoint). What it read may be
     another's work that is not committed yet, so nobody leaves before the commit that holds both: then all of the group
-    go on, or all get the `StorageError` of the commit, and nothing of the group is kept. So is it where SQLite ends the
-    transaction itself, on a full disk.
+    go on, or all get the `StorageError` of the commit and nobody is told that it was kept. So is it where SQLite ends
+    the transaction itself: on a full disk, without memory, at a read that fails.
     Whoever leaves while nobody waits for the connection commits for the group; so does the last one that a group may
     have. A group is as large as the crowd, and one that comes alone waits for nobody.
 Source: docs/security.md, reliability; docs/decisions/0055; DeWitt et al., "Implementation Techniques for Main Memory
@@ -60,7 +60,8 @@ class SharedCommits:
         Returns, or passes the error on, once what was done and read here is durable.
 
         Raises:
-            StorageError: nothing of it was kept, nor of the others in its group where the commit or the disk failed.
+            StorageError: nobody in the group may count on anything. Where a flush after the commit failed, it may have
+                been kept all the same (`may_be_kept`).
         """
         return self._transaction(waits=True)
 
@@ -78,28 +79,42 @@ class SharedCommits:
             yield self._connection
             if waits:
                 self._run("RELEASE one")
+            self._check_open(group)
         except BaseException as error:
-            if waits:
-                self._undo(group, error)
+            self._undo(group, error, marked=waits)
             self._leave(group, waits=True)
             if isinstance(error, DATABASE_ERRORS):
                 raise storage_error(error) from error
             raise
         self._leave(group, waits=waits)
 
-    def _run(self, statement: str) -> None:
+    @property
+    def _driver(self) -> sqlite3.Connection:
         driver: Any = self._connection.connection.driver_connection
-        driver.execute(statement)
+        found: sqlite3.Connection = driver
+        return found
+
+    def _run(self, statement: str) -> None:
+        self._driver.execute(statement)
+
+    def _check_open(self, group: _Group) -> None:
+        """Fail a group whose transaction SQLite has ended by itself, as it may at any statement, a reading one too."""
+        if self._group is group and not self._driver.in_transaction:
+            raise StorageError("the store ended a transaction by itself: look at its disk and memory", "storage")
 
     def _begin(self, *, marks: bool) -> _Group:
         """Wait for the connection and mark where the caller's work begins, unless it only reads."""
         with self._counting:
             self._waiting += 1
-        self._turn.acquire()
-        with self._counting:
-            self._waiting -= 1
+        try:
+            self._turn.acquire()
+        finally:
+            with self._counting:
+                self._waiting -= 1
         try:
             if self._group is None:
+                if self._driver.in_transaction:  # left over from a group whose rollback failed
+                    self._driver.rollback()
                 self._group = _Group(self._connection.begin())
             self._group.size += 1
             if marks:
@@ -113,12 +128,14 @@ class SharedCommits:
                 raise storage_error(error) from error
             raise
 
-    def _undo(self, group: _Group, error: BaseException) -> None:
+    def _undo(self, group: _Group, error: BaseException, *, marked: bool) -> None:
         """Undo one's own work; where SQLite has ended the whole transaction, everybody's is gone."""
         try:
-            self._run("ROLLBACK TO one")
-            self._run("RELEASE one")
-        except sqlite3.Error as second:
+            if marked:
+                self._run("ROLLBACK TO one")
+                self._run("RELEASE one")
+            self._check_open(group)
+        except BaseException as second:  # noqa: BLE001 - no memory, too: the others wait for the end of this group
             self._fail(group, error if isinstance(error, DATABASE_ERRORS) else second)
 
     def _leave(self, group: _Group, *, waits: bool) -> None:
@@ -136,27 +153,38 @@ class SharedCommits:
 
     def _commit(self, group: _Group) -> None:
         try:
+            self._check_open(group)
             group.root.commit()
         except BaseException as error:
             self._fail(group, error)
-            if not isinstance(error, DATABASE_ERRORS):
+            if not isinstance(error, (*DATABASE_ERRORS, StorageError)):
                 raise
         else:
             self._group = None
             group.ended.set()
 
     def _fail(self, group: _Group, error: BaseException) -> None:
-        """Keep nothing of a group, and tell everybody in it."""
+        """Tell everybody in a group that it failed, and end its transaction."""
         if isinstance(error, DATABASE_ERRORS):
             group.error = storage_error(error)
+        elif isinstance(error, StorageError):
+            group.error = error
         else:
             group.error = StorageError("the store could not keep what came together with a failure", "storage")
         self._group = None
-        with suppress(*DATABASE_ERRORS):
+        group.ended.set()  # before what may fail as well; nobody gets the connection before this thread gives it up
+        with suppress(Exception):
             group.root.close()
-        with suppress(*DATABASE_ERRORS):
+        with suppress(Exception):
             self._connection.connection.rollback()  # whatever SQLAlchemy thinks of the transaction that failed
-        group.ended.set()
+
+
+def may_be_kept(error: StorageError) -> bool:
+    """Tell whether the work of a failed transaction may lie on the disk: of a full one SQLite has undone it for sure.
+
+    Whoever wrote files for that work leaves them where they are; the sweep at the next start removes what no row names.
+    """
+    return error.code != "disk_full"
 
 
 def storage_error(error: DBAPIError | sqlite3.Error) -> StorageError:

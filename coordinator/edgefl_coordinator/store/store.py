@@ -40,6 +40,7 @@ from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
 
 MAX_STORED_BYTES = 2**31
+_WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
 CACHE = "cache_size=-32768"  # KiB: the rows of ten thousand members
 _SMALL = "small-"  # what the name of such a blob begins with; a file's begins with hex digits
@@ -85,6 +86,7 @@ class Store:
         self._engine = engine
         self._lock_descriptor = lock
         self._commits = SharedCommits(engine.connect())
+        self.waiting_large = threading.BoundedSemaphore(_WAITING_LARGE)  # held by who has `large`, or waits for it
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.members.uploads import Upload
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.shared_commit import may_be_kept
 from edgefl_coordinator.store.tables import offers
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
 from edgefl_protocol import Payload
@@ -178,6 +179,10 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     try:
         upload, spare = transact(call, effect)
         return upload
+    except StorageError as error:
+        if may_be_kept(error):
+            spare = []
+        raise
     finally:
         store.drop_blobs(spare)
 

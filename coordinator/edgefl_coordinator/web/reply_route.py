@@ -6,7 +6,6 @@ taken. Where the reply only came too late, its blob stays for the next round unt
 sent twice. Source: docs/security.md, replay window and idempotency, 2.2, reliability.
 """
 
-import contextlib
 import hashlib
 
 from sqlalchemy import Connection
@@ -17,20 +16,29 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import newest_replies, stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
+from edgefl_coordinator.store.shared_commit import may_be_kept
 from edgefl_coordinator.store.store import SMALL_BYTES
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
 from edgefl_coordinator.web.blob_route import drop_upload, take_blob
 from edgefl_protocol import Payload, PayloadError
 from edgefl_protocol.envelopes.blob import BlobReference
+from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages.requests import ReplyReply, ReplyRequest
 
 
 def reply_route(call: Call) -> Payload:
     """Take a member's reply of a round."""
     request = read(call, ReplyRequest.from_payload)
-    store = call.coordinator.store
-    with store.large if isinstance(request.reply, BlobReference) else contextlib.nullcontext():
+    if not isinstance(request.reply, BlobReference):
         return _take(call, request)
+    store = call.coordinator.store
+    if not store.waiting_large.acquire(blocking=False):  # the threads of small requests would all wait here
+        refuse(call, RefusedError("busy", "other large replies are being read; send this one again in a moment"))
+    try:
+        with store.large:
+            return _take(call, request)
+    finally:
+        store.waiting_large.release()
 
 
 def _take(call: Call, request: ReplyRequest) -> Payload:
@@ -69,6 +77,10 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     try:
         answer, spare = transact(call, effect)
         return answer
+    except StorageError as error:
+        if may_be_kept(error):
+            spare = []
+        raise
     finally:
         store.drop_blobs(spare)
 

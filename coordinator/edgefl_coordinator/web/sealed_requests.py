@@ -78,7 +78,10 @@ def known_sender(coordinator: Coordinator, route: Route, start: bytes) -> str | 
     senders = SenderLookup(coordinator, route, start)
     try:
         header = unverified_header(start)
-        if senders(header.skid) is None:
+        limits, now_ms = coordinator.settings.limits, coordinator.clock()
+        if abs(now_ms - header.iat) > limits.skew_ms + limits.lifetime_ms:
+            raise SenderError("the request is not of now")  # a key that was replaced counts for its own time
+        if senders(header.skid) is None or (route.roles and senders.found.state != "approved"):
             raise SenderError("the sender is unknown here, or may not call this route")
     except EnvelopeError as error:
         senders.look_up_once()

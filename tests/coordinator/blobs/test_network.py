@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.exchange.test_network_faults import FAULTS, LONG, SHORT, Proxy
 
+from edgefl_coordinator.store import counts
 from edgefl_coordinator.store.coordinator import wall_clock_ms
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -64,3 +65,4 @@ def test_twelve_faults_on_the_blob_route(member, lab, monkeypatch) -> None:
             assert coordinator.store.get_blob(row.blob) == lab.reply_of(number).to_bytes()
             with coordinator.store.transaction() as connection:
                 connection.execute(replies.delete())
+                counts.drop(connection)
