@@ -122,6 +122,7 @@ REFUSED = {  # by the pages, to show it
     "Is there tuberculosis?": "unknown_word",
     "Tuberculosis?": "no_known_word",
     "Is there hydrocephalus?": "untaught_word",
+    "Is there no pneumothorax?": "negation",
 }
 PAGES = ("docs/guides/medical-vqa.md", "examples/models/README.md")
 
@@ -141,6 +142,7 @@ def test_the_pages_ask_in_words_that_a_model_of_vqa_rad_knows() -> None:
     for question in asked:
         read = read_question(question, table.vocabulary, table.taught_words)
         rules = {"no_known_word": not read.known, "unknown_word": read.missed, "untaught_word": read.never_taught}
+        rules["negation"] = read.negations
         found = None if read.whole else next(reason for reason, fires in rules.items() if fires)
         assert found == REFUSED.get(question), question
 
@@ -168,17 +170,25 @@ def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
     found = load_federation([source], image_px=bundle.preprocess.size, vocabulary=known, cache_dir=tmp_path)
     asker, site = Asker(bundle, threads=1), found.sites["rad-chest"]
     assert found.questions is not None
-    words, unsure, answered, right = 0, 0, 0, 0
+    words, unsure, answered = 0, 0, list[tuple[str, str | None]]()  # answered: what it says, and what is right
     for row, place in zip(site.test, found.places(site.test), strict=True):
         given = asker.ask(found.images[place], found.questions.texts[row])
         words += not given.question.whole
         unsure += given.refuse_reasons == ("unsure",)
-        answered += not given.refused
-        right += given.answer is not None and given.answer == dict(enumerate(found.classes)).get(found.labels[row])
+        if given.answer is not None:
+            answered.append((given.answer, dict(enumerate(found.classes)).get(found.labels[row])))
+    right = [one for one, true in answered if one == true]
     said = (
-        f"of the {len(site.test)} it answers {answered}, {right} of these rightly; {words} it refuses for their words"
+        f"of the {len(site.test)} it answers {len(answered)}, {len(right)} of these rightly; {words} it refuses for "
+        "their words"
     )
     assert f"{said}, {unsure} for it is too unsure |" in PAGE
+    there = [one for one, true in answered if true == "yes"]
+    assert f"| of the {len(answered)}, findings that are there" in PAGE
+    assert f'| {len(there)}; to {there.count("no")} of these it says "no" |' in PAGE
+    absent = sum(true == "no" for _, true in answered)
+    assert f'| of the {len(right)} right ones, "no" | {right.count("no")}; a model that says "no" to all' in PAGE
+    assert f"{len(answered)} would be right for {absent} |" in PAGE
     untaught = sum(bool(asker.read(found.questions.texts[row]).never_taught) for row in site.tune)
     assert f"| of the {len(site.tune)}, refused for a word that it was never taught | {untaught} |" in PAGE
 

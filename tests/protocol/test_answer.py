@@ -37,13 +37,17 @@ def test_the_most_probable_answer_with_its_confidence():
     assert headline(found) == "yes, confidence 70%" and next_answers(found, 2) == "Next: no 20%"
 
 
-WORD_RULES = ("no_known_word", "unknown_word", "unread_word")
+WORD_RULES = ("no_known_word", "unknown_word", "unread_word", "negation")
 UNTAUGHT = read_question("Is there air?", VOCABULARY, {"is"})  # no question that was learned from had air
 REFUSED = {
     "no_known_word": ({"probabilities": None, "question": read_question("pneumothorax?", VOCABULARY)}, "knows no word"),
     "unknown_word": ({"question": read_question("Is there tuberculosis?", VOCABULARY)}, "does not know tuberculosis"),
     "untaught_word": ({"question": UNTAUGHT}, "was never taught air"),
     "unread_word": ({"question": read_question("Is there air, is there fluid?", VOCABULARY)}, "the first 4 words"),
+    "negation": (
+        {"question": read_question("Is there no air?", Questions(("is", "there", "no", "air"), 4))},
+        "negates (no)",
+    ),
     "size": ({"small": True}, "fewer pixels than the model reads"),
     "unsure": ({"unsure_above": 0.8}, "too unsure (entropy 0.802 nats; the rule refuses above 0.800)"),
     "unseen_answer": ({"seen": (True, False, True)}, "never met in its own questions"),
@@ -160,17 +164,23 @@ def test_a_refusal_for_words_stays_short_however_long_the_question():
         assert found.refused and len(headline(found)) < 200 and all(len(one) < 200 for one in not_read(found))
 
 
-def test_a_negation_is_told_with_the_answer():
-    """A network weighs words: nothing says that it turns the answer round."""
-    vocabulary = Questions(("is", "there", "no", "air"), 4)
-    found = answer(question=read_question("Is there no air?", vocabulary))
-    assert found.answer == "yes" and found.to_json(1)["negating_words"] == ["no"]
-    assert not_read(found) == [
-        "The question negates (no), and the model weighs words, not logic: this may be the answer to the opposite "
-        "question. Ask without a negation."
-    ]
-    assert not_read(answer(question=read_question("Is there no air?", vocabulary), small=True)) == []
+@pytest.mark.parametrize("question", ["Is there no air?", "Is air absent?", "Are they free of air?", "Rule out air"])
+def test_a_question_that_negates_gets_no_answer(question):
+    """A "no" to it would be read as reassurance, and may be the answer to the plain question: docs/decisions/0048."""
+    vocabulary = Questions(("is", "are", "they", "there", "no", "absent", "free", "of", "rule", "out", "air"), 6)
+    found = answer(question=read_question(question, vocabulary))
+    told = found.to_json(1)
+    assert (found.answer, found.refuse_reasons) == (None, ("negation",)) and not found.question.whole
+    assert found.probabilities and len(told["negating_words"]) == 1 and next_answers(found, 3) is None
+    assert headline(found) == (
+        f"No answer: the question negates ({told['negating_words'][0]}), and the model weighs words, not logic"
+    )
+    assert not_read(found) == ["Ask without a negation, and read the answer as one to the question without it."]
+
+
+def test_a_question_that_does_not_negate_is_not_refused_for_it():
     assert not_read(answer()) == [] and answer().to_json(1)["negating_words"] == []
+    assert "negation" in answer().rules_tried and answer().answer == "yes"
 
 
 def test_a_known_word_that_comes_too_late_does_not_count():

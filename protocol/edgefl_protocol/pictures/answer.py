@@ -7,13 +7,14 @@ and the probabilities beside it are no finding. The rules, in the order in which
 2. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
 3. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
 4. `unread_word`: such a word stands behind the last one that the network reads.
-5. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+5. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
+6. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-6. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
-7. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-8. `model_expired`: the bundle is past its expiry date.
+7. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
+8. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+9. `model_expired`: the bundle is past its expiry date.
 
-The first four look at the question alone (docs/decisions/0048 and 0051).
+The first five look at the question alone (docs/decisions/0048 and 0051).
 
 That no rule refuses never means that the answer is right.
 """
@@ -39,8 +40,8 @@ from edgefl_protocol.rules.questions import (
 )
 
 REFUSALS: Final = (
-    "no_known_word", "unknown_word", "untaught_word", "unread_word", "size", "unsure", "unseen_answer",
-    "model_expired",
+    "no_known_word", "unknown_word", "untaught_word", "unread_word", "negation", "size", "unsure",
+    "unseen_answer", "model_expired",
 )  # fmt: skip
 
 
@@ -77,8 +78,9 @@ class ReadQuestion:
 
     @property
     def whole(self) -> bool:
-        """Whether no rule refuses the question for its words: all that an answer may hang on are taught and read."""
-        return self.known and not (self.missed or self.never_taught or self.cut_off)
+        """Whether no rule refuses the question for its words: what an answer may hang on is taught and read, and none
+        negates."""
+        return self.known and not (self.missed or self.never_taught or self.cut_off or self.negations)
 
     @property
     def negations(self) -> tuple[str, ...]:
@@ -204,6 +206,7 @@ def make_answer(
         "unknown_word": question.known and bool(question.missed),
         "untaught_word": bool(question.never_taught),
         "unread_word": question.known and bool(question.cut_off),
+        "negation": question.known and bool(question.negations),
         "size": small,
         "unsure": entropy is not None and unsure_from is not None and entropy > unsure_from,
         "unseen_answer": best is not None and not rules.seen[best],

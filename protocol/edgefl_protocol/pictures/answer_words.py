@@ -52,11 +52,8 @@ def not_read(answer: PictureAnswer) -> list[str]:
         said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
     elif asked.unread:
         said.append(f"Too late in the question to be read: {_few(asked.unread)}.")
-    if asked.negations and not answer.refused:
-        said.append(
-            f"The question negates ({_few(asked.negations)}), and the model weighs words, not logic: this may be the "
-            "answer to the opposite question. Ask without a negation."
-        )
+    if "negation" in reasons:
+        said.append("Ask without a negation, and read the answer as one to the question without it.")
     return said
 
 
@@ -95,6 +92,8 @@ def _reason(answer: PictureAnswer, reason: str) -> str:
         return f"the model was never taught {_few(answer.question.never_taught)}"
     if reason == "unread_word":
         return f"the question is too long, of which the model reads the first {len(answer.question.tokens)} words"
+    if reason == "negation":
+        return f"the question negates ({_few(answer.question.negations)}), and the model weighs words, not logic"
     if reason != "unsure" or answer.entropy_nats is None or answer.entropy_from is None:
         return _REASONS[reason]
     number, limit = apart(answer.entropy_nats, answer.entropy_from)

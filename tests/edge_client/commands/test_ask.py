@@ -133,9 +133,10 @@ def echoed(monkeypatch) -> list[str]:
     return lines
 
 
-def test_a_negation_is_told(asked, ward):
+def test_a_negation_is_refused(asked, ward):
     told = json.loads(asked("Which organ is not shown?", "--json")[1])
-    assert told["refuse_reasons"] == ["unknown_word"] and told["negating_words"] == ["not"]
+    assert told["refuse_reasons"] == ["unknown_word", "negation"] and told["negating_words"] == ["not"]
+    assert "the question negates (not), and the model weighs words" in asked("Which organ is not shown?")[1]
 
 
 def test_a_question_without_quotes_is_told_of_them(run, ward):

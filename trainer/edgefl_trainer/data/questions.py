@@ -174,14 +174,15 @@ def told_of_questions(
         judging = [row for row, _ in asking if row.split == split]
         if refused := sum(_is_refused(row, questions) for row in judging):
             found.append(
-                f"{refused} of the {counted(len(asked), 'question')} of {split} hold a word that no training question "
-                "has, or that comes too late to be read: a device refuses them, and here they are judged all the same"
+                f"a device refuses {refused} of the {counted(len(asked), 'question')} of {split}, for a word that no "
+                "training question has, that negates, or that comes too late to be read; here they are judged all the "
+                "same"
             )
         own = sum(_is_refused(row, questions, taught[row.site]) for row in judging if row.site in taught)
         if more := own - sum(_is_refused(row, questions) for row in judging if row.site in taught):
             found.append(
-                f"another {more} of the {counted(len(asked), 'question')} of {split} hold a word that their own site "
-                "did not teach: a device refuses them, too, where the weights of a model stay at its site"
+                f"where the weights of a model stay at its site, a device refuses another {more} of the "
+                f"{counted(len(asked), 'question')} of {split}, for a word that their own site did not teach"
             )
     return found
 
