@@ -112,7 +112,10 @@ def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
     own = told["`tune` questions right with their own picture, with another one's"]
     assert own == f"{tried.right}, {other.right} of {tried.questions}"
     assert other.low <= 0 and "not found to\nlook at the picture" in PAGE
-    assert f"one of {len(bundle.labels.classes)} answers" in told["answers"]
+    met, listed = sum(bundle.labels.seen), len(bundle.labels.classes)
+    assert f"one of {met} answers that its own questions had, of {listed} of" in told["answers"]
+    warned = " ".join(Asker(bundle, threads=1).model.warnings)
+    assert "On 210 closed questions of the site rad-chest" in warned and "not found better than the usual" in warned
     assert f"it knows {len(knows.vocabulary.words)} words and was taught {sum(knows.taught)}" in told["answers"]
     assert "VQA-RAD is CC0 1.0" in bundle.card.licence_note and "CC BY-NC 4.0" in bundle.card.licence_note
     assert f"{ASKED}.edgefl" in (FOLDER / "LICENSE").read_text(encoding="utf-8")

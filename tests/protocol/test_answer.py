@@ -68,12 +68,24 @@ def test_each_rule_refuses_and_no_answer_is_named(reason):
 
 def test_rules_without_a_threshold_or_date_are_not_tried():
     assert answer(unsure_above=None, expired=False).rules_tried == (
-        *WORD_RULES, "size", "unseen_answer", "model_expired",
+        *WORD_RULES, "size", "unsure", "unseen_answer", "model_expired",
     )  # fmt: skip
     assert answer().rules_tried == (*WORD_RULES, "size", "unsure", "unseen_answer")
     nothing = answer(None, read_question("x", VOCABULARY))
     assert nothing.rules_tried == (*WORD_RULES, "size") and nothing.probabilities == {}
-    assert answer(unsure_above=None, probabilities=(0.34, 0.33, 0.33)).answer == "no"
+
+
+@pytest.mark.parametrize("unsure_above", [None, np.log(3)])
+def test_without_a_threshold_an_answer_below_half_is_refused(unsure_above):
+    """More probably wrong than right by the model's own word: docs/decisions/0046. ln 3 refuses none of three."""
+    found = answer((0.4, 0.3, 0.3), unsure_above=unsure_above)
+    assert (found.answer, found.refuse_reasons, found.entropy_from) == (None, ("unsure",), None)
+    assert headline(found) == (
+        "No answer: the model is too unsure (confidence 40%; without a threshold it refuses below 50%)"
+    )
+    assert "confidence 49.97%" in headline(answer((0.4997, 0.3003, 0.2), unsure_above=unsure_above))
+    assert answer((0.5, 0.3, 0.2), unsure_above=unsure_above).answer == "no"
+    assert answer((0.4, 0.3, 0.3), unsure_above=1.09).answer == "no"  # a threshold that was chosen stands
 
 
 def test_at_the_threshold_it_still_answers():
@@ -214,9 +226,20 @@ def read_words(text):
 
 
 def test_what_an_answer_is_not_is_said():
-    assert "3 answers" in what_it_is(answer()) and "may be wrong" in what_it_is(answer())
+    assert "may be wrong" in what_it_is(answer())
+    assert "of the 3 answers that this model met in its own questions, of 3 that it knows;" in what_it_is(answer())
+    assert "A no is no sign that nothing is there" in what_it_is(answer((0.7, 0.2, 0.1)))
+    assert "no sign" not in what_it_is(answer())
+
+
+def test_answers_that_it_never_met_are_not_told_as_next():
+    """They would be refused; `--json` lists all."""
+    found = answer((0.2, 0.6, 0.2), seen=(True, True, False))
+    assert next_answers(found, 3) == "Next: no 20%" and [one["answer"] for one in found.to_json(3)["answers"]][2] == "lung"
+    assert "of the 2 answers that this model met in its own questions, of 3 that it knows;" in what_it_is(found)
+    assert next_answers(answer((0.2, 0.6, 0.2), seen=(False, True, False)), 3) is None
 
 
 def test_two_answers_that_differ_are_never_written_alike():
-    close = answer((0.2, 0.4012, 0.3988), unsure_above=None)
+    close = answer((0.2, 0.4012, 0.3988), unsure_above=1.09)
     assert headline(close) == "yes, confidence 40.1%" and next_answers(close, 2) == "Next: lung 39.9%"

@@ -8,9 +8,9 @@ compares them. Source: docs/decisions/0046 and 0048.
 from collections.abc import Sequence
 from typing import Final
 
-from edgefl_protocol.pictures.answer import PictureAnswer
+from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, PictureAnswer
 from edgefl_protocol.pictures.wording import apart, digits_apart, percent
-from edgefl_protocol.sentences import listed
+from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
 NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
@@ -32,8 +32,11 @@ def headline(answer: PictureAnswer) -> str:
 
 
 def next_answers(answer: PictureAnswer, top: int) -> str | None:
-    """Say the next most probable answers, so that `top` are told in all; None where none is told."""
-    others = [name for name, _ in answer.ranked(top)][1:]
+    """Say the next most probable answers, so that `top` are told in all; None where none is told.
+
+    An answer that the site's questions never had is not among them: it would be refused.
+    """
+    others = [name for name, _ in answer.ranked_met(top)][1:]
     if answer.answer is None or not others:
         return None
     return "Next: " + ", ".join(f"{name} {_likely(answer, name)}" for name in others)
@@ -67,10 +70,11 @@ def fall_words(answer: PictureAnswer) -> str | None:
 
 def what_it_is(answer: PictureAnswer) -> str:
     """Say what an answer is, and what it is not."""
-    known = len(answer.probabilities)
+    known, met = len(answer.probabilities), len(answer.met_answers)
+    no = " A no is no sign that nothing is there: a model may call most findings absent." if answer.answer == "no" else ""
     return (
-        f"The most probable of the {known:,} answers that this model knows; it can give no other, and it may be wrong. "
-        "Its confidence is no proof: it is an average over questions like those that it was tried on."
+        f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} that "
+        f"it knows; it can give no other, and it may be wrong.{no} Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
 
 
@@ -80,7 +84,7 @@ def _likely(answer: PictureAnswer, name: str) -> str:
 
 def _digits(answer: PictureAnswer) -> int:
     """Count the digits of every probability: first and second stay apart, and the first with and without a part."""
-    first = [share for _, share in answer.ranked(2)]
+    first = [share for _, share in answer.ranked_met(2)]
     hidden = {first[0], first[0] - (answer.heatmap_fall or 0.0)}
     return max(digits_apart(set(first)), digits_apart(hidden))
 
@@ -94,8 +98,13 @@ def _reason(answer: PictureAnswer, reason: str) -> str:
         return f"the question is too long, of which the model reads the first {len(answer.question.tokens)} words"
     if reason == "negation":
         return f"the question negates ({_few(answer.question.negations)}), and the model weighs words, not logic"
-    if reason != "unsure" or answer.entropy_nats is None or answer.entropy_from is None:
+    if reason != "unsure" or answer.entropy_nats is None:
         return _REASONS[reason]
+    if answer.entropy_from is None:
+        ((_, most),) = answer.ranked(1)
+        digits = digits_apart({most, DEFAULT_CONFIDENCE_FROM})
+        share, limit = percent(most, digits), percent(DEFAULT_CONFIDENCE_FROM, digits)
+        return f"the model is too unsure (confidence {share}; without a threshold it refuses below {limit})"
     number, limit = apart(answer.entropy_nats, answer.entropy_from)
     return f"the model is too unsure (entropy {number} nats; the rule refuses above {limit})"
 
