@@ -17,6 +17,7 @@ from PIL import Image
 
 from edgefl_client import Asker
 from edgefl_client.cli import cli as device_cli
+from edgefl_export.cli import main as export_cli
 from edgefl_protocol.bundle import Card, load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.answer import read_question
@@ -119,6 +120,22 @@ def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
     assert f"it knows {len(knows.vocabulary.words)} words and was taught {sum(knows.taught)}" in told["answers"]
     assert "VQA-RAD is CC0 1.0" in bundle.card.licence_note and "CC BY-NC 4.0" in bundle.card.licence_note
     assert f"{ASKED}.edgefl" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_a_bundle_carries_the_words_and_answers_of_all_sites():
+    """What the guide and docs/security.md 2.8 tell of it, by the command that they name."""
+    done = CliRunner().invoke(export_cli, ["inspect", str(FOLDER / f"{ASKED}.edgefl"), "--json"])
+    told = json.loads(done.stdout)
+    words, answers = told["questions"], told["labels"]
+    guide = (FOLDER.parents[1] / PAGES[0]).read_text(encoding="utf-8").replace("\n", " ")
+    assert f"{len(words['words'])} words, {words['taught'].count(False)} of them not taught at its site" in guide
+    assert f"{len(answers['classes'])} answers, {answers['seen'].count(False)} of which no question of its" in guide
+    assert (
+        json.loads(CliRunner().invoke(export_cli, ["inspect", str(FOLDER / "nevus.edgefl"), "--json"]).stdout)[
+            "questions"
+        ]
+        is None
+    )
 
 
 REFUSED = {  # by the pages, to show it

@@ -235,7 +235,9 @@ def test_what_an_answer_is_not_is_said():
 def test_answers_that_it_never_met_are_not_told_as_next():
     """They would be refused; `--json` lists all."""
     found = answer((0.2, 0.6, 0.2), seen=(True, True, False))
-    assert next_answers(found, 3) == "Next: no 20%" and [one["answer"] for one in found.to_json(3)["answers"]][2] == "lung"
+    assert (
+        next_answers(found, 3) == "Next: no 20%" and [one["answer"] for one in found.to_json(3)["answers"]][2] == "lung"
+    )
     assert "of the 2 answers that this model met in its own questions, of 3 that it knows;" in what_it_is(found)
     assert next_answers(answer((0.2, 0.6, 0.2), seen=(False, True, False)), 3) is None
 

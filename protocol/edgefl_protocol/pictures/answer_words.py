@@ -14,6 +14,7 @@ from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
 NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
+NO_REASSURANCE: Final = "A no is no sign that nothing is there: a model may call most findings absent. "
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
     "size": "the picture has fewer pixels than the model reads",
@@ -71,10 +72,10 @@ def fall_words(answer: PictureAnswer) -> str | None:
 def what_it_is(answer: PictureAnswer) -> str:
     """Say what an answer is, and what it is not."""
     known, met = len(answer.probabilities), len(answer.met_answers)
-    no = " A no is no sign that nothing is there: a model may call most findings absent." if answer.answer == "no" else ""
     return (
         f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} that "
-        f"it knows; it can give no other, and it may be wrong.{no} Its confidence is no proof: it is an average over questions like those that it was tried on."
+        f"it knows; it can give no other, and it may be wrong. {NO_REASSURANCE if answer.answer == 'no' else ''}"
+        "Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
 
 

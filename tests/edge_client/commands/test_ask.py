@@ -64,8 +64,8 @@ def test_a_person_reads_answer_confidence_what_was_not_asked_and_what_an_answer_
         "CANARY.png: lung, confidence ", ", asked without: please\n", "Next: liver ",
         "Not known to the model, so not asked: please.",
         "Of 150 questions kept from learning it refused 75 and answered 75, 60 of these rightly (80.0%).",
-        "The most probable of the 5 answers that this model met in its own questions, of 5 that it knows; it can give no "
-        "other, and it may be wrong.",
+        "The most probable of the 5 answers that this model met in its own questions, of 5 that it knows; it can "
+        "give no other, and it may be wrong.",
     ):  # fmt: skip
         assert words in out
 
@@ -380,7 +380,10 @@ def lines(monkeypatch):
 def test_use_and_status_say_what_it_knows(run, ward):
     code, out, _ = run("use", ward / "ask.edgefl", "--trust", SIGNER.public.hex())
     assert code == 0
-    assert "it knows 5 answers, 5 of them met in its own questions, and 7 words" in out and "kept from learning it refused 75 and answered 75" in out
+    assert (
+        "it knows 5 answers, 5 of them met in its own questions, and 7 words" in out
+        and "kept from learning it refused 75 and answered 75" in out
+    )
     assert "suspicious" not in out and "balanced accuracy" not in out
     assert "answers: no, yes, lung, liver and 2" in run("status")[1]
     told = json.loads(run("status", "--json")[1])["model"]

@@ -72,8 +72,14 @@ def test_a_bundle_says_how_many_answers_it_can_give():
 @pytest.mark.parametrize("low", [0.48, 0.51, 0.52])
 def test_a_model_that_is_not_above_the_usual_answer_on_closed_questions_says_so(low):
     """By the rule of the house: better only where the interval's lower end lies above."""
-    figures = {"accuracy": 0.6, "n_test": 300, "n_closed_questions": 210, "accuracy_closed_questions": 0.586,
-               "accuracy_closed_questions_interval": [low, 0.7], "usual_answer": {"accuracy_closed_questions": 0.51}}  # fmt: skip
+    figures = {
+        "accuracy": 0.6,
+        "n_test": 300,
+        "n_closed_questions": 210,
+        "accuracy_closed_questions": 0.586,
+        "accuracy_closed_questions_interval": [low, 0.7],
+        "usual_answer": {"accuracy_closed_questions": 0.51},
+    }
     said = (
         "On 210 closed questions of the site CHEST, such as those of yes or no, this model was not found better than "
         f"the usual answer to each kind of question: accuracy 0.586 (95% interval {low:.3f} to 0.700) against 0.510."

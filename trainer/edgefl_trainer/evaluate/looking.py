@@ -70,7 +70,11 @@ def tried_questions(
     best = probabilities.argmax(axis=1)
     right = best == targets
     by_default = in_force(unsure_above, math.log(len(seen))) is None
-    sure = probabilities.max(axis=1) >= DEFAULT_CONFIDENCE_FROM if by_default else entropy_nats(probabilities) <= unsure_above
+    sure = (
+        probabilities.max(axis=1) >= DEFAULT_CONFIDENCE_FROM
+        if by_default
+        else entropy_nats(probabilities) <= unsure_above
+    )
     answered = sure & np.asarray(seen, dtype=bool)[best]
     answered &= True if read_whole is None else read_whole
     return TriedQuestions(
