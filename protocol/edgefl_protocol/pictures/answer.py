@@ -187,7 +187,7 @@ class AnswerRules:
         return in_force(self.unsure_above, math.log(len(self.answers)))
 
     def too_unsure(self, entropy: float, confidence: float) -> bool:
-        """Whether an answer is refused, by the threshold or, without one, by default."""
+        """Tell whether an answer is refused, by the threshold or, without one, by default."""
         above = self.unsure_in_force
         return confidence < DEFAULT_CONFIDENCE_FROM if above is None else entropy > above
 

@@ -73,8 +73,8 @@ def what_it_is(answer: PictureAnswer) -> str:
     """Say what an answer is, and what it is not."""
     known, met = len(answer.probabilities), len(answer.met_answers)
     return (
-        f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} that "
-        f"it knows; it can give no other, and it may be wrong. {NO_REASSURANCE if answer.answer == 'no' else ''}"
+        f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} "
+        f"that it knows; it can give no other, and it may be wrong. {NO_REASSURANCE if answer.answer == 'no' else ''}"
         "Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
 

@@ -161,15 +161,17 @@ def told_of_questions(
     for split in ("val", "test"):
         judged = {row.lesion for row, _ in asking if row.split == split}
         if again := len(judged & learned):
+            are = "is" if again == 1 else "are"
             found.append(
-                f"{again} of the {counted(len(judged), 'picture')} of the {split} questions are also shown by training "
-                "questions, as the source deals them: the figures hold for new questions, not for new pictures"
+                f"{again} of the {counted(len(judged), 'picture')} of the {split} questions {are} also shown by "
+                "training questions, as the source deals them: the figures hold for new questions, not for new pictures"
             )
         asked = [label for row, label in asking if row.split == split]
         if other := sum(label == OTHER_ANSWER for label in asked):
+            have, count = ("has", "it counts") if other == 1 else ("have", "they count")
             found.append(
-                f"{other} of the {counted(len(asked), 'question')} of {split} have an answer that no training question "
-                "has: they count as wrong"
+                f"{other} of the {counted(len(asked), 'question')} of {split} {have} an answer that no training "
+                f"question has: {count} as wrong"
             )
         judging = [row for row, _ in asking if row.split == split]
         if refused := sum(_is_refused(row, questions) for row in judging):
