@@ -17,6 +17,7 @@ from PIL import Image
 
 from edgefl_client import Asker
 from edgefl_client.cli import cli as device_cli
+from edgefl_export.cli import main as export_cli
 from edgefl_protocol.bundle import Card, load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.answer import read_question
@@ -112,16 +113,36 @@ def test_the_model_that_answers_is_what_its_page_says(tmp_path, monkeypatch):
     own = told["`tune` questions right with their own picture, with another one's"]
     assert own == f"{tried.right}, {other.right} of {tried.questions}"
     assert other.low <= 0 and "not found to\nlook at the picture" in PAGE
-    assert f"one of {len(bundle.labels.classes)} answers" in told["answers"]
+    met, listed = sum(bundle.labels.seen), len(bundle.labels.classes)
+    assert f"one of {met} answers that its own questions had, of {listed} of" in told["answers"]
+    warned = " ".join(Asker(bundle, threads=1).model.warnings)
+    assert "On 210 closed questions of the site rad-chest" in warned and "not found better than the usual" in warned
     assert f"it knows {len(knows.vocabulary.words)} words and was taught {sum(knows.taught)}" in told["answers"]
     assert "VQA-RAD is CC0 1.0" in bundle.card.licence_note and "CC BY-NC 4.0" in bundle.card.licence_note
     assert f"{ASKED}.edgefl" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_a_bundle_carries_the_words_and_answers_of_all_sites():
+    """What the guide and docs/security.md 2.8 tell of it, by the command that they name."""
+    done = CliRunner().invoke(export_cli, ["inspect", str(FOLDER / f"{ASKED}.edgefl"), "--json"])
+    told = json.loads(done.stdout)
+    words, answers = told["questions"], told["labels"]
+    guide = (FOLDER.parents[1] / PAGES[0]).read_text(encoding="utf-8").replace("\n", " ")
+    assert f"{len(words['words'])} words, {words['taught'].count(False)} of them not taught at its site" in guide
+    assert f"{len(answers['classes'])} answers, {answers['seen'].count(False)} of which no question of its" in guide
+    assert (
+        json.loads(CliRunner().invoke(export_cli, ["inspect", str(FOLDER / "nevus.edgefl"), "--json"]).stdout)[
+            "questions"
+        ]
+        is None
+    )
 
 
 REFUSED = {  # by the pages, to show it
     "Is there tuberculosis?": "unknown_word",
     "Tuberculosis?": "no_known_word",
     "Is there hydrocephalus?": "untaught_word",
+    "Is there no pneumothorax?": "negation",
 }
 PAGES = ("docs/guides/medical-vqa.md", "examples/models/README.md")
 
@@ -141,6 +162,7 @@ def test_the_pages_ask_in_words_that_a_model_of_vqa_rad_knows() -> None:
     for question in asked:
         read = read_question(question, table.vocabulary, table.taught_words)
         rules = {"no_known_word": not read.known, "unknown_word": read.missed, "untaught_word": read.never_taught}
+        rules["negation"] = read.negations
         found = None if read.whole else next(reason for reason, fires in rules.items() if fires)
         assert found == REFUSED.get(question), question
 
@@ -168,17 +190,25 @@ def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
     found = load_federation([source], image_px=bundle.preprocess.size, vocabulary=known, cache_dir=tmp_path)
     asker, site = Asker(bundle, threads=1), found.sites["rad-chest"]
     assert found.questions is not None
-    words, unsure, answered, right = 0, 0, 0, 0
+    words, unsure, answered = 0, 0, list[tuple[str, str | None]]()  # answered: what it says, and what is right
     for row, place in zip(site.test, found.places(site.test), strict=True):
         given = asker.ask(found.images[place], found.questions.texts[row])
         words += not given.question.whole
         unsure += given.refuse_reasons == ("unsure",)
-        answered += not given.refused
-        right += given.answer is not None and given.answer == dict(enumerate(found.classes)).get(found.labels[row])
+        if given.answer is not None:
+            answered.append((given.answer, dict(enumerate(found.classes)).get(found.labels[row])))
+    right = [one for one, true in answered if one == true]
     said = (
-        f"of the {len(site.test)} it answers {answered}, {right} of these rightly; {words} it refuses for their words"
+        f"of the {len(site.test)} it answers {len(answered)}, {len(right)} of these rightly; {words} it refuses for "
+        "their words"
     )
     assert f"{said}, {unsure} for it is too unsure |" in PAGE
+    there = [one for one, true in answered if true == "yes"]
+    assert f"| of the {len(answered)}, findings that are there" in PAGE
+    assert f'| {len(there)}; to {there.count("no")} of these it says "no" |' in PAGE
+    absent = sum(true == "no" for _, true in answered)
+    assert f'| of the {len(right)} right ones, "no" | {right.count("no")}; a model that says "no" to all' in PAGE
+    assert f"{len(answered)} would be right for {absent} |" in PAGE
     untaught = sum(bool(asker.read(found.questions.texts[row]).never_taught) for row in site.tune)
     assert f"| of the {len(site.tune)}, refused for a word that it was never taught | {untaught} |" in PAGE
 

@@ -13,6 +13,7 @@ from edgefl_protocol.bundle.figures import HALF, figures_of, number, site_figure
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.question_table import LEAST_TRIED, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap, no_map
+from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM
 from edgefl_protocol.pictures.referral import in_force
 from edgefl_protocol.sentences import counted
 
@@ -21,7 +22,10 @@ _NAMES: Final = {
     "accuracy_open_questions": "of open questions",
     "accuracy_closed_questions": "of closed questions",
 }
-_NO_THRESHOLD: Final = "No threshold says when it is too unsure, so it answers every question whose words it knows."
+_NO_THRESHOLD: Final = (
+    "No threshold says when it is too unsure: by default it gives no answer below a confidence of "
+    f"{DEFAULT_CONFIDENCE_FROM:.0%}."
+)
 
 
 def question_lines(card: Card, labels: Labels, table: QuestionTable) -> tuple[str, str]:
@@ -35,7 +39,8 @@ def question_lines(card: Card, labels: Labels, table: QuestionTable) -> tuple[st
         right += f"; giving the usual answer to each kind of question has accuracy {always:.3f}"
     words = len(table.vocabulary.words)
     learned = "" if table.taught is None else f", {sum(table.taught):,} of them taught"
-    knows = f"{counted(len(labels.classes), 'answer')} and {counted(words, 'word')}{learned}"
+    answers = f"{counted(len(labels.classes), 'answer')}, {sum(labels.seen):,} of them met in its own questions,"
+    knows = f"{answers} and {counted(words, 'word')}{learned}"
     return f"how right it was: {right}", f"questions: it knows {knows}; {kept_from_learning(table)}"
 
 
@@ -57,6 +62,8 @@ def question_weaknesses(card: Card, labels: Labels, table: QuestionTable) -> tup
     """Say in sentences what its own card says against a model."""
     said = [
         not_looking(table),
+        _one_answer(labels),
+        _not_above_usual(site_figures(card), card.site),
         _mostly_wrong(site_figures(card), card.site),
         _NO_THRESHOLD if in_force(card.refer_above, math.log(len(labels.classes))) is None else None,
         _not_fitted(table),
@@ -96,6 +103,29 @@ def _with_other_pictures(tried: TriedQuestions) -> str:
         f"of {counted(tried.questions, 'question')} kept from learning its most probable answer was right for "
         f"{tried.right} with their own picture, and for {other} with the picture of another one, refused ones counted "
         "too"
+    )
+
+
+def _one_answer(labels: Labels) -> str | None:
+    """Say that a model can give one answer alone; None where it met several."""
+    met = [name for name, seen in zip(labels.classes, labels.seen, strict=True) if seen]
+    if len(met) != 1:
+        return None
+    return f"This model met one answer in its own questions, {met[0]}: it can give no other, whatever is asked."
+
+
+def _not_above_usual(figures: Mapping[str, object], site: str | None) -> str | None:
+    """Say that closed questions were answered no better than by their most frequent answer; None where they were."""
+    closed = figures_of(figures, {"accuracy_closed_questions": "accuracy"}, {})
+    usual, count = figures.get("usual_answer"), figures.get("n_closed_questions")
+    always = number(usual.get("accuracy_closed_questions")) if isinstance(usual, dict) else None
+    if not closed or always is None or (closed[0].interval or (closed[0].value,))[0] > always:
+        return None
+    questions = counted(count, "closed question") if type(count) is int else "closed questions"
+    where = "" if site is None else f" of the site {site}"
+    return (
+        f"On {questions}{where}, such as those of yes or no, this model was not found better than the usual answer to "
+        f"each kind of question: {closed[0]} against {always:.3f}."
     )
 
 

@@ -7,13 +7,15 @@ and the probabilities beside it are no finding. The rules, in the order in which
 2. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
 3. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
 4. `unread_word`: such a word stands behind the last one that the network reads.
-5. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+5. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
+6. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-6. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions.
-7. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-8. `model_expired`: the bundle is past its expiry date.
+7. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions; where
+   none was chosen, the confidence is below `DEFAULT_CONFIDENCE_FROM` (docs/decisions/0046).
+8. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+9. `model_expired`: the bundle is past its expiry date.
 
-The first four look at the question alone (docs/decisions/0048 and 0051).
+The first five look at the question alone (docs/decisions/0048 and 0051).
 
 That no rule refuses never means that the answer is right.
 """
@@ -39,9 +41,12 @@ from edgefl_protocol.rules.questions import (
 )
 
 REFUSALS: Final = (
-    "no_known_word", "unknown_word", "untaught_word", "unread_word", "size", "unsure", "unseen_answer",
-    "model_expired",
+    "no_known_word", "unknown_word", "untaught_word", "unread_word", "negation", "size", "unsure",
+    "unseen_answer", "model_expired",
 )  # fmt: skip
+
+
+DEFAULT_CONFIDENCE_FROM: Final = 0.5  # without a threshold: below it an answer is more probably wrong than right
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +82,9 @@ class ReadQuestion:
 
     @property
     def whole(self) -> bool:
-        """Whether no rule refuses the question for its words: all that an answer may hang on are taught and read."""
-        return self.known and not (self.missed or self.never_taught or self.cut_off)
+        """Whether no rule refuses the question for its words: what an answer may hang on is taught and read, and none
+        negates."""
+        return self.known and not (self.missed or self.never_taught or self.cut_off or self.negations)
 
     @property
     def negations(self) -> tuple[str, ...]:
@@ -114,10 +120,11 @@ class PictureAnswer:
     answer: str | None  # None where it is refused
     # probability of every answer that the model knows, the most probable first; empty where the network was not run
     probabilities: Mapping[str, float]
+    met_answers: frozenset[str]  # of these answers, those that the site's own questions had
     refuse_reasons: tuple[str, ...]  # in the order of `REFUSALS`
     rules_tried: tuple[str, ...]  # the rules that were asked, in the same order; some have no threshold or date
     entropy_nats: float | None  # of the probabilities; None where the network was not run
-    entropy_from: float | None  # above which `unsure` refuses; None where no rule says
+    entropy_from: float | None  # above which `unsure` refuses; None: below `DEFAULT_CONFIDENCE_FROM` it does
     heatmap: str | None  # path of the drawn picture, or None
     model: ModelInfo  # which model answered
     milliseconds: float  # wall time of decoding, preparing and running
@@ -137,6 +144,10 @@ class PictureAnswer:
     def ranked(self, top: int) -> list[tuple[str, float]]:
         """List the `top` most probable answers with their probabilities."""
         return list(self.probabilities.items())[:top]
+
+    def ranked_met(self, top: int) -> list[tuple[str, float]]:
+        """List the `top` most probable of the answers that can be given."""
+        return [one for one in self.probabilities.items() if one[0] in self.met_answers][:top]
 
     def to_json(self, top: int) -> dict[str, Any]:
         """Write the object that `edgefl ask --json` prints, with this many answers."""
@@ -168,12 +179,17 @@ class AnswerRules:
 
     answers: tuple[str, ...]  # in the order of the network's outputs
     seen: tuple[bool, ...]  # for each, whether the site's own questions had it
-    unsure_above: float | None  # entropy in nats; None switches the rule off
+    unsure_above: float | None  # entropy in nats; None where no threshold was chosen
 
     @property
     def unsure_in_force(self) -> float | None:
-        """Above which entropy an answer is refused; None where none can be: entropy is ln K at most."""
+        """Above which entropy an answer is refused; None where no threshold says: entropy is ln K at most."""
         return in_force(self.unsure_above, math.log(len(self.answers)))
+
+    def too_unsure(self, entropy: float, confidence: float) -> bool:
+        """Tell whether an answer is refused, by the threshold or, without one, by default."""
+        above = self.unsure_in_force
+        return confidence < DEFAULT_CONFIDENCE_FROM if above is None else entropy > above
 
 
 def make_answer(
@@ -198,14 +214,15 @@ def make_answer(
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
     best = None if outputs is None else int(probabilities.argmax())
-    unsure_from = rules.unsure_in_force
+    unsure = entropy is not None and rules.too_unsure(entropy, float(probabilities.max()))
     found = {
         "no_known_word": not question.known,
         "unknown_word": question.known and bool(question.missed),
         "untaught_word": bool(question.never_taught),
         "unread_word": question.known and bool(question.cut_off),
+        "negation": question.known and bool(question.negations),
         "size": small,
-        "unsure": entropy is not None and unsure_from is not None and entropy > unsure_from,
+        "unsure": unsure,
         "unseen_answer": best is not None and not rules.seen[best],
         "model_expired": expired is True,
     }
@@ -215,10 +232,11 @@ def make_answer(
         question=question,
         answer=None if reasons or best is None else rules.answers[best],
         probabilities=_ranked(rules.answers, probabilities),
+        met_answers=frozenset(name for name, seen in zip(rules.answers, rules.seen, strict=True) if seen),
         refuse_reasons=reasons,
-        rules_tried=_tried(rules, question, ran=outputs is not None, expired=expired),
+        rules_tried=_tried(question, ran=outputs is not None, expired=expired),
         entropy_nats=entropy,
-        entropy_from=unsure_from,
+        entropy_from=rules.unsure_in_force,
         heatmap=None,
         model=model,
         milliseconds=milliseconds,
@@ -226,10 +244,10 @@ def make_answer(
     )
 
 
-def _tried(rules: AnswerRules, question: ReadQuestion, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
+def _tried(question: ReadQuestion, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
     asked = {
         "untaught_word": question.untaught is not None,
-        "unsure": ran and rules.unsure_in_force is not None,
+        "unsure": ran,
         "unseen_answer": ran,
         "model_expired": expired is not None,
     }

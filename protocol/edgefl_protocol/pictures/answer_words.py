@@ -8,12 +8,13 @@ compares them. Source: docs/decisions/0046 and 0048.
 from collections.abc import Sequence
 from typing import Final
 
-from edgefl_protocol.pictures.answer import PictureAnswer
+from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, PictureAnswer
 from edgefl_protocol.pictures.wording import apart, digits_apart, percent
-from edgefl_protocol.sentences import listed
+from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
 NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
+NO_REASSURANCE: Final = "A no is no sign that nothing is there: a model may call most findings absent. "
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
     "size": "the picture has fewer pixels than the model reads",
@@ -32,8 +33,11 @@ def headline(answer: PictureAnswer) -> str:
 
 
 def next_answers(answer: PictureAnswer, top: int) -> str | None:
-    """Say the next most probable answers, so that `top` are told in all; None where none is told."""
-    others = [name for name, _ in answer.ranked(top)][1:]
+    """Say the next most probable answers, so that `top` are told in all; None where none is told.
+
+    An answer that the site's questions never had is not among them: it would be refused.
+    """
+    others = [name for name, _ in answer.ranked_met(top)][1:]
     if answer.answer is None or not others:
         return None
     return "Next: " + ", ".join(f"{name} {_likely(answer, name)}" for name in others)
@@ -52,11 +56,8 @@ def not_read(answer: PictureAnswer) -> list[str]:
         said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
     elif asked.unread:
         said.append(f"Too late in the question to be read: {_few(asked.unread)}.")
-    if asked.negations and not answer.refused:
-        said.append(
-            f"The question negates ({_few(asked.negations)}), and the model weighs words, not logic: this may be the "
-            "answer to the opposite question. Ask without a negation."
-        )
+    if "negation" in reasons:
+        said.append("Ask without a negation, and read the answer as one to the question without it.")
     return said
 
 
@@ -70,9 +71,10 @@ def fall_words(answer: PictureAnswer) -> str | None:
 
 def what_it_is(answer: PictureAnswer) -> str:
     """Say what an answer is, and what it is not."""
-    known = len(answer.probabilities)
+    known, met = len(answer.probabilities), len(answer.met_answers)
     return (
-        f"The most probable of the {known:,} answers that this model knows; it can give no other, and it may be wrong. "
+        f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} "
+        f"that it knows; it can give no other, and it may be wrong. {NO_REASSURANCE if answer.answer == 'no' else ''}"
         "Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
 
@@ -83,7 +85,7 @@ def _likely(answer: PictureAnswer, name: str) -> str:
 
 def _digits(answer: PictureAnswer) -> int:
     """Count the digits of every probability: first and second stay apart, and the first with and without a part."""
-    first = [share for _, share in answer.ranked(2)]
+    first = [share for _, share in answer.ranked_met(2)]
     hidden = {first[0], first[0] - (answer.heatmap_fall or 0.0)}
     return max(digits_apart(set(first)), digits_apart(hidden))
 
@@ -95,8 +97,15 @@ def _reason(answer: PictureAnswer, reason: str) -> str:
         return f"the model was never taught {_few(answer.question.never_taught)}"
     if reason == "unread_word":
         return f"the question is too long, of which the model reads the first {len(answer.question.tokens)} words"
-    if reason != "unsure" or answer.entropy_nats is None or answer.entropy_from is None:
+    if reason == "negation":
+        return f"the question negates ({_few(answer.question.negations)}), and the model weighs words, not logic"
+    if reason != "unsure" or answer.entropy_nats is None:
         return _REASONS[reason]
+    if answer.entropy_from is None:
+        ((_, most),) = answer.ranked(1)
+        digits = digits_apart({most, DEFAULT_CONFIDENCE_FROM})
+        share, limit = percent(most, digits), percent(DEFAULT_CONFIDENCE_FROM, digits)
+        return f"the model is too unsure (confidence {share}; without a threshold it refuses below {limit})"
     number, limit = apart(answer.entropy_nats, answer.entropy_from)
     return f"the model is too unsure (entropy {number} nats; the rule refuses above {limit})"
 

@@ -6,7 +6,7 @@ Guarantees: the same text and table give the same numbers; no text is read beyon
 padding, 1 a word that is not in the table, and 2 the table's first word. An answer that is normalised again stays.
 Whether a word counts depends on the word alone, never on an answer.
 Source: docs/reference/data.md (questions); for answers `tools/compute_softscore.py` of MEVF (Nguyen et al., 2019); for
-words that do not count the stop list of the Glasgow Information Retrieval Group; for negations the single words of
+words that do not count the stop list of the Glasgow Information Retrieval Group; for negations words and phrases of
 NegEx (Chapman et al., 2001). docs/decisions/0048.
 """
 
@@ -38,8 +38,11 @@ FUNCTION_WORDS: Final = frozenset({
 words of choice, place, number and sex, and the words that begin a question are not among them."""
 NEGATIONS: Final = frozenset({
     "no", "not", "nor", "neither", "never", "none", "without", "cannot", "absent", "absence", "lack", "lacks",
-    "lacking", "negative",
+    "lacking", "negative", "exclude", "excludes", "excluded", "excluding",
 })  # fmt: skip
+_FREE: Final = frozenset({"free", "clear"})  # negate before one of the next: free air is no negation
+_OF: Final = frozenset({"of", "from"})
+_RULE: Final = frozenset({"rule", "rules", "ruled", "ruling"})  # negate with an "out" behind them
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _WORD = re.compile(r"\d*\.\d+[^\W_]*%?|[^\W_]+(?:'[^\W_]+)*%?")  # 2.5cm, .5, patient's, 50%
@@ -112,12 +115,23 @@ def content_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def negations(words: Sequence[str]) -> tuple[str, ...]:
-    """List the English words that negate, each once.
+    """List the English words and phrases that negate, each once.
 
     The second part of a choice does not: `yes/no`, `with or without contrast`.
     """
-    before = zip(("", *words), words, strict=False)
-    found = (word for last, word in before if last not in ("or", "yes") and (word in NEGATIONS or word[-3:] == "n't"))
+    found = []
+    for place, word in enumerate(words):
+        rest = words[place + 1 :]
+        if place and words[place - 1] in ("or", "yes"):
+            continue
+        if word in NEGATIONS or word.endswith("n't"):
+            found.append(word)
+        elif word in _FREE and rest and rest[0] in _OF:
+            found.append(f"{word} {rest[0]}")
+        elif word in _RULE and "out" in rest:
+            found.append(f"{word} out")
+        elif word == "free" and not rest:  # "effusion-free?"
+            found.append(word)
     return tuple(dict.fromkeys(found))
 
 

@@ -64,7 +64,8 @@ def test_a_person_reads_answer_confidence_what_was_not_asked_and_what_an_answer_
         "CANARY.png: lung, confidence ", ", asked without: please\n", "Next: liver ",
         "Not known to the model, so not asked: please.",
         "Of 150 questions kept from learning it refused 75 and answered 75, 60 of these rightly (80.0%).",
-        "The most probable of the 5 answers that this model knows; it can give no other, and it may be wrong.",
+        "The most probable of the 5 answers that this model met in its own questions, of 5 that it knows; it can "
+        "give no other, and it may be wrong.",
     ):  # fmt: skip
         assert words in out
 
@@ -133,9 +134,20 @@ def echoed(monkeypatch) -> list[str]:
     return lines
 
 
-def test_a_negation_is_told(asked, ward):
+def test_a_negation_is_refused(asked, ward):
     told = json.loads(asked("Which organ is not shown?", "--json")[1])
-    assert told["refuse_reasons"] == ["unknown_word"] and told["negating_words"] == ["not"]
+    assert told["refuse_reasons"] == ["unknown_word", "negation"] and told["negating_words"] == ["not"]
+    assert "the question negates (not), and the model weighs words" in asked("Which organ is not shown?")[1]
+
+
+def test_a_model_of_one_answer_is_not_sure_of_it_without_a_threshold(asked, ward):
+    """As of a site with one question: it can say that answer alone, and nothing chose a threshold."""
+    one = tuple(name == "no" for name in ANSWERS)
+    (ward / "one.edgefl").write_bytes(ask_bundle(seen=one, tried=None, unsure_above=float(np.log(5))))
+    code, out, err = asked("is there?", "--json", model="one.edgefl")
+    told, said = json.loads(out), "This model met one answer in its own questions, no: it can give no other"
+    assert code == 0 and told["answer"] is None and "unsure" in told["refuse_reasons"] and told["entropy_from"] is None
+    assert said in err and any(line.startswith(said) for line in told["model"]["warnings"])
 
 
 def test_a_question_without_quotes_is_told_of_them(run, ward):
@@ -368,7 +380,10 @@ def lines(monkeypatch):
 def test_use_and_status_say_what_it_knows(run, ward):
     code, out, _ = run("use", ward / "ask.edgefl", "--trust", SIGNER.public.hex())
     assert code == 0
-    assert "it knows 5 answers and 7 words" in out and "kept from learning it refused 75 and answered 75" in out
+    assert (
+        "it knows 5 answers, 5 of them met in its own questions, and 7 words" in out
+        and "kept from learning it refused 75 and answered 75" in out
+    )
     assert "suspicious" not in out and "balanced accuracy" not in out
     assert "answers: no, yes, lung, liver and 2" in run("status")[1]
     told = json.loads(run("status", "--json")[1])["model"]

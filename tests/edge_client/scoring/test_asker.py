@@ -22,7 +22,7 @@ def loaded(**options):
 
 @pytest.mark.parametrize("question", ["Is there a fracture?", "WHICH organ is shown", "fracture, please"])
 def test_answers_are_those_of_the_formula(question):
-    asker = Asker(loaded(unsure_above=None), threads=1)
+    asker = Asker(loaded(unsure_above=1.6), threads=1)
     prepared = asker.prepare(GREY)
     found = asker.ask_prepared(prepared, question)
     wanted = expected(prepared.pixels, question)
@@ -32,7 +32,7 @@ def test_answers_are_those_of_the_formula(question):
 
 
 def test_an_unknown_word_names_no_answer_and_leaves_the_figures():
-    asker = Asker(loaded(unsure_above=None), threads=1)
+    asker = Asker(loaded(unsure_above=1.6), threads=1)
     found = asker.ask(GREY, "fracture pneumothorax")
     assert (found.answer, found.refuse_reasons) == (None, ("unknown_word",))
     wanted = expected(asker.prepare(GREY).pixels, "fracture pneumothorax")
@@ -47,7 +47,7 @@ def test_bytes_pictures_and_pixels_are_answered_alike(lab):
 
 def test_no_rule_about_photographs_of_skin_is_asked(lab):
     """A radiograph is grey, dark and smooth: of the gate only the size counts (docs/decisions/0044)."""
-    asker = Asker(loaded(unsure_above=None), threads=1)
+    asker = Asker(loaded(unsure_above=1.6), threads=1)
     dark = np.full((60, 60, 3), 3, np.uint8)
     assert not asker.ask(dark, "which organ?").refused and not asker.ask(GREY, "which organ?").refused
     small = asker.ask(GREY[: SIZE - 1], "which organ?")
@@ -72,13 +72,13 @@ def test_too_unsure_by_the_cards_threshold():
     unsure = Asker(loaded(unsure_above=sure.entropy_nats - 0.01), threads=1).ask(GREY, "which organ?")
     assert unsure.refuse_reasons == ("unsure",) and unsure.probabilities == sure.probabilities
     never = Asker(loaded(unsure_above=float(np.log(5))), threads=1).ask(GREY, "which organ?")  # of five answers
-    assert never.entropy_from is None and "unsure" not in never.rules_tried
+    assert never.entropy_from is None and never.answer == "lung" and never.confidence > 0.5  # by default
     assert any("No threshold says when it is too unsure" in one for one in never.model.warnings)
 
 
 def test_an_answer_that_the_site_never_met_is_refused():
     seen = tuple(name != "lung" for name in ANSWERS)
-    found = Asker(loaded(seen=seen, unsure_above=None), threads=1).ask(GREY, "which organ?")
+    found = Asker(loaded(seen=seen, unsure_above=1.6), threads=1).ask(GREY, "which organ?")
     assert found.refuse_reasons == ("unseen_answer",) and found.answer is None
 
 
@@ -127,7 +127,7 @@ def test_the_map_of_attention_is_that_of_the_graph():
 @pytest.mark.parametrize("with_map", [True, False])
 def test_occlusion_asks_the_same_question_of_every_hidden_cell(with_map):
     """By brute force: each cell hidden by hand and asked alone."""
-    asker = Asker(loaded(shown=true_map("occlusion", cells=36), with_map=with_map, unsure_above=None), threads=1)
+    asker = Asker(loaded(shown=true_map("occlusion", cells=36), with_map=with_map, unsure_above=1.6), threads=1)
     pixels = photo(SIZE, SIZE, (40, 40, 40))
     pixels[4:12, 8:16] = (230, 80, 70)
     prepared = asker.prepare(pixels)

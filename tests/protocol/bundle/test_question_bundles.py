@@ -14,6 +14,7 @@ from tests.conftest import a_plan, step_graph, true_map
 from tests.protocol.bundle.conftest import code_of
 
 from edgefl_protocol.bundle import load_bundle, loading
+from edgefl_protocol.bundle.card_words import weaknesses
 from edgefl_protocol.bundle.question_table import (
     MAX_LENGTH,
     MAX_WORDS,
@@ -52,6 +53,40 @@ def test_a_bundle_says_which_words_were_taught():
     assert bundle.questions.taught == taught
     assert bundle.questions.taught_words == {*VOCABULARY.words} - {"fracture"}
     assert ", 6 of them taught; " in question_lines(bundle.card, bundle.labels, bundle.questions)[1]
+
+
+def told_of(**options):
+    bundle = load(signed(ask_members(**options)))
+    return question_lines(bundle.card, bundle.labels, bundle.questions), weaknesses(
+        bundle.card, bundle.labels, bundle.questions
+    )
+
+
+def test_a_bundle_says_how_many_answers_it_can_give():
+    assert "it knows 5 answers, 2 of them met in its own questions, " in told_of(seen=(True, True, *[False] * 3))[0][1]
+    one = told_of(seen=(False, True, *[False] * 3))[1]
+    assert one == ("This model met one answer in its own questions, yes: it can give no other, whatever is asked.",)
+    assert told_of()[1] == ()
+
+
+@pytest.mark.parametrize("low", [0.48, 0.51, 0.52])
+def test_a_model_that_is_not_above_the_usual_answer_on_closed_questions_says_so(low):
+    """By the rule of the house: better only where the interval's lower end lies above."""
+    figures = {
+        "accuracy": 0.6,
+        "n_test": 300,
+        "n_closed_questions": 210,
+        "accuracy_closed_questions": 0.586,
+        "accuracy_closed_questions_interval": [low, 0.7],
+        "usual_answer": {"accuracy_closed_questions": 0.51},
+    }
+    said = (
+        "On 210 closed questions of the site CHEST, such as those of yes or no, this model was not found better than "
+        f"the usual answer to each kind of question: accuracy 0.586 (95% interval {low:.3f} to 0.700) against 0.510."
+    )
+    assert told_of(metrics={"site": figures})[1] == ((said,) if low <= 0.51 else ())
+    del figures["usual_answer"]
+    assert told_of(metrics={"site": figures})[1] == ()
 
 
 def test_a_bundle_from_before_says_nothing_of_what_was_taught():

@@ -155,6 +155,17 @@ def test_words_that_an_answer_may_hang_on(question: str, words: tuple[str, ...])
         ("Isn’t there a fracture, and are lesions absent?", ("isn't", "absent")),
         ("No, is there no fracture?", ("no",)),
         ("Is there a node or a notch?", ()),
+        ("Are the lungs free of effusion?", ("free of",)),
+        ("Are the lungs free from an effusion, and clear of air?", ("free from", "clear of")),
+        ("Effusion-free?", ("free",)),
+        ("Is there free air under the diaphragm?", ()),  # free and clear as plain adjectives
+        ("Are the lungs clear?", ()),
+        ("Is it free or loculated?", ()),
+        ("Can you rule out pneumonia, or rule pneumonia out?", ("rule out",)),
+        ("Is pneumonia ruled out or excluded?", ("ruled out",)),  # a choice all the same
+        ("Can a fracture be excluded?", ("excluded",)),
+        ("Is there absence of a fracture?", ("absence",)),
+        ("Does the rule of thirds hold?", ()),
     ],
 )
 def test_negations(question: str, words: tuple[str, ...]) -> None:

@@ -170,7 +170,7 @@ def test_a_missing_path_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_file_that_is_no_zip_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK nothing")
-    with pytest.raises(DataError, match="not a readable zip"):
+    with pytest.raises(DataError, match=r"x\.zip is not a readable zip file\.$"):
         read_manifest(tmp_path / "x.zip")
 
 

@@ -143,9 +143,11 @@ def test_pictures_on_both_sides_of_the_sources_split_and_unknown_answers_are_tol
     """All 203 pictures of VQA-RAD's official test questions are also among those of the training questions."""
     shared, unknown, words = load(rad, f"{fixed}@split=test").warnings
     assert shared.startswith("3 of the 3 pictures of the test questions are also shown by training questions")
-    assert unknown.startswith("1 of the 3 questions of test have an answer that no training question has")
-    assert words.startswith("3 of the 3 questions of test hold a word that no training question has")  # vadis
-    assert words.endswith("a device refuses them, and here they are judged all the same")
+    assert unknown == "1 of the 3 questions of test has an answer that no training question has: it counts as wrong"
+    assert words == (  # vadis
+        "a device refuses 3 of the 3 questions of test, for a word that no training question has, that negates, or "
+        "that comes too late to be read; here they are judged all the same"
+    )
     assert load(rad).warnings == ()
 
 
@@ -158,8 +160,8 @@ def test_test_questions_with_a_word_that_another_site_taught_are_counted(tmp_pat
     data = write_rad(tmp_path / "rad.zip", pictures_of(taught), trainset=taught)
     more = write_rad(tmp_path / "more.zip", testset=asked)
     told = (
-        "another 2 of the 3 questions of test hold a word that their own site did not teach: a device refuses them, "
-        "too, where the weights of a model stay at its site"
+        "where the weights of a model stay at its site, a device refuses another 2 of the 3 questions of test, for a "
+        "word that their own site did not teach"
     )
     assert told in load(data, f"{more}@split=test").warnings
     shown = edgefl_train("data", f"vqa-rad:{data}", f"vqa-rad:{more}@split=test")

@@ -166,6 +166,9 @@ def test_other_questions_are_judged_with_the_words_of_the_run(learned, tmp_path,
     found = done.json()["sites"]["rad-head"]
     assert found["n_test"] == 24
     assert found["accuracy"] <= 18 / 24
+    assert (
+        "warning: a device refuses 6 of the 24 questions of test, for a word that no training question has" in done.err
+    )
 
 
 def test_sentences_about_questions_speak_of_no_lesion_and_no_class(learned, asked, tmp_path):

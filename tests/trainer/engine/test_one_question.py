@@ -78,6 +78,7 @@ def test_evaluate_judges_it_on_questions_of_another_file(method, ran, lone, tmp_
         "evaluate", ran[0] / method, "--data", f"vqa-rad:{lone}", "--data", f"vqa-rad:{tmp_path}@split=test", "--json"
     )
     assert found.code == 0, found.err
+    assert "site rad-abdomen has one answer in its training rows, " in found.err and "one class" not in found.err
     sites = found.json()["sites"]
     assert {name: site["n_test"] for name, site in sites.items()} == {"rad-abdomen": 1, "rad-chest": 0, "rad-head": 0}
     assert (sites["rad-abdomen"]["accuracy"], sites["rad-abdomen"]["accuracy_interval"]) == (1.0, None)

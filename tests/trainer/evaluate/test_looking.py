@@ -127,3 +127,11 @@ def test_the_map_of_a_model_that_answers_is_measured_with_each_questions_own_wor
     assert table.maps["occlusion"].hidden["mean"].marked == 1 and table.shown.kind == "occlusion"
     assert not table.maps["attention"].better_than_chance
     assert table.pictures == count
+
+
+def test_without_a_threshold_answers_below_half_count_as_refused():
+    """As a device refuses them: docs/decisions/0046."""
+    probabilities, targets = np.array([[0.4, 0.3, 0.3], [0.6, 0.2, 0.2], [0.5, 0.5, 0.0]]), np.array([0, 1, 0])
+    found = tried_questions(probabilities, targets, (True,) * 3, float(np.log(3)), None)
+    assert (found.answered, found.answered_right) == (2, 1)
+    assert tried_questions(probabilities, targets, (True,) * 3, 1.09, None).answered == 3

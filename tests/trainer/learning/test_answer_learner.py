@@ -246,3 +246,17 @@ def test_what_does_not_fit_is_told_before_the_first_step(task, backbone):
 def test_an_answer_model_is_averaged_whole(hyper):
     with pytest.raises(SettingError, match="averaged as a whole, so leave share and kd out"):
         build(lambda: blank("fedavg", ("vqa-rad:x",)), hyper)
+
+
+def test_an_answer_that_the_site_never_had_is_none_in_the_accuracy_that_is_sent(task, backbone, rows):
+    """docs/methods.md 11.2: whatever the model holds of it, the most probable of the others counts."""
+    learner = AnswerLearner(RECIPE)
+    two = replace(rows, labels=rows.labels % 2)
+    site = site_of(task, backbone, two)
+    model = learner.begun(site, State(), FIRST)
+    found = []
+    for bias in (-9.0, 9.0):  # of the third answer
+        arrays = {**model.arrays, "head.bias": np.array([0.0, 0.0, bias], np.float32)}
+        found.append(learner.accuracy(site, State(arrays)))
+    assert site.seen == (True, True, False)
+    assert found[0] == found[1] > 0

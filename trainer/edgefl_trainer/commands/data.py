@@ -81,7 +81,8 @@ def survey_text(found: "Survey") -> str:
         text.append(f"training questions: {counted(words, 'word')}, {counted(answers, 'answer')}")
     if found.sizes:
         shown = ", ".join(f"{w} × {h} ({n:,})" for (w, h), n in found.sizes.most_common(MAX_SHOWN))
-        more = f" and {len(found.sizes) - MAX_SHOWN} more sizes" if len(found.sizes) > MAX_SHOWN else ""
+        left = len(found.sizes) - MAX_SHOWN
+        more = f" and {counted(left, 'more size')}" if left > 0 else ""
         text.append(f"sizes in pixels (pictures): {shown}{more}")
     if found.refused:
         text.append("a run refuses this data:")

@@ -161,27 +161,30 @@ def told_of_questions(
     for split in ("val", "test"):
         judged = {row.lesion for row, _ in asking if row.split == split}
         if again := len(judged & learned):
+            are = "is" if again == 1 else "are"
             found.append(
-                f"{again} of the {counted(len(judged), 'picture')} of the {split} questions are also shown by training "
-                "questions, as the source deals them: the figures hold for new questions, not for new pictures"
+                f"{again} of the {counted(len(judged), 'picture')} of the {split} questions {are} also shown by "
+                "training questions, as the source deals them: the figures hold for new questions, not for new pictures"
             )
         asked = [label for row, label in asking if row.split == split]
         if other := sum(label == OTHER_ANSWER for label in asked):
+            have, count = ("has", "it counts") if other == 1 else ("have", "they count")
             found.append(
-                f"{other} of the {counted(len(asked), 'question')} of {split} have an answer that no training question "
-                "has: they count as wrong"
+                f"{other} of the {counted(len(asked), 'question')} of {split} {have} an answer that no training "
+                f"question has: {count} as wrong"
             )
         judging = [row for row, _ in asking if row.split == split]
         if refused := sum(_is_refused(row, questions) for row in judging):
             found.append(
-                f"{refused} of the {counted(len(asked), 'question')} of {split} hold a word that no training question "
-                "has, or that comes too late to be read: a device refuses them, and here they are judged all the same"
+                f"a device refuses {refused} of the {counted(len(asked), 'question')} of {split}, for a word that no "
+                "training question has, that negates, or that comes too late to be read; here they are judged all the "
+                "same"
             )
         own = sum(_is_refused(row, questions, taught[row.site]) for row in judging if row.site in taught)
         if more := own - sum(_is_refused(row, questions) for row in judging if row.site in taught):
             found.append(
-                f"another {more} of the {counted(len(asked), 'question')} of {split} hold a word that their own site "
-                "did not teach: a device refuses them, too, where the weights of a model stay at its site"
+                f"where the weights of a model stay at its site, a device refuses another {more} of the "
+                f"{counted(len(asked), 'question')} of {split}, for a word that their own site did not teach"
             )
     return found
 

@@ -67,6 +67,8 @@ def evaluate(
     """
     _check_models(run, site)
     federation, learned = _data_to_judge(run, data, site, pictures_alone=bool(foreign) or maps is not None)
+    for line in federation.warnings if federation.questions is not None else ():  # of pictures, `run` told
+        warn(line)
     labels = _labels_of_run(run, federation.classes, federation.labels)
     where = choose_device(device)
     known = _models_of(run, federation, site)

@@ -6,6 +6,7 @@ draws of whole pictures (`intervals`), lies above 0. Every picture gives its que
 Guarantees: same model and rows, same figures. Source: docs/decisions/0046.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.question_table import LEAST_TRIED, OtherPicture, TriedQuestions
+from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM
+from edgefl_protocol.pictures.referral import in_force
 from edgefl_trainer.contract import Examples, Predictor
 from edgefl_trainer.evaluate.intervals import RESAMPLES, interval, lesion_weights
 from edgefl_trainer.evaluate.metrics import entropy_nats
@@ -66,7 +69,13 @@ def tried_questions(
         return None
     best = probabilities.argmax(axis=1)
     right = best == targets
-    answered = (entropy_nats(probabilities) <= unsure_above) & np.asarray(seen, dtype=bool)[best]
+    by_default = in_force(unsure_above, math.log(len(seen))) is None
+    sure = (
+        probabilities.max(axis=1) >= DEFAULT_CONFIDENCE_FROM
+        if by_default
+        else entropy_nats(probabilities) <= unsure_above
+    )
+    answered = sure & np.asarray(seen, dtype=bool)[best]
     answered &= True if read_whole is None else read_whole
     return TriedQuestions(
         questions=len(targets),

@@ -80,8 +80,9 @@ def thin_sites(
         if not len(scored[name].target):
             found.append(f"site {name} has no {rows} row, so it has no figures")
         elif len(known) == 1 < len(classes):
+            one = "class" if scored[name].asked is None else "answer"
             found.append(
-                f"site {name} has one class in its training rows, {known[0]}: it can predict no other, so its "
+                f"site {name} has one {one} in its training rows, {known[0]}: it can predict no other, so its "
                 "figures mean nothing"
             )
         elif missing and scored[name].asked is None:  # of hundreds of answers, most stand in no row of a site

@@ -137,7 +137,7 @@ class ZipStore:
         try:
             self._zip = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{path} is not a readable zip file: {error}.") from error
+            raise DataError(f"{path} is not a readable zip file{_why(error)}.") from error
         self._members = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
 
     def names(self) -> list[str]:
@@ -181,3 +181,8 @@ class ZipStore:
         if name not in self._members:
             raise DataError(f"{name} is not in {self.name}; the list of pictures names a file that is missing.")
         return self._members[name]
+
+
+def _why(error: Exception) -> str:
+    """Say what `zipfile` found, unless that is what the sentence says already."""
+    return "" if str(error) == "File is not a zip file" else f": {error}"
