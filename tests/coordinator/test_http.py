@@ -349,7 +349,7 @@ def test_many_bodies_at_once(coordinator, tools) -> None:
 
 
 def test_only_who_may_call_now_is_worth_reading(coordinator, tools, clock) -> None:
-    """docs/decisions/0054: neither an enrolment that nobody approved nor a request of another time has its body read."""
+    """docs/decisions/0054: neither who is not approved yet nor a request of another time has its body read."""
     approved, waiting = tools.quick_member(coordinator, "clinic-a"), tools.Member(coordinator, "clinic-b")
     waiting.enrol(tools.token_of(coordinator, "clinic-b"))
     route, now_ms = ROUTES["reply"], clock.now_ms

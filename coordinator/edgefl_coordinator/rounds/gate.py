@@ -7,8 +7,9 @@
 
 Guarantees: the program is started without a shell, is given no reply beside the states and no passphrase, and ends with
 the job that asks it; what it started itself ends with the worker, minutes later. Where maps travel, a state is the
-members' maps under their names. The program runs as the user of `serve`, in its environment otherwise. It runs in the aggregation worker, so the verdict is stored
-with the state that it is about, in one transaction: whoever is killed before asks again.
+members' maps under their names. The program runs as the user of `serve`, in its environment otherwise. It runs in the
+aggregation worker, so the verdict is stored with the state that it is about, in one transaction: whoever is killed
+before asks again.
 Source: docs/security.md 4; docs/decisions/0053.
 """
 

@@ -42,7 +42,7 @@ def admit(call: Call) -> None:
 
     Raises:
         RefusedError: replayed, out of the window, or this member may not use the route now.
-        StorageError: nothing was kept.
+        StorageError: what it kept nobody may count on.
     """
     with _refusals_written(call) as (connection, member):
         keep_window(connection, call)
@@ -63,7 +63,7 @@ def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
 def transact(call: Call, effect: Effect[Value]) -> Value:
     """Carry out the effect of an admitted message in one transaction.
 
-    A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nothing was kept.
+    A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nobody may count on it.
     """
     try:
         with call.coordinator.store.transaction() as connection:
