@@ -1,9 +1,10 @@
-"""How many cancers of a model's own centre pass without a look once somebody has framed their pictures.
+"""How many cancers of a model's own centre pass without a look once somebody has framed or lit their pictures otherwise.
 
 Each `val` picture of melanoma, basal or squamous cell carcinoma of the centre, 200 x 150, is framed: on all four sides,
 above and below, on one side, or by a round ring; in one colour, then saved as JPEG of quality 75. A frame stands over
 the picture, as an editor or a print puts it there, and hides what was below. Counted are the pictures for which the
 model asks for no look, and beside them those that would pass if the gate before the model saw no frame.
+Then each is multiplied by a factor in red, green and blue, as another lamp, white balance or exposure does.
 
     EDGEFL_DATA=DIR python benchmarks/framed_cancers.py BUNDLE --trust PUB [--site rosendahl]
 """
@@ -42,13 +43,26 @@ WIDTHS = {"frame": (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2), "bars": (0.02, 0.0
           "ring": (0.0, 0.1)}  # fmt: skip
 
 
+LIGHTS = {
+    "as it is": (1.0, 1.0, 1.0),
+    "bluish": (0.8, 1.0, 1.15),
+    "slightly bluish": (0.9, 1.0, 1.08),
+    "reddish": (1.15, 1.0, 0.8),
+    "slightly reddish": (1.08, 1.0, 0.9),
+    "greenish": (0.9, 1.1, 0.9),
+    "half a stop darker": (0.7, 0.7, 0.7),
+    "1.3 stops darker": (0.4, 0.4, 0.4),
+    "half a stop brighter": (1.4, 1.4, 1.4),
+}
+
+
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @click.option("--trust", required=True, type=click.Path(path_type=Path, exists=True), help="Public key of its signer.")
 @click.option("--site", default="rosendahl", show_default=True, help="Centre whose pictures are framed.")
 @click.option("--most", default=60, show_default=True, help="Pictures, the first of the table.")
 def main(bundle: Path, trust: Path, site: str, most: int) -> None:
-    """Print one row per frame."""
+    """Print one row per frame, then one per light."""
     folder = os.environ.get("EDGEFL_DATA")
     if folder is None:
         raise click.ClickException("EDGEFL_DATA is not set; it names the folder with the real images")
@@ -69,6 +83,12 @@ def main(bundle: Path, trust: Path, site: str, most: int) -> None:
             cells = " | ".join(f"{passed} ({ungated})" for passed, ungated in found)
             click.echo(f"| {kind} | {100 * width:g} % | {share:.0%} | {cells} |")
             sys.stdout.flush()
+    click.echo("\n| light | red, green, blue | pass |\n|---|---|---|")
+    for name, factors in LIGHTS.items():
+        click.echo(
+            f"| {name} | × {', '.join(f'{one:g}' for one in factors)} | {passing(scorer, lit(pictures, factors))[0]} |"
+        )
+        sys.stdout.flush()
 
 
 def passing(scorer: Scorer, pictures: list[Pixels]) -> tuple[int, int]:
@@ -103,6 +123,11 @@ def covered(height: int, width: int, kind: str, share: float) -> NDArray[np.floa
     }
     inside: NDArray[np.float64] = (away[kind] < share).astype(np.float64)
     return inside
+
+
+def lit(pictures: list[Pixels], factors: tuple[float, float, float]) -> list[Pixels]:
+    """Multiply the colours of pictures; what is too bright then is white."""
+    return [np.rint(np.minimum(one * np.array(factors), 255)).astype(np.uint8) for one in pictures]
 
 
 def framed(picture: Pixels, kind: str, share: float, colour: tuple[int, int, int] | None) -> Pixels:
