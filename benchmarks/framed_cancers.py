@@ -1,4 +1,4 @@
-"""How many cancers of a model's own centre pass without a look once somebody has framed or lit their pictures otherwise.
+"""How many cancers of a model's own centre pass without a look once their pictures are framed, or lit otherwise.
 
 Each `val` picture of melanoma, basal or squamous cell carcinoma of the centre, 200 x 150, is framed: on all four sides,
 above and below, on one side, or by a round ring; in one colour, then saved as JPEG of quality 75. A frame stands over
