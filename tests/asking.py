@@ -4,7 +4,10 @@ The network looks at the mean brightness of the red channel and at the words: lo
 each word that is read (padding has a row of zeros), + brightness · look. The map is the brightness of each patch.
 """
 
+import contextlib
+import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +135,10 @@ def signed(members: Mapping[str, bytes], *, version: int = 1, expires_ms: int | 
 def ask_bundle(*, expires_ms: int | None = None, **options: Any) -> bytes:
     """The signed bundle; options as for `ask_members`."""
     return signed(ask_members(**options), expires_ms=expires_ms)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Read a log of answers."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.row_factory = sqlite3.Row
+        return [dict(row) for row in db.execute("SELECT * FROM answer ORDER BY number")]

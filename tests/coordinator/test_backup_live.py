@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.coordinator.test_whole_path import BACKBONE, SITES, join, wait_for_round
+from tests.coordinator.test_whole_path import BACKBONE, SITES, check_maps_of_others, join, wait_for_round
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.commands.setup import make_home
@@ -98,11 +97,7 @@ def test_a_round_goes_on_elsewhere(folder: Path, tools: Any) -> None:
         assert reply(fourth).accepted
         wait_for_round(devices[fourth], 2)
         for name, member in devices.items():
-            arrays = member.broadcast(2).arrays
-            others = [payload for other, payload in sent.items() if other != name]
-            for label in (0, 1):
-                got = sorted(np.array(arrays[f"maps.{peer}.{label}"]).tobytes() for peer in range(3))
-                assert got == sorted(other.arrays[f"maps.{label}"].tobytes() for other in others)
+            check_maps_of_others(member, name, sent)
             member.identity.close()
         assert run_operation(elsewhere, "audit", {})["rows"] > backup["rows"]
     assert "ERROR" not in (folder / "log-2").read_text()

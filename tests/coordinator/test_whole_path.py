@@ -50,6 +50,15 @@ def wait_for_round(member: Member, number: int) -> None:
     raise AssertionError(f"round {number} did not open")
 
 
+def check_maps_of_others(member: Member, name: str, sent: dict[str, Any]) -> None:
+    """The second broadcast holds exactly the maps that the three others sent."""
+    arrays = member.broadcast(2).arrays
+    others = [payload for other, payload in sent.items() if other != name]
+    for label in (0, 1):
+        got = sorted(np.array(arrays[f"maps.{peer}.{label}"]).tobytes() for peer in range(3))
+        assert got == sorted(other.arrays[f"maps.{label}"].tobytes() for other in others)
+
+
 @pytest.mark.slow
 def test_four_devices_and_a_round(folder: Path, tools: Any) -> None:
     """Enrol over TLS, reply, and receive exactly the other three's maps in the next round."""
@@ -78,11 +87,7 @@ def test_four_devices_and_a_round(folder: Path, tools: Any) -> None:
                 assert member.reply(f"work-item-{'0' * 16}", sent[name], 1).accepted
             wait_for_round(devices["clinic-a"], 2)
             for name, member in devices.items():
-                arrays = member.broadcast(2).arrays
-                others = [payload for other, payload in sent.items() if other != name]
-                for label in (0, 1):
-                    got = sorted(np.array(arrays[f"maps.{peer}.{label}"]).tobytes() for peer in range(3))
-                    assert got == sorted(other.arrays[f"maps.{label}"].tobytes() for other in others)
+                check_maps_of_others(member, name, sent)
                 member.identity.close()
             assert run_operation(home, "status", {})["round"] == 2
         finally:

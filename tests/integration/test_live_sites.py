@@ -51,6 +51,11 @@ SITES = ("site-1", "site-2")
 DATA = "lesions:sites=2,images=40,px=36"
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # digests repeat
+
+
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Make and serve coordinators."""
@@ -95,7 +100,6 @@ def to_the_end(live: Live, folder: Path, names: tuple[str, ...] = SITES, **chang
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fedevprompt"])
 def test_a_live_federation_ends_with_the_digest_of_the_local_engine(method: str, live, tmp_path: Path) -> None:
     """docs/design.md 4 and 5: same seed, same digest, on this machine or over the network; the folder is a run's."""
-    torch.set_num_threads(1)
     settings = resolve(
         method, {"data": (DATA,), "preset": "tiny", "backbone": "tiny", "image_px": 36, "device": "cpu"}, None, []
     )
@@ -165,7 +169,6 @@ def kill_after(owner: type, name: str, patch: pytest.MonkeyPatch) -> None:
 def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, tmp_path: Path, monkeypatch) -> None:
     """docs/security.md checks 56 and 57: killed after any durable step of a round, the same command goes on; the round
     is learned once, the coordinator counts one reply, and the state is the one of an undisturbed site."""
-    torch.set_num_threads(1)
     there = live(fedevprompt(), 1, quorum_min=1, quorum_target=1)
     enrol(there, tmp_path, "site-1")
     there.move_on()
@@ -195,7 +198,6 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
 @pytest.mark.slow
 def test_old_keys_are_changed_by_a_timer_too(live, tmp_path: Path, monkeypatch) -> None:
     """docs/security.md 2.6.4, check 23: `--once` changes keys of 30 days as well; a signed refusal ends nothing."""
-    torch.set_num_threads(1)
     there = live(fedevprompt(), 1)
     enrol(there, tmp_path, "site-1")
     before = join(call(tmp_path / "site-1", "site-1"))
@@ -293,7 +295,6 @@ def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None
 def test_a_site_that_stays_hears_why_a_round_is_stuck_and_goes_on_once_it_is_mended(live, tmp_path: Path) -> None:
     """docs/decisions/0041: two sites of three that a broadcast needs; what the operator types frees the one that waits.
     A round that is stuck is said once, and its broadcast is not asked for again and again."""
-    torch.set_num_threads(1)
     there = live(fedevprompt(), 2, quorum_min=2, quorum_target=2, min_cohort=2)
     for name in SITES:
         enrol(there, tmp_path, name)
@@ -329,7 +330,6 @@ def test_a_site_that_stays_hears_why_a_round_is_stuck_and_goes_on_once_it_is_men
 @pytest.mark.slow
 def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: Path) -> None:
     """docs/design.md 4: a site whose reply did not count is after the round as before it; the next round goes on."""
-    torch.set_num_threads(1)
     there = live(fedevprompt(), 2, quorum_min=1, quorum_target=2)
     for name in SITES:
         enrol(there, tmp_path, name)
@@ -361,7 +361,6 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
 @pytest.mark.slow
 def test_a_site_that_joins_after_the_end_is_no_result_of_the_federation(live, tmp_path: Path) -> None:
     """Its prompts are fresh where maps alone travel: table, card and sentences say that it took part in no round."""
-    torch.set_num_threads(1)
     there = live(fedevprompt(), 1, quorum_min=1, quorum_target=1, min_cohort=0)
     enrol(there, tmp_path, "site-1")
     taught = to_the_end(there, tmp_path, ("site-1",))["site-1"]["summary"]
@@ -386,7 +385,6 @@ def test_a_site_that_joins_after_the_end_is_no_result_of_the_federation(live, tm
 @pytest.mark.slow
 def test_what_join_says_counts_the_reply_that_it_sent(live, tmp_path: Path) -> None:
     """The task of a meeting comes before the reply: its count of replies would be too low by this site's."""
-    torch.set_num_threads(1)
     there = live(fedevprompt(), 2, quorum_min=2, quorum_target=2, min_cohort=1)
     for name in SITES:
         enrol(there, tmp_path, name)

@@ -37,7 +37,7 @@ def restore(backup: Path, home: CoordinatorHome, passphrase: bytes | None, now_m
 
     Args:
         passphrase: of the keys, the one that they had.
-        now_ms: Unix milliseconds.
+        now_ms: Unix milliseconds; not before the backup.
 
     Raises:
         OperatorError: the folder holds something; the file is no backup, was cut or changed, or a newer version made

@@ -1,18 +1,16 @@
 """`edgefl ask`: what is printed, what it ends with, what it draws and logs. Source: docs/reference/answers.md."""
 
-import contextlib
 import hashlib
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 
 import click
 import numpy as np
 import pytest
-from tests.asking import ANSWERS, NOW_MS, SIGNER, TRIED, WORDS, ask_bundle, expected
-from tests.conftest import encoded, photo, true_map
+from tests.asking import ANSWERS, NOW_MS, SIGNER, TRIED, WORDS, ask_bundle, expected, rows
+from tests.conftest import photo, true_map
 
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.bundle.question_table import OtherPicture, TriedQuestions
@@ -23,24 +21,6 @@ KEYS = [
     "unknown_words", "untaught_words", "unread_words", "negating_words", "entropy_nats", "entropy_from",
     "heatmap", "heatmap_fall", "model", "milliseconds",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def ward(tmp_path):
-    """A radiograph, a bundle that answers questions, and one for pictures."""
-    grey = np.random.default_rng(5).integers(0, 160, (60, 50, 1), np.uint8).repeat(3, axis=2)
-    (tmp_path / "CANARY.png").write_bytes(encoded(grey))
-    (tmp_path / "ask.edgefl").write_bytes(ask_bundle(unsure_above=1.3, shown=true_map("attention")))
-    (tmp_path / "signing.pub").write_text(SIGNER.public.hex())
-    return tmp_path
-
-
-@pytest.fixture
-def asked(run, ward):
-    def call(question, *more, image=ward / "CANARY.png", model="ask.edgefl"):
-        return run("ask", image, question, "--model", ward / model, "--trust", ward / "signing.pub", *more)
-
-    return call
 
 
 def test_json_has_the_documented_keys_and_the_formulas_figures(asked, ward):
@@ -263,42 +243,6 @@ def test_a_picture_that_cannot_be_drawn_costs_no_answer(asked, ward):
     code, out, err = asked("which organ?", "--json", "--heatmap", ward / "maps")
     assert code == 1 and json.loads(out)["answer"] == "lung" and json.loads(out)["heatmap"] is None
     assert "no heat map" in err
-
-
-def rows(path):
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.row_factory = sqlite3.Row
-        return [dict(row) for row in db.execute("SELECT * FROM answer ORDER BY number")]
-
-
-def test_the_log_holds_figures_and_no_words(asked, ward):
-    """docs/security.md, check 70: the same for answers; a question may name a patient."""
-    log, question = ward / "log.sqlite", "which organ, please?"
-    told = json.loads(asked(question, "--json", "--log", log)[1])
-    assert asked("word " * 10_000, "--log", log)[0] == 1
-    assert asked(question, "--log", log, image=ward / "missing.png")[0] == 1
-    assert asked("which organ, Mrs CANARYNAME?", "--log", log)[0] == 0
-    found = rows(log)
-    assert len(found) == 4 and b"CANARY" not in log.read_bytes() and log.stat().st_mode & 0o777 == 0o600
-    assert found[0]["question_sha256"] == hashlib.sha256(question.encode()).hexdigest()
-    assert found[0]["image_sha256"] == hashlib.sha256((ward / "CANARY.png").read_bytes()).hexdigest()
-    assert found[0]["answer"] == told["answer"] and found[0]["entropy_nats"] == told["entropy_nats"]
-    best = list(json.loads(found[0]["probabilities"]).items())[:5]
-    assert best == [(one["answer"], one["confidence"]) for one in told["answers"]]
-    assert [row["error_code"] for row in found] == [None, "bad_question", "missing", None]
-    again = json.loads(asked(question, "--json", "--log", log)[1])
-    assert again["answers"] == told["answers"]
-
-
-def test_a_log_of_scores_takes_no_answers_and_the_reverse(run, asked, ward, files):
-    scores, answers = ward / "scores.sqlite", ward / "answers.sqlite"
-    options = ("--model", files / "model.edgefl", "--trust", files / "signing.pub", "--log")
-    assert run("score", files / "good.png", *options, scores)[0] == 0
-    assert asked("which organ?", "--log", answers)[0] == 0
-    code, out, err = asked("which organ?", "--log", scores)
-    assert (code, out) == (1, "") and "not a log of answers" in err
-    code, out, err = run("score", files / "good.png", *options, answers)
-    assert (code, out) == (1, "") and "not a log of scores" in err
 
 
 def test_what_its_card_says_against_it_is_said_with_every_answer(asked, ward):
