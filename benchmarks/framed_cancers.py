@@ -95,8 +95,12 @@ def passing(scorer: Scorer, pictures: list[Pixels]) -> tuple[int, int]:
     """Count the pictures that no rule refers, and those that none would refer without `dark_corners`."""
     prepared = [scorer.prepare(one) for one in pictures]
     passed = sum(not one.refer for one in scorer.score_batch(prepared))
-    blind = [replace(one, gate=tuple(name for name in one.gate if name != "dark_corners")) for one in prepared]
+    blind = [replace(one, judged=replace(one.judged, gate=without_frame(one.judged.gate))) for one in prepared]
     return passed, sum(not one.refer for one in scorer.score_batch(blind))
+
+
+def without_frame(gate: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in gate if name != "dark_corners")
 
 
 def cancers(archive_path: Path, site: str) -> list[Pixels]:

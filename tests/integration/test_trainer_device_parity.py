@@ -27,7 +27,7 @@ from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.commands.results_text import score_line
 from edgefl_trainer.data.lesions import draw_lesion
 
-DATA = "lesions:sites=2,images=40,px=36"
+DATA = "lesions:sites=2,images=160,px=36"  # enough to know their usual light
 SIDE = 24  # px: four patches
 
 
@@ -44,7 +44,7 @@ def signed(tmp_path_factory, shared: Shared) -> tuple[Path, Path, Path]:
     invoke(
         trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
         "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", SIDE, "--rounds", 1, "--epochs", 1,
-        "--out", out / "run",
+        "--colour", "shades_of_grey_6", "--out", out / "run",
     )  # fmt: skip
     invoke(export_cli, "keygen", out / "signer")
     bundle = out / "site.edgefl"
@@ -79,8 +79,13 @@ PHOTOS: dict[str, Callable[[], bytes]] = {
     "blurred": lambda: spoilt(lambda image: image.filter(ImageFilter.GaussianBlur(16))),
     "too dark": lambda: spoilt(lambda image: image.point(lambda value: value // 8)),
     "no skin": lambda: spoilt(lambda image: image.convert("L")),
+    "a stop and a half darker": lambda: spoilt(lambda image: image.point(lambda value: value // 3)),
+    "in blue light": lambda: spoilt(lambda image: image.convert("RGB", (0.8, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1.15, 0))),
 }
 FAULTS = {"smaller than the network": "size", "blurred": "blur", "too dark": "exposure", "no skin": "not_skin"}
+
+# Of the colour of the light the model keeps nothing, so that is not compared.
+LIGHT = {"4:3": None, "in blue light": None, "a stop and a half darker": "darker"}
 
 
 @pytest.mark.slow
@@ -102,7 +107,17 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         invoke(device_cli, "score", file, "--model", bundle, "--trust", public, "--home", tmp_path / "home", "--json")
     )
     assert found.keys() == expected.keys()
-    said = ("predicted", "refer", "refer_reasons", "image", "predicted_name", "malignancy", "rules_tried", "exposure")
+    said = (
+        "predicted",
+        "refer",
+        "refer_reasons",
+        "image",
+        "predicted_name",
+        "malignancy",
+        "rules_tried",
+        "exposure",
+        "light",
+    )
     for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
         assert found[name] == expected[name], name
     assert found["model"]["better_than_chance"] is expected["model"]["better_than_chance"]
@@ -114,6 +129,9 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         np.testing.assert_allclose(list(found[name].values()), list(expected[name].values()), atol=tolerance)
     faults = [reason for reason in found["refer_reasons"] if reason in GATE_REASONS]
     assert FAULTS[kind] in faults if kind in FAULTS else not faults
+    assert "light" in found["rules_tried"] and ("light" in found["refer_reasons"]) is (found["light"] is not None)
+    if kind in LIGHT:
+        assert found["light"] == LIGHT[kind]
     assert (found["predicted"] is None) is ("not_skin" in faults)
 
 

@@ -15,6 +15,7 @@ from edgefl_protocol.pictures.referral import (
     DEFAULT_SUSPICIOUS_FROM,
     GATE_REASONS,
     REASON_WORDS,
+    JudgedPicture,
     Measures,
     ReferralRules,
     predicted_class,
@@ -35,13 +36,16 @@ ISIC = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
 
 
-def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None) -> Score:
+def a_score(
+    probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None, light=None
+) -> Score:
     outputs = {"probabilities": np.asarray(probabilities, np.float32)}
     if vacuity is not None:
         outputs["vacuity"] = np.float32(vacuity)
     classes = ISIC[: len(probabilities)]
     return make_score(
-        outputs, name="x", classes=classes, seen=[True] * len(classes), rules=rules, gate=gate, exposure=exposure,
+        outputs, name="x", classes=classes, seen=[True] * len(classes), rules=rules,
+        picture=JudgedPicture(gate=gate, exposure=exposure, light=light),
         expired=None, model=MODEL, milliseconds=1.0, info=info,
     )  # fmt: skip
 
@@ -62,12 +66,12 @@ def test_a_predicted_class_that_is_not_benign_is_never_passed_over(found, data) 
     measures = Measures(probabilities=probabilities, vacuity=None, dissonance=None, entropy_nats=0.0)
     seen = data.draw(st.lists(st.booleans(), min_size=len(found), max_size=len(found)).filter(any))
     rules = rules_for(flags, above=None, start=start)
-    reasons = refer_reasons(measures, seen, rules, gate=(), expired=None)
+    reasons = refer_reasons(measures, seen, rules, picture=JudgedPicture(), expired=None)
     predicted = predicted_class(measures, seen)
     if predicted is not None and flags[predicted]:
         assert reasons[0] == "suspicious_class"
     every = rules_for(None, above=None, start=start)
-    assert "suspicious_class" in refer_reasons(measures, seen, every, gate=(), expired=None)
+    assert "suspicious_class" in refer_reasons(measures, seen, every, picture=JudgedPicture(), expired=None)
 
 
 @given(shares, st.data())
@@ -81,7 +85,7 @@ def test_more_probability_of_a_suspicious_class_never_silences_the_rule(found, d
             probabilities=probabilities.astype(np.float32), vacuity=None, dissonance=None, entropy_nats=0.0
         )
         together = float(probabilities[np.asarray(flags)].sum())
-        said.append("suspicious_class" in refer_reasons(measures, seen, rules, gate=(), expired=None))
+        said.append("suspicious_class" in refer_reasons(measures, seen, rules, picture=JudgedPicture(), expired=None))
         if abs(together - 0.25) > 1e-5:  # beyond the rounding of float32
             expected = together >= 0.25 or flags[int(np.argmax(probabilities.astype(np.float32)))]
             assert said[-1] is bool(expected)
@@ -193,6 +197,11 @@ SAID = {
     "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
     "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "again: it is too dark."),
     "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "again: it is too bright."),
+    "darker": (
+        a_score(CALM, THREE, info=DESCRIBED, light="darker"),
+        "again: it is darker than in the pictures that the",
+    ),
+    "bluer": (a_score(CALM, THREE, info=DESCRIBED, light="bluer"), "again: its light is bluer than in the pictures"),
     "fault and melanoma": (
         a_score(MELANOMA, THREE, info=DESCRIBED, gate=("blur",)),
         "Take the picture again: it is blurred. Refer to a dermatologist: the predicted class is malignant.",
@@ -237,7 +246,7 @@ def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
 def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
     score = a_score(CALM, rules_for((True, False, True), above=None), info=known_among(ISIC))
     assert score.rules_tried == tuple(
-        rule for rule in REASON_WORDS if rule not in {"vacuity", "dissonance", "model_expired"}
+        rule for rule in REASON_WORDS if rule not in {"vacuity", "dissonance", "light", "model_expired"}
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgefl_protocol.pictures.referral import ReferralRules
+from edgefl_protocol.pictures.referral import JudgedPicture, ReferralRules
 from edgefl_protocol.pictures.score import ModelInfo, make_score
 from edgefl_trainer.commands.results_text import map_lines, score_line, site_lines, summary_text
 
@@ -22,8 +22,7 @@ def test_a_class_that_the_site_has_never_seen_is_not_hidden_behind_another(proba
         classes=("mal", "rest"),
         seen=(False, True),
         rules=ReferralRules(uncertain_above=0.6, dissonance_above=None, suspicious=None, suspicious_from=None),
-        gate=(),
-        exposure=None,
+        picture=JudgedPicture(),
         expired=None,
         model=ModelInfo(id="run/east", sha256="a" * 64, version=0, state_kind="bundle", state_sha256="b" * 64),
         milliseconds=1.0,

@@ -53,7 +53,7 @@ class CsvLines:
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
-        "entropy_from", "heatmap_fall", "better_than_chance", "warnings",
+        "entropy_from", "heatmap_fall", "better_than_chance", "warnings", "light",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -88,7 +88,7 @@ class CsvLines:
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
             " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
             result.dissonance_from, result.entropy_from, result.heatmap_fall,
-            None if better is None else str(better).lower(), " ".join(result.model.warnings),
+            None if better is None else str(better).lower(), " ".join(result.model.warnings), result.light,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

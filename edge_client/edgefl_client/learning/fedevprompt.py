@@ -41,6 +41,7 @@ from edgefl_protocol.bundle.fedevprompt_plan import (
     fresh_state,
 )
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.pictures.light import range_of
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
 from edgefl_protocol.rules.dead_evidence import dead_warning
@@ -173,7 +174,7 @@ class FedEvPromptLearner:
         self._around.judged(
             PersonalState(
                 bundle_sha256=self._bundle.sha256, weights=weights, seen=self._seen, verdict=verdict,
-                images=len(self._learn_rows), round=round_,
+                images=len(self._learn_rows), round=round_, light=range_of(self._learn_rows.lights, least=1),
             )
         )  # fmt: skip
         return verdict.passed

@@ -27,7 +27,7 @@ from edgefl_client.runtime import run_graph
 from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import referral_rules
-from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
+from edgefl_protocol.pictures.referral import JudgedPicture, Measures, ReferralRules, predicted_class, refer_reasons
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 
 BATCH = 8
@@ -120,7 +120,8 @@ def _answers(
                 probabilities=values, vacuity=float(vacuity), dissonance=float(dissonance), entropy_nats=0.0
             )
             chosen[row], named[row] = (_index(measures, seen) for seen in (question.among, question.seen))
-            reasons = refer_reasons(measures, question.seen, question.rules, gate=(), expired=None)
+            # Light that is unusual for the bundle is no reason here: these pictures' own becomes usual.
+            reasons = refer_reasons(measures, question.seen, question.rules, picture=JudgedPicture(), expired=None)
             told[row] = not reasons and row not in rows.unfit
         report(min(start + BATCH, len(rows)))
     right = named == rows.labels

@@ -21,6 +21,7 @@ from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
+from edgefl_protocol.pictures.light import Light
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.sentences import counted, of_file
 
@@ -107,6 +108,7 @@ class PreparedRows:
     groups: tuple[str, ...]  # 64 hex digits that all pictures of one lesion share, (n,)
     # positions of those that the gate before the model refers: they teach, but nothing of them is shared
     unfit: frozenset[int] = frozenset()
+    lights: tuple[Light, ...] = ()  # of the photographs, (n,)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -116,7 +118,8 @@ class PreparedRows:
         kept = np.flatnonzero(chosen).tolist()
         groups = tuple(self.groups[index] for index in kept)
         unfit = frozenset(position for position, index in enumerate(kept) if index in self.unfit)
-        return PreparedRows(self.images[chosen], self.labels[chosen], groups, unfit)
+        lights = tuple(self.lights[index] for index in kept) if self.lights else ()
+        return PreparedRows(self.images[chosen], self.labels[chosen], groups, unfit, lights)
 
     @property
     def different(self) -> int:
@@ -151,7 +154,7 @@ def read_rows(
     """
     side = preprocess.size
     images = np.empty((len(table), side, side, 3), np.uint8)
-    labels, groups, unfit = list[int](), list[str](), set[int]()
+    labels, groups, unfit, lights = list[int](), list[str](), set[int](), list[Light]()
     with PictureReader(formats) as reader:
         for done, row in enumerate(table, start=1):
             index = len(labels)
@@ -167,10 +170,13 @@ def read_rows(
             lesion = row.lesion.encode() if row.lesion else images[index].tobytes()
             groups.append(hashlib.sha256(lesion).hexdigest())
             labels.append(row.label)
-            if measure_quality(photo).reasons(side, unlit_above):
+            quality = measure_quality(photo)
+            lights.append(quality.light)
+            if quality.reasons(side, unlit_above):
                 unfit.add(index)
             report(done)
-    return PreparedRows(images[: len(labels)], np.array(labels, np.int64), tuple(groups), frozenset(unfit))
+    found = np.array(labels, np.int64)
+    return PreparedRows(images[: len(labels)], found, tuple(groups), frozenset(unfit), tuple(lights))
 
 
 def fit_rows(rows: PreparedRows) -> PreparedRows:

@@ -19,6 +19,7 @@ from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.pictures.light import LightRange
 
 PERSONAL = "personal.payload"
 
@@ -33,6 +34,7 @@ class PersonalState:
     verdict: GateVerdict | None  # what the gate found; None where that was an older gate
     images: int  # pictures learned from
     round: int  # of learning that gave them
+    light: LightRange | None = None  # of the pictures learned from; None of values from before it was kept
 
     @property
     def passed(self) -> bool:
@@ -54,6 +56,7 @@ def save_personal(home: Home, state: PersonalState) -> None:
         "seen": json.dumps(list(state.seen)),
         "images": state.images,
         "round": state.round,
+        **({} if state.light is None else {"light": json.dumps(state.light.to_json())}),
         "held": verdict.held,
         "least_of_a_class": verdict.least_of_a_class,
         "class_rule": int(verdict.class_rule),
@@ -99,6 +102,7 @@ def _read(payload: Payload) -> PersonalState:
         verdict=_verdict(facts) if {"personal_missed", "suspicious_judged"} <= facts.keys() else None,
         images=int(facts["images"]),
         round=int(facts["round"]),
+        light=LightRange.from_json(json.loads(str(facts["light"]))) if "light" in facts else None,
     )
 
 

@@ -22,6 +22,7 @@ from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.referral import JudgedPicture, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_protocol.rules.hidden_regions import marks_nothing
 
@@ -34,8 +35,7 @@ class PreparedPicture:
     """A picture that is ready for the network, and judged; the photograph itself is no longer needed."""
 
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
-    gate: tuple[str, ...]  # reasons to refer, found before the model runs
-    exposure: str | None  # which side of exposure is wrong: `dark` or `bright`
+    judged: JudgedPicture  # what was found before the model runs
     milliseconds: float  # what this took
 
 
@@ -72,6 +72,8 @@ class Scorer:
             self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
         except ValueError as error:
             raise BundleError(f"{error}; ask the signer", "bad_card") from error
+        if personal is not None and self._rules.light is not None:
+            self._rules = replace(self._rules, light=self._rules.light.with_range(personal.light))
         self.network = Network(bundle, threads, None if personal is None else personal.weights, clock)
         self.model = ModelInfo(
             id=bundle.id,
@@ -114,9 +116,8 @@ class Scorer:
         """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        quality = measure_quality(photo)
-        gate = quality.reasons(self.network.side_px, self._rules.unlit_above)
-        return PreparedPicture(pixels, gate, quality.exposure, (time.perf_counter() - started) * 1e3)
+        judged = judge_picture(measure_quality(photo), self.network.side_px, self._rules)
+        return PreparedPicture(pixels, judged, (time.perf_counter() - started) * 1e3)
 
     @property
     def shown_map(self) -> ShownMap | None:
@@ -157,8 +158,7 @@ class Scorer:
             classes=self._classes,
             seen=self.labels.seen,
             rules=self._rules,
-            gate=prepared.gate,
-            exposure=prepared.exposure,
+            picture=prepared.judged,
             expired=self.network.expired,
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,

@@ -126,7 +126,7 @@ def site_model(
         method=str(run.summary["method"]),
         site=site,
         sites={name: int(facts["n_train"]) for name, facts in figures.items()},
-        metrics={**_metrics(run.summary, site), **_unlit(calibration)},
+        metrics={**_metrics(run.summary, site), **_usual(calibration)},
         temperature=float(np.float32(calibration["temperature"])),
         refer_above=float(calibration["refer_above"]),
         backbone=backbone_name(predictor.module.backbone.spec),
@@ -308,9 +308,10 @@ def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
     return {name: np.array(model.predictor.tensors[name], dtype=np.float32, order="C", copy=True) for name in names}
 
 
-def _unlit(calibration: Mapping[str, float]) -> dict[str, object]:
-    """Return the metric that says how much of a picture may be unlit; none in runs from before it was measured."""
-    return {"refer_unlit_above": calibration["unlit_above"]} if "unlit_above" in calibration else {}
+def _usual(calibration: Mapping[str, object]) -> dict[str, object]:
+    """Return the metrics of what is usual in the site's pictures; none in runs from before they were measured."""
+    names = {"refer_unlit_above": "unlit_above", "refer_light_outside": "light"}
+    return {metric: calibration[name] for metric, name in names.items() if name in calibration}
 
 
 def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:

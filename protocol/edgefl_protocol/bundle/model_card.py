@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
+from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT
 from edgefl_protocol.pictures.referral import ReferralRules, Suspicion
 from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_json
@@ -181,12 +182,14 @@ def referral_rules(labels: Labels, card: Card, refer_above: float | None = None)
         raise ValueError("the card's metric refer_dissonance_above is not a number")
     if unlit is not None and not (_is_number(unlit) and 0 <= float(unlit) <= 1):  # type: ignore[arg-type]
         raise ValueError("the card's metric refer_unlit_above is not a number from 0 to 1")
+    light = card.metrics.get("refer_light_outside")
     return ReferralRules(
         uncertain_above=card.refer_above if refer_above is None else refer_above,
         dissonance_above=None if stated is None else float(stated),  # type: ignore[arg-type]  # just looked at
         suspicious=labels.suspicious,
         suspicious_from=None if card.suspicion is None else card.suspicion.threshold,
         unlit_above=MOST_UNLIT if unlit is None else float(unlit),  # type: ignore[arg-type]
+        light=None if light is None else LightRange.from_json(light),
     )
 
 

@@ -256,14 +256,27 @@ def shades_of_grey(image: Pixels) -> Pixels:
         ImageError: not a uint8 array of (H, W, 3) with at least one pixel (`unreadable`).
     """
     _check_array(image)
-    pixels = image.astype(np.float64)
-    light = np.mean(pixels**_MINKOWSKI_POWER, axis=(0, 1)) ** (1 / _MINKOWSKI_POWER)  # (3,)
+    light = light_of(image)
     length = float(np.linalg.norm(light))
     if length == 0.0:
         return image.copy()
     gain = np.divide(length, light * math.sqrt(3.0), out=np.ones(3), where=light > 0.0)
-    corrected: Pixels = np.clip(pixels * gain, 0.0, 255.0).astype(np.uint8)
+    corrected: Pixels = np.clip(image.astype(np.float64) * gain, 0.0, 255.0).astype(np.uint8)
     return corrected
+
+
+def light_of(image: Pixels) -> NDArray[np.float64]:
+    """Estimate the light of a picture (H, W, 3): of each channel the mean of Minkowski power 6, (3,), 0 to 255.
+
+    Source: Finlayson and Trezzi 2004, "Shades of gray and colour constancy".
+    """
+    sixth = np.mean(image.astype(np.float64) ** _MINKOWSKI_POWER, axis=(0, 1))
+    return np.asarray(sixth ** (1 / _MINKOWSKI_POWER))
+
+
+def correct_colour(image: Pixels, colour: Colour) -> Pixels:
+    """Remove the colour of the light as a model asks for it; with `none` the picture stays as it is."""
+    return shades_of_grey(image) if colour == "shades_of_grey_6" else image
 
 
 def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
@@ -276,8 +289,7 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
         (size, size, 3), the same bytes on every machine of one Pillow version.
     """
     image = decode(source) if isinstance(source, bytes) else source
-    image = resize(image, preprocess.size, preprocess.fit)
-    return shades_of_grey(image) if preprocess.colour == "shades_of_grey_6" else image
+    return correct_colour(resize(image, preprocess.size, preprocess.fit), preprocess.colour)
 
 
 def _check_pixels(image: Image.Image) -> None:

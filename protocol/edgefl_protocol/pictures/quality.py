@@ -44,6 +44,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from edgefl_protocol.pictures.imaging import Colour
+from edgefl_protocol.pictures.light import Light, LightRange, measure_light, range_of
+
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 Plane = NDArray[np.float32]  # (h, w)
 Colours = NDArray[np.float32]  # (…, 3), RGB, 0 to 255
@@ -91,6 +94,7 @@ class Quality:
     surround: float  # share of the pixels that are unlit, or of one colour with two corners and joined to them
     dark_side: bool  # whether a side of the picture is unlit from end to end
     even_side: bool  # whether a side that is lit is of one colour
+    light: Light  # brightness and colour of the light, at the scale of the rules
 
     @property
     def exposure(self) -> str | None:
@@ -138,6 +142,7 @@ def measure_quality(image: Pixels) -> Quality:
         surround=float((~lit | _corner_region(shown)).mean()),
         dark_side=any(colour.max() <= LIT_FROM for colour in even),
         even_side=any(colour.max() > LIT_FROM for colour in even),
+        light=measure_light(small),
     )
 
 
@@ -149,6 +154,11 @@ def usual_unlit(images: Iterable[Pixels]) -> float:
     """
     shares = [float(np.mean(_at_scale(one).astype(np.float32) @ _LUMINANCE < LIT_FROM)) for one in images]
     return max(MOST_UNLIT, float(np.quantile(shares, _USUAL)) if shares else 0.0)
+
+
+def usual_light(images: Iterable[Pixels], colour: Colour = "none") -> LightRange | None:
+    """Find in what light nearly all pictures of a site are, at the scale of the gate; see `light.range_of`."""
+    return range_of([measure_light(_at_scale(one)) for one in images], colour)
 
 
 def _at_scale(image: Pixels) -> Pixels:

@@ -12,8 +12,10 @@ The rules, in the order in which reasons are listed:
 3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
 4. `blur`, `exposure`, `size`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
    alone (`quality`). What is not skin gets no prediction: a class named for it would only look like an answer.
-5. `unseen_class`: a class absent from the site's training rows has the largest alpha.
-6. `model_expired`: the bundle is past its expiry date.
+5. `light`: the picture is darker, brighter or in light of another colour than nearly all pictures that the model
+   learned from (`light.LightRange` of the card). A card without a range never refers for it.
+6. `unseen_class`: a class absent from the site's training rows has the largest alpha.
+7. `model_expired`: the bundle is past its expiry date.
 
 That no rule fires never means that nothing needs a look: `rules_tried` tells which were asked. A threshold that no
 picture can exceed (`in_force`) is none: its rule is not said to be tried.
@@ -26,7 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.pictures.quality import MOST_UNLIT
+from edgefl_protocol.pictures.light import LightRange
+from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
@@ -45,6 +48,7 @@ REASON_WORDS = {
     "size": "the picture has fewer pixels than the model reads",
     "not_skin": "the colours are not those of skin",
     "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
+    "light": "the picture is in other light than the pictures that the model learned from",
     "unseen_class": "it looks most like a class that the model was not trained on",
     "model_expired": "the model is past its expiry date",
 }
@@ -90,6 +94,7 @@ class ReferralRules:
     # where it was not: then the default is in force
     suspicious_from: float | None
     unlit_above: float = MOST_UNLIT  # share of unlit pixels above which the gate refers
+    light: LightRange | None = None  # of the pictures that the model learned from; None where nobody says
 
     @property
     def suspicious_in_force(self) -> float | None:
@@ -107,6 +112,25 @@ class Measures:
     vacuity: float | None  # K/S, or None for softmax methods
     dissonance: float | None  # conflicting evidence, or None for softmax methods
     entropy_nats: float  # entropy of the probabilities
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedPicture:
+    """What is found about one picture before a model runs."""
+
+    gate: tuple[str, ...] = ()  # faults of the picture (`GATE_REASONS`)
+    exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
+    # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
+    light: str | None = None
+
+
+def judge_picture(quality: Quality, network_px: int, rules: ReferralRules) -> JudgedPicture:
+    """Judge what was measured on a picture, by the rules of the model that will see it at `network_px`."""
+    return JudgedPicture(
+        gate=quality.reasons(network_px, rules.unlit_above),
+        exposure=quality.exposure,
+        light=None if rules.light is None else rules.light.unlike(quality.light),
+    )
 
 
 def entropy_nats(probabilities: NDArray[np.float32]) -> float:
@@ -164,7 +188,12 @@ def uncertain_in_force(measures: Measures, rules: ReferralRules) -> float | None
 
 
 def refer_reasons(
-    measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool | None
+    measures: Measures,
+    seen: Sequence[bool],
+    rules: ReferralRules,
+    *,
+    picture: JudgedPicture,
+    expired: bool | None,
 ) -> tuple[str, ...]:
     """List the reasons to refer; empty when no rule asks for a look.
 
@@ -173,11 +202,12 @@ def refer_reasons(
     """
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     found = {
-        "suspicious_class": asks_for_a_look(measures, predicted_class(measures, seen, gate), rules),
+        "suspicious_class": asks_for_a_look(measures, predicted_class(measures, seen, picture.gate), rules),
         "vacuity": _above(uncertainty, uncertain_in_force(measures, rules))
         or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
         "dissonance": _above(measures.dissonance, rules.dissonance_above),
-        **{reason: reason in gate for reason in GATE_REASONS},
+        **{reason: reason in picture.gate for reason in GATE_REASONS},
+        "light": picture.light is not None,
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
         "model_expired": expired is True,
     }
@@ -190,6 +220,7 @@ def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | Non
         "suspicious_class": rules.suspicious is not None and rules.suspicious_in_force is None,
         "vacuity": uncertain_in_force(measures, rules) is None,
         "dissonance": measures.dissonance is None or rules.dissonance_above is None,
+        "light": rules.light is None,
         "model_expired": expired is None,
     }
     return tuple(rule for rule in REASON_WORDS if not without.get(rule, False))

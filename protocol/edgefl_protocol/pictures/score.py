@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.class_info import ClassInfo, undescribed
 from edgefl_protocol.pictures.referral import (
+    JudgedPicture,
     Measures,
     ReferralRules,
     entropy_nats,
@@ -80,6 +81,8 @@ class Score:
     )
     suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
+    # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
+    light: str | None = None
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
     # the rollout map, which may travel; None for networks without one. Not part of the JSON
@@ -123,6 +126,7 @@ class Score:
             "dissonance_from": self.dissonance_from,
             "entropy_from": self.entropy_from,
             "heatmap_fall": self.heatmap_fall,
+            "light": self.light,
         }
 
 
@@ -133,8 +137,7 @@ def make_score(
     classes: Sequence[str],
     seen: Sequence[bool],
     rules: ReferralRules,
-    gate: Sequence[str],
-    exposure: str | None,
+    picture: JudgedPicture,
     expired: bool | None,
     model: ModelInfo,
     milliseconds: float,
@@ -146,8 +149,7 @@ def make_score(
         outputs: one row of each output: `probabilities` (K,) and, where the method has them, `evidence` (K,),
             `vacuity` (), `dissonance` (), `map` (N,) and `shown` (N,).
         classes: class names, (K,).
-        gate: reasons to refer that were found before the model ran (`quality.Quality.reasons`).
-        exposure: which side of exposure is wrong (`quality.Quality.exposure`).
+        picture: what was found before the model ran.
         expired: whether the model is past its date; None for a model without one.
         info: what the classes mean; None where the bundle does not say.
     """
@@ -158,9 +160,9 @@ def make_score(
         dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
         entropy_nats=entropy_nats(probabilities),
     )
-    index = predicted_class(measures, seen, gate)
+    index = predicted_class(measures, seen, picture.gate)
     uncertain_from = uncertain_in_force(measures, rules)
-    reasons = refer_reasons(measures, seen, rules, gate=gate, expired=expired)
+    reasons = refer_reasons(measures, seen, rules, picture=picture, expired=expired)
     return Score(
         image=name,
         predicted=None if index is None else classes[index],
@@ -181,7 +183,8 @@ def make_score(
         vacuity_from=None if measures.vacuity is None else uncertain_from,
         entropy_from=uncertain_from if measures.vacuity is None else None,
         dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
-        exposure=exposure,
+        exposure=picture.exposure,
+        light=picture.light,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,

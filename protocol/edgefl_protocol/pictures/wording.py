@@ -11,6 +11,7 @@ from edgefl_protocol.pictures.score import Score
 
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
+PICTURE_REASONS = (*GATE_REASONS, "light")  # about the picture: a new one may mend it
 MODELS_REASONS = ("suspicious_class", "vacuity", "dissonance", "unseen_class")  # found by what the network answers
 RULE_NAMES = {
     "suspicious_class": "suspicious class",
@@ -21,6 +22,7 @@ RULE_NAMES = {
     "size": "size",
     "not_skin": "colours of skin",
     "dark_corners": "frame or dark corners",
+    "light": "light unlike what it learned from",
     "unseen_class": "class it was not trained on",
     "model_expired": "expiry date",
 }
@@ -31,6 +33,15 @@ _FAULTS = {
     "size": "it has fewer pixels than the model reads",
     "not_skin": "its colours are not those of skin",
     "dark_corners": "it has a frame or dark corners that the model did not learn from",
+    "light": "it is in other light than the pictures that the model learned from",
+}
+_LIGHT = {
+    "darker": "it is darker",
+    "brighter": "it is brighter",
+    "redder": "its light is redder",
+    "greener": "its light is greener",
+    "yellower": "its light is yellower",
+    "bluer": "its light is bluer",
 }
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
@@ -131,7 +142,7 @@ def evidence_words(score: Score) -> str:
 
 def faults_in_words(score: Score) -> list[str]:
     """Word as clauses what is wrong with the picture itself, which a new one may mend."""
-    return [_fault(score, reason) for reason in score.refer_reasons if reason in GATE_REASONS]
+    return [_fault(score, reason) for reason in score.refer_reasons if reason in PICTURE_REASONS]
 
 
 def reasons_in_words(score: Score) -> list[str]:
@@ -140,7 +151,7 @@ def reasons_in_words(score: Score) -> list[str]:
     Where nothing is predicted because the picture is not of skin, no reason of the model is given: its figures for it
     are no finding, so every model says the same of such a picture.
     """
-    left_out = {*GATE_REASONS, *(MODELS_REASONS if "not_skin" in score.refer_reasons else ())}
+    left_out = {*PICTURE_REASONS, *(MODELS_REASONS if "not_skin" in score.refer_reasons else ())}
     return [_reason(score, reason) for reason in score.refer_reasons if reason not in left_out]
 
 
@@ -192,6 +203,8 @@ def _most_suspicious(score: Score) -> str | None:
 def _fault(score: Score, reason: str) -> str:
     if reason == "exposure" and score.exposure is not None:
         return _EXPOSURE[score.exposure]
+    if reason == "light" and score.light is not None:
+        return f"{_LIGHT[score.light]} than in the pictures that the model learned from"
     return _FAULTS[reason]
 
 

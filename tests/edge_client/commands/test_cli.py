@@ -20,7 +20,7 @@ from edgefl_protocol.pictures.referral import Suspicion
 KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
-    "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
+    "suspicious_from", "rules_tried", "exposure", "light", "suspicious_rule", "vacuity_from", "dissonance_from",
     "entropy_from", "heatmap_fall",
 }  # fmt: skip
 SELDOM = Suspicion(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edgefl_protocol.pictures.imaging import Preprocess, prepare
 from edgefl_trainer.data import DataError, default_cache_dir, load_federation
 from edgefl_trainer.data.cache import cached_pictures
 from edgefl_trainer.data.sources import files
@@ -52,6 +53,19 @@ def test_other_size_other_source_other_entry(make_zip, cache: Path) -> None:
     assert len(list(cache.iterdir())) == 4
     with Image.open(io.BytesIO(png(999))) as picture:
         np.testing.assert_array_equal(changed.images[0], np.asarray(picture))
+
+
+def test_the_colour_of_the_light_is_removed_as_a_device_removes_it(make_zip, cache: Path) -> None:
+    """The picture is resized first, as `imaging.prepare` does, and pictures as they are keep their entry."""
+    path = make_zip(ward_records(3))
+    corrected = load_federation([f"manifest:{path}"], image_px=16, colour="shades_of_grey_6")
+    for i, image in enumerate(corrected.images):
+        np.testing.assert_array_equal(image, prepare(png(i), Preprocess(size=16, colour="shades_of_grey_6")))
+        assert not np.array_equal(image, prepare(png(i), Preprocess(size=16)))
+    assert corrected.colour == "shades_of_grey_6"
+    plain = load_federation([f"manifest:{path}"], image_px=16)
+    np.testing.assert_array_equal(plain.images[0], prepare(png(0), Preprocess(size=16)))
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_a_changed_file_of_a_folder_is_read_again(tmp_path: Path, cache: Path) -> None:

@@ -7,12 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl_protocol.pictures.imaging import shades_of_grey
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.sources import foreign
 from edgefl_trainer.data.sources.foreign import DRAWN, read_foreign
 from edgefl_trainer.data.sources.textures import TEXTURES, draw_texture
 
 from .conftest import png
+
+
+def test_the_colour_of_their_light_is_removed_too() -> None:
+    plain, corrected = (read_foreign("skin", 24, colour) for colour in ("none", "shades_of_grey_6"))
+    np.testing.assert_array_equal(corrected, np.stack([shades_of_grey(one) for one in plain]))
+    assert not np.array_equal(corrected, plain)
 
 
 @pytest.mark.parametrize("source", ["textures", "skin"])

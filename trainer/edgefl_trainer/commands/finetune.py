@@ -19,7 +19,7 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 if TYPE_CHECKING:
     from edgefl_trainer.engine.models import FinishedRun
 
-TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "preset")
+TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "colour", "seed", "preset")
 
 
 @click.command()

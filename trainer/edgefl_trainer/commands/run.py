@@ -36,6 +36,12 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 @click.option(
     "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
 )
+@click.option(
+    "--colour",
+    type=click.Choice(["none", "shades_of_grey_6"]),
+    help="What becomes of the colour of the light: none keeps it; shades_of_grey_6 removes it from every picture, "
+    "here and on devices.  [default: none]",
+)
 @shared.participation
 @click.option(
     "--unlabelled",

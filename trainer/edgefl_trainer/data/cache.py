@@ -1,8 +1,9 @@
 """Decoded pictures on disk, once: `<folder>/<key>/images.npy` (and `masks.npy`), memory-mapped.
 
 Guarantees: a cache entry is complete or absent (it is filled under a temporary name, fsynced, then renamed); its key is
-a digest of the pixel source, the rows' files, the size, the fit and the format of this cache, so a changed source makes
-a new entry; two processes that fill the same entry do not disturb each other. No entry is ever deleted here.
+a digest of the pixel source, the rows' files, the size, the fit, the colour and the format of this cache, so a changed
+source makes a new entry; two processes that fill the same entry do not disturb each other. No entry is ever deleted
+here.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
-from edgefl_protocol.pictures.imaging import Fit
+from edgefl_protocol.pictures.imaging import Colour, Fit, correct_colour
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, SourceRows
 
@@ -46,13 +47,15 @@ def default_cache_dir() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "edgefl"
 
 
-def cached_pictures(tables: Sequence[SourceRows], image_px: int, fit: Fit, cache_dir: Path) -> CachedPictures:
+def cached_pictures(
+    tables: Sequence[SourceRows], image_px: int, fit: Fit, cache_dir: Path, colour: Colour = "none"
+) -> CachedPictures:
     """Return the pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
 
     Masks are kept only where every table knows masks. A `DataError` where a picture cannot be read, or the cache folder
     cannot be written.
     """
-    parts = [_one_table(table, image_px, fit, cache_dir) for table in tables]
+    parts = [_one_table(table, image_px, fit, cache_dir, colour) for table in tables]
     if len(parts) == 1:
         return _open(parts[0])
     key = hashlib.sha256("\0".join(part.name for part in parts).encode()).hexdigest()
@@ -66,24 +69,27 @@ def cached_pictures(tables: Sequence[SourceRows], image_px: int, fit: Fit, cache
     return _open(_entry(cache_dir, key, sum(len(table.rows) for table in tables), image_px, masked, join))
 
 
-def _one_table(table: SourceRows, image_px: int, fit: Fit, cache_dir: Path) -> Path:
+def _one_table(table: SourceRows, image_px: int, fit: Fit, cache_dir: Path, colour: Colour) -> Path:
     digest = hashlib.sha256(f"{_FORMAT}\0{table.pixels.identity}\0{image_px}\0{fit}".encode())
     for row in table.rows:
         digest.update(f"\0{row.source}".encode())
+    if colour != "none":  # entries of pictures as they are keep their keys
+        digest.update(f"\0\0{colour}".encode())
 
     def load() -> Pairs:
         from rich.console import Console
         from rich.progress import track
 
         console = Console(file=sys.stderr)
-        yield from track(
+        for image, mask in track(
             table.pixels.load(table.rows, image_px, fit),
             description=f"Reading {len(table.rows):,} images at {image_px} px",
             total=len(table.rows),
             console=console,
             transient=True,
             disable=not console.is_terminal,  # a log would get an empty line
-        )
+        ):
+            yield correct_colour(image, colour), mask
 
     return _entry(cache_dir, digest.hexdigest(), len(table.rows), image_px, table.pixels.has_masks, load)
 

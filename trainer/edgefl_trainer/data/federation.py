@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.pictures.imaging import Fit
+from edgefl_protocol.pictures.imaging import Colour, Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread, tested
 from edgefl_trainer.data.errors import DataError
@@ -60,6 +60,7 @@ class Federation:
     warnings: tuple[str, ...] = ()  # what a person should look at before anything is learned
     pictures: NDArray[np.int64] | None = None  # int64 (n,), which of `images` a row shows; None: row i shows image i
     questions: QuestionRows | None = None  # None: the pictures are asked nothing
+    colour: Colour = "none"  # what was done with the colour of the light in `images`
 
     def places(self, rows: Sequence[int] | Indices) -> Indices:
         """Return which of `images` these rows show, (len,): several rows may ask about one picture."""
@@ -98,6 +99,7 @@ def load_federation(
     unlabelled: Unlabelled = "none",
     limit: int | None = None,
     fit: Fit = "squash",
+    colour: Colour = "none",
     cache_dir: Path | None = None,
     partition: Partition | None = None,
     vocabulary: Vocabulary | None = None,
@@ -105,8 +107,7 @@ def load_federation(
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
-    With `@site=NAME` the federation has only that site, with the same rows it has beside the others. A
-    `DataError` is one sentence about what in the data cannot be used.
+    `@site=NAME` keeps that site alone, with the rows that it has beside others. A `DataError` says what is unusable.
 
     Args:
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`; `NAME=A,B:REST` gathers them.
@@ -115,7 +116,7 @@ def load_federation(
         seed: Of every choice of rows but that of `test`, which is the same in every run.
         unlabelled: `none`; `site`: a site's unlabelled images; `spread`: also those of no site, by training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
-        fit: How a picture becomes square, `squash` or `crop`.
+        fit, colour: How a picture becomes square, and what becomes of the colour of its light (`imaging.Preprocess`).
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
@@ -131,7 +132,7 @@ def load_federation(
     rows, tune = _select(parsed, tables, rows, partition, seed)
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
     shown, places = picture_tables(tables) if asking else (tables, None)
-    pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir())
+    pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir(), colour)
     found = Federation(
         classes=names,
         images=pictures.images,
@@ -144,6 +145,7 @@ def load_federation(
         held_out=held_out,
         pictures=places,
         questions=questions,
+        colour=colour,
     )
     return replace(found, warnings=tuple(_warnings(tables, rows, found)))
 

@@ -243,6 +243,7 @@ def _read_data(
     return load_federation(
         data,
         image_px=run.backbone.spec.image_px,
+        colour=run.settings.colour,
         task=run.settings.task,
         whole_task=False,
         classes=run.settings.classes or None,
@@ -300,7 +301,7 @@ def foreign_figures(
     """
     found = {}
     for source in sources:
-        images = read_foreign(source, run.backbone.spec.image_px)
+        images = read_foreign(source, run.backbone.spec.image_px, run.settings.colour)
         areas = {}
         for name in sorted(scored):
             scores = predict(run.predictor(models[name]), images, device)

@@ -86,7 +86,7 @@ class FinishedRun:
     def preprocess(self) -> Preprocess:
         """How a photo becomes the network's input."""
         spec = self.backbone.spec
-        return Preprocess(size=spec.image_px, mean=spec.mean, std=spec.std)
+        return Preprocess(size=spec.image_px, colour=self.settings.colour, mean=spec.mean, std=spec.std)
 
     @property
     def further(self) -> tuple[str, ...]:

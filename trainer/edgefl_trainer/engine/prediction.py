@@ -15,8 +15,9 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, decode, prepare
+from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
-from edgefl_protocol.pictures.referral import ReferralRules
+from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.class_info import read_class_info
@@ -60,15 +61,13 @@ def predict_files(
             "dissonance": scores.dissonance,
             "map": scores.maps,
         }
-        quality = measure_quality(photo)
         yield make_score(
             {name: np.asarray(values[0]) for name, values in quantities.items() if values is not None},
             name=str(file),
             classes=run.classes,
             seen=predictor.seen,
             rules=rules,
-            gate=quality.reasons(run.preprocess.size, rules.unlit_above),
-            exposure=quality.exposure,
+            picture=judge_picture(measure_quality(photo), run.preprocess.size, rules),
             expired=None,
             model=model,
             milliseconds=(time.perf_counter() - started) * 1e3,
@@ -78,12 +77,14 @@ def predict_files(
 
 def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -> ReferralRules:
     """Return the referral rules that the site's bundle will have."""
+    calibration = run.calibration["sites"][site]
     return ReferralRules(
-        uncertain_above=float(run.calibration["sites"][site]["refer_above"]),
+        uncertain_above=float(calibration["refer_above"]),
         dissonance_above=None,
         suspicious=suspicious_classes(run.classes, info),
         suspicious_from=site_suspicion(run, site, info).threshold,
-        unlit_above=float(run.calibration["sites"][site].get("unlit_above", MOST_UNLIT)),
+        unlit_above=float(calibration.get("unlit_above", MOST_UNLIT)),
+        light=LightRange.from_json(calibration["light"]) if "light" in calibration else None,
     )
 
 

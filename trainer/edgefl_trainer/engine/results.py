@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.pictures.quality import usual_unlit
+from edgefl_protocol.pictures.imaging import Colour
+from edgefl_protocol.pictures.quality import usual_light, usual_unlit
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
@@ -120,7 +121,7 @@ def predictor_results(
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
-    calibration: dict[str, dict[str, float]] = {}
+    calibration: dict[str, dict[str, Any]] = {}
     further: dict[str, dict[str, Scored]] = defaultdict(dict)
     sizes: dict[str, int] = {}
     judging = judging_of(federation, sites, held_out)
@@ -131,7 +132,7 @@ def predictor_results(
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
         calibrated = calibrate(predictor, site)
-        predictor, calibration[name] = calibrated.predictor, calibrated.figures
+        predictor, calibration[name] = calibrated.predictor, {**calibrated.figures, **_usual(site, federation.colour)}
         if calibrated.tune is not None:
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
@@ -252,18 +253,14 @@ class Calibrated:
 
 
 def calibrate(predictor: Predictor, site: Site) -> Calibrated:
-    """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows.
-
-    Of pictures alone also how much of them is unlit, which the gate before the model compares with.
-    """
+    """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
     predictor, tune = with_usual(predictor, site), site.tune
     options, evidence = predictor.module.options, None
-    unlit = {} if site.task.questions else {"unlit_above": usual_unlit(_pictures(site.train))}
     if isinstance(options, ScoreOptions) and options.output == "evidential":
         evidence = EVIDENCE[options.evidence]
     most = VACUITY_CEILING if evidence is not None else math.log(len(predictor.seen))
     if len(tune) == 0:
-        return Calibrated(predictor, {"temperature": 1.0, "refer_above": most, **unlit}, None)  # no threshold
+        return Calibrated(predictor, {"temperature": 1.0, "refer_above": most}, None)  # no threshold
     logits = tune_logits(predictor, tune, site.device)
     prior = predictor.tensors.get("prior")
     temperature = fit_temperature(logits, tune.targets, prior, evidence)
@@ -271,8 +268,20 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
     scores = predict_rows(calibrated, tune, site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
     threshold = refer_threshold(uncertainty, scores.predicted == tune.targets, ceiling=most)
-    figures = {"temperature": float(temperature), "refer_above": float(threshold), **unlit}
+    figures = {"temperature": float(temperature), "refer_above": float(threshold)}
     return Calibrated(calibrated, figures, scores)
+
+
+def _usual(site: Site, colour: Colour) -> dict[str, Any]:
+    """How nearly all training pictures of a site are lit: how much of them is not, and in which light.
+
+    Pictures that questions are asked about are radiographs and the like, of which no light is judged.
+    """
+    if site.task.questions:
+        return {}
+    light = usual_light(_pictures(site.train), colour)
+    told = {} if light is None else {"light": light.to_json()}
+    return {"unlit_above": usual_unlit(_pictures(site.train)), **told}
 
 
 def score(predictor: Predictor, rows: Examples, federation: Federation, site: str, device: torch.device) -> Scored:
@@ -367,6 +376,6 @@ def _with_temperature(predictor: Predictor, temperature: float) -> Predictor:
     return replace(predictor, tensors={**predictor.tensors, "temperature": np.asarray(temperature, dtype=np.float32)})
 
 
-def _means(calibration: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _means(calibration: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Of temperature and threshold over sites."""
     return {key: float(np.mean([site[key] for site in calibration.values()])) for key in ("temperature", "refer_above")}

@@ -201,6 +201,7 @@ def load_data(
     federation = load_federation(
         settings.data,
         image_px=image_px,
+        colour=settings.colour,
         task=settings.task,
         whole_task=whole_task,
         classes=settings.classes or None,

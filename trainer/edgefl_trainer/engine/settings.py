@@ -16,6 +16,7 @@ import tomli_w
 from msgspec import Meta
 
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.pictures.imaging import Colour
 from edgefl_protocol.rules import bounds
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.partition_plan import PartitionPlan
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 1 << 20
 PROBE_EVERY = 5  # rounds, where a backbone is learned
 # do not count in digests: runs from before stay repetitions
-_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0}
+_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0, "colour": "none"}
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 Count = Annotated[int, Meta(ge=1, description="at least 1")]
@@ -60,6 +61,7 @@ class RunSettings:
     classes: tuple[str, ...] = ()  # empty: those of the data
     backbone: str = "tiny"
     image_px: ImagePx = 0  # pixels; 0: the backbone's own
+    colour: Colour = "none"  # what becomes of the colour of the light, see `imaging.correct_colour`
     preset: PresetName = "bench84"
     rounds: Count = 5
     epochs: Epochs = 2  # local epochs of a round

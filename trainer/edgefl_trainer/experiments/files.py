@@ -24,7 +24,8 @@ MAX_EXPERIMENT_BYTES = 1 << 20
 FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a folder
 PRINTED = re.compile(r"[>~]?\d+(\.\d+)?( ?± ?\d+(\.\d+)?)?( M)?|NA|")  # one cell of a paper's table; empty: no cell
 GIVEN_ELSEWHERE = ("method", "data", "hyper", "partition", "seed")  # settings that have a place of their own
-SHARED = ("preset", "task", "classes", "image_px", "images_per_site", "device", "autocast")  # by both stages of a row
+# settings that both stages of a row have
+SHARED = ("preset", "task", "classes", "image_px", "colour", "images_per_site", "device", "autocast")
 
 MetricName = Literal[
     "balanced_accuracy",

@@ -5,13 +5,14 @@ pictures. Guarantees: every picture goes through `edgefl_protocol.pictures.imagi
 exactly.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import decode, resize
+from edgefl_protocol.pictures.imaging import Colour, correct_colour, decode, resize
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.lesions import draw_skin
@@ -23,28 +24,33 @@ DRAWN_SITES = 6  # styles of the drawn skin
 MAX_PICTURES = 5_000  # all are in memory at once
 
 
-def read_foreign(source: str, image_px: int) -> NDArray[np.uint8]:
+def read_foreign(source: str, image_px: int, colour: Colour = "none") -> NDArray[np.uint8]:
     """Read the pictures of one source, uint8 (n, px, px, 3).
 
     Args:
         source: `textures`, `skin`, or the path of a folder or zip.
+        colour: What becomes of the colour of the light, see `imaging.correct_colour`.
 
     Raises:
         DataError: There is no picture, there are too many, or one cannot be read.
     """
+    return np.stack([correct_colour(one, colour) for one in _pictures(source, image_px)])
+
+
+def _pictures(source: str, image_px: int) -> Iterator[NDArray[np.uint8]]:
     if source == "textures":
-        return np.stack([draw_texture(i, px=image_px) for i in range(DRAWN)])
+        yield from (draw_texture(i, px=image_px) for i in range(DRAWN))
+        return
     if source == "skin":
-        places = [divmod(i, DRAWN_SITES) for i in range(DRAWN)]
-        return np.stack([draw_skin(site=site, number=number, px=image_px) for number, site in places])
+        places = (divmod(i, DRAWN_SITES) for i in range(DRAWN))
+        yield from (draw_skin(site=site, number=number, px=image_px) for number, site in places)
+        return
     store = open_store(Path(source).expanduser())
     names = [name for name in store.names() if is_image_name(name)]
     if not 1 <= len(names) <= MAX_PICTURES:
         raise DataError(f"{source} holds {counted(len(names), 'picture')}; allowed: 1 to {MAX_PICTURES}.")
-    pictures = []
     for name in names:
         try:
-            pictures.append(resize(decode(store.read(name)), image_px))
+            yield resize(decode(store.read(name)), image_px)
         except ImageError as error:
             raise DataError(f"{name} in {source} cannot be used: {str(error).rstrip('.')}.") from error
-    return np.stack(pictures)

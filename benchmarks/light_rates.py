@@ -1,0 +1,95 @@
+"""How often the rule `light` refers: real pictures, and cancers that are lit otherwise.
+
+The range of each centre is that of its `train` pictures, as a run finds it. Judged are the `val` pictures of the centre
+itself and of the others, at 84 px; and the first 60 cancers of the centre's, each multiplied in red, green and blue.
+Two columns each: a model that learned from pictures as they are, and one that removes the colour of the light, of which
+the brightness alone is compared.
+
+    EDGEFL_DATA=DIR python benchmarks/light_rates.py
+"""
+
+import csv
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from framed_cancers import CANCERS, LIGHTS, lit
+
+from edgefl_protocol.pictures.imaging import Pixels, decode
+from edgefl_protocol.pictures.light import Light, LightRange, measure_light, range_of
+
+MOST = 60  # cancers of a centre
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One row of the table."""
+
+    centre: str
+    split: str
+    label: str
+    pixels: Pixels
+    light: Light
+
+
+@click.command()
+def main() -> None:
+    """Print two tables."""
+    folder = os.environ.get("EDGEFL_DATA")
+    if folder is None:
+        raise click.ClickException("EDGEFL_DATA is not set; it names the folder with the real images")
+    found = pictures(Path(folder) / "fed_isic2019_84.zip")
+    centres = sorted({one.centre for one in found})
+    ranges = {centre: ranges_of(found, centre) for centre in centres}
+    click.echo("| `val` pictures of | number | " + " | ".join(f"by a model of {centre}" for centre in centres) + " |")
+    click.echo("|---|---:|" + "---:|" * len(centres))
+    for centre in centres:
+        lights = [one.light for one in found if (one.centre, one.split) == (centre, "val")]
+        cells = " | ".join(" / ".join(f"{share(one, lights):.1%}" for one in ranges[model]) for model in centres)
+        click.echo(f"| {centre} | {len(lights):,} | {cells} |")
+    click.echo("\n| cancers in another light | red, green, blue | " + " | ".join(centres) + " |")
+    click.echo("|---|---|" + "---:|" * len(centres))
+    cancers = {centre: cancers_of(found, centre) for centre in centres}
+    for name, factors in LIGHTS.items():
+        lights_of = {centre: [measure_light(one) for one in lit(cancers[centre], factors)] for centre in centres}
+        cells = " | ".join(
+            " / ".join(str(round(share(one, lights_of[centre]) * len(cancers[centre]))) for one in ranges[centre])
+            + f" of {len(cancers[centre])}"
+            for centre in centres
+        )
+        click.echo(f"| {name} | {', '.join(f'{one:g}' for one in factors)} | {cells} |")
+
+
+def pictures(archive_path: Path) -> list[Picture]:
+    """Read the pictures that teach and those that judge."""
+    with zipfile.ZipFile(archive_path) as archive:
+        table = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
+        rows = [row for row in table if row["split"] in ("train", "val")]
+        read = ((row, decode(archive.read(row["file"]))) for row in rows)
+        return [Picture(row["center"], row["split"], row["label"], one, measure_light(one)) for row, one in read]
+
+
+def ranges_of(found: list[Picture], centre: str) -> tuple[LightRange, LightRange]:
+    """Find the ranges of a centre: of brightness and colour, and of brightness alone."""
+    learned = [one.light for one in found if (one.centre, one.split) == (centre, "train")]
+    whole, bright = range_of(learned), range_of(learned, "shades_of_grey_6")
+    if whole is None or bright is None:
+        raise click.ClickException(f"{centre} has too few pictures")
+    return whole, bright
+
+
+def cancers_of(found: list[Picture], centre: str) -> list[Pixels]:
+    """Give the first `val` pictures of cancers of a centre."""
+    return [one.pixels for one in found if (one.centre, one.split) == (centre, "val") and one.label in CANCERS][:MOST]
+
+
+def share(usual: LightRange, lights: list[Light]) -> float:
+    """Share of the pictures that the rule refers."""
+    return sum(usual.unlike(one) is not None for one in lights) / len(lights)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""How a picture is lit: the three numbers, the range of a site, and what is said of a picture outside."""
+
+import csv
+import io
+import zipfile
+from os import environ
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl_protocol.pictures.imaging import decode, light_of, shades_of_grey
+from edgefl_protocol.pictures.light import SIDES, Light, LightRange, measure_light, range_of
+from edgefl_protocol.pictures.quality import measure_quality, usual_light
+from edgefl_trainer.data.lesions import draw_lesion
+
+CANCERS = ("MEL", "BCC", "SCC")
+RANGE = LightRange(brightness=(100.0, 200.0), red_by_green=(1.0, 1.5), blue_by_green=(0.8, 1.2))
+WITHIN = {"brightness": 150.0, "red_by_green": 1.2, "blue_by_green": 1.0}
+
+
+def drawn(number: int):
+    return draw_lesion("NV", site=0, number=number, px=48)[0]
+
+
+def lit(picture, factors):
+    return np.rint(np.minimum(picture * np.array(factors), 255)).astype(np.uint8)
+
+
+def test_light_is_the_sixth_power_mean_of_each_channel():
+    picture = drawn(1)
+    expected = [
+        (sum(float(v) ** 6 for v in picture[..., c].ravel()) / picture[..., c].size) ** (1 / 6) for c in range(3)
+    ]
+    np.testing.assert_allclose(light_of(picture), expected, rtol=1e-12)
+
+
+def test_three_numbers_of_one_colour():
+    light = measure_light(np.full((5, 7, 3), (200, 100, 50), np.uint8))
+    assert light.brightness == pytest.approx(np.sqrt((200**2 + 100**2 + 50**2) / 3))
+    assert (light.red_by_green, light.blue_by_green) == (pytest.approx(2.0), pytest.approx(0.5))
+
+
+def test_a_black_picture_has_finite_numbers():
+    assert measure_light(np.zeros((4, 4, 3), np.uint8)) == Light(brightness=1.0, red_by_green=1.0, blue_by_green=1.0)
+
+
+@given(st.integers(0, 20), st.tuples(*[st.floats(0.5, 1.0)] * 3))
+def test_a_lamp_moves_the_numbers_by_its_own_ratios(number, factors):
+    before, after = (measure_light(one) for one in (drawn(number), lit(drawn(number), factors)))
+    red, green, blue = factors
+    assert after.red_by_green / before.red_by_green == pytest.approx(red / green, rel=0.02)
+    assert after.blue_by_green / before.blue_by_green == pytest.approx(blue / green, rel=0.02)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_shades_of_grey_keep_the_brightness(number):
+    """So a model that corrects colour is told a range of brightness that holds for the photographs as they come."""
+    before, after = (measure_light(one) for one in (drawn(number), shades_of_grey(drawn(number))))
+    assert after.brightness == pytest.approx(before.brightness, rel=0.01)
+
+
+def test_a_range_leaves_half_a_percent_outside_at_each_end():
+    lights = [Light(brightness=50.0 + n, red_by_green=1 + n / 1000, blue_by_green=1.0) for n in range(200)]
+    found = range_of(lights)
+    assert sum(found.unlike(one) is not None for one in lights) == 2
+    assert range_of(lights[:99]) is None and range_of(lights[:1], least=1) is not None
+    corrected = range_of(lights, "shades_of_grey_6")
+    assert (corrected.red_by_green, corrected.blue_by_green) == (None, None)
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_a_picture_outside_is_called_by_its_side(name):
+    low, high = getattr(RANGE, name)
+    for value, side in ((low * 0.99, 0), (high * 1.01, 1)):
+        assert RANGE.unlike(Light(**{**WITHIN, name: value})) == SIDES[name][side]
+    for value in (low, high):
+        assert RANGE.unlike(Light(**{**WITHIN, name: value})) is None
+    if name != "brightness":
+        assert LightRange(brightness=RANGE.brightness).unlike(Light(**{**WITHIN, name: high * 2})) is None
+
+
+def test_of_two_faults_the_larger_one_is_named():
+    assert RANGE.unlike(Light(brightness=205.0, red_by_green=0.5, blue_by_green=1.0)) == "greener"
+
+
+def test_what_a_device_learned_from_is_usual_too():
+    own = LightRange(brightness=(60.0, 90.0), red_by_green=(1.4, 1.8), blue_by_green=(0.9, 1.0))
+    both = RANGE.with_range(own)
+    assert both == LightRange(brightness=(60.0, 200.0), red_by_green=(1.0, 1.8), blue_by_green=(0.8, 1.2))
+    assert RANGE.with_range(None) == RANGE
+    alone = LightRange(brightness=(100.0, 200.0))
+    assert alone.with_range(own) == LightRange(brightness=(60.0, 200.0))
+
+
+@pytest.mark.parametrize("found", [RANGE, LightRange(brightness=(1.5, 2.5))])
+def test_a_range_travels_as_json(found):
+    assert LightRange.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None, [], {}, {"brightness": 3}, {"brightness": [1]}, {"brightness": [2, 1]}, {"brightness": [0, 1]},
+        {"brightness": [1, float("inf")]}, {"brightness": ["1", "2"]}, {"brightness": [True, 2]},
+        {"brightness": [1, 2], "contrast": [1, 2]}, {"red_by_green": [1, 2]}, {"brightness": [float("nan"), 2]},
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused(record):
+    with pytest.raises(ValueError, match=r"light|brightness"):
+        LightRange.from_json(record)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_DATA is not set: no real images here")
+def test_real_cancers_in_another_light_are_seen() -> None:
+    """The centre of the models to try: hardly a picture of its own, and most of what is lit otherwise."""
+    with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / "fed_isic2019_84.zip") as archive:
+        table = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
+        found = [
+            (row["split"], row["label"], decode(archive.read(row["file"])))
+            for row in table
+            if row["center"] == "rosendahl"
+        ]
+    learned = usual_light(picture for split, _, picture in found if split == "train")
+    seen = [picture for split, _, picture in found if split == "val"]
+    cancers = [picture for split, label, picture in found if split == "val" and label in CANCERS][:60]
+
+    def referred(pictures):
+        return np.mean([learned.unlike(measure_quality(one).light) is not None for one in pictures])
+
+    assert referred(seen) < 0.06
+    for factors in ((0.8, 1, 1.15), (0.9, 1.1, 0.9), (0.7, 0.7, 0.7), (0.4, 0.4, 0.4)):
+        assert referred([lit(one, factors) for one in cancers]) > 0.75
