@@ -120,6 +120,7 @@ def sent_at(one: ssl.SSLSocket, body: bytes, bytes_per_s: float) -> tuple[int, b
     return sent, answer
 
 
+@pytest.mark.slow
 def test_a_member_that_drips_is_cut(door) -> None:
     """Half of the least rate is cut; twice of it is taken, though it takes longer than a body may stand still."""
     served, member = door

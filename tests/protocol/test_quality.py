@@ -196,7 +196,7 @@ def test_a_bar_of_three_per_cent_asks_at_every_resolution(seed, side, colour, he
 
 
 @pytest.mark.parametrize("level", [0, 10, 30, 60, 90, 255])
-@pytest.mark.parametrize("scale", [1, 5])
+@pytest.mark.parametrize("scale", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_frame_of_two_per_cent_is_seen_in_a_compressed_picture(level: int, scale: int) -> None:
     """JPEG of quality 75 lets skin into the frame's blocks: the step behind it tells. 200 x 150 and 1,000 x 750 px."""
     for seed, tone in enumerate(("Monk 3", "Monk 5", "Monk 7", "red")):

@@ -199,6 +199,7 @@ def test_what_the_peers_are_called_changes_no_bit(order):
     assert torch.equal(found, plain)
 
 
+@pytest.mark.slow
 def test_ten_thousand_maps_have_the_gradient_of_the_explicit_sum():
     """docs/methods.md, distillation: 10,000 float16 maps of 1,300 peers with 1 to 15 maps each, summed one by one."""
     generator, grid, maps_left, buffer = torch.Generator().manual_seed(8), 7, 10_000, {}

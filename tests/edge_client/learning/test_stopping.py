@@ -59,7 +59,7 @@ def train(school, lab, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_told_to_stop_it_keeps_a_point_and_ends_with_0(train, bundle, labels, tmp_path, kind):
     """docs/design.md, section 10: the point is kept although none was due, and the round ends with the same bits."""
     process = train("told", labels, "--epochs", "40", "--checkpoint-every", "3600", kind=kind)

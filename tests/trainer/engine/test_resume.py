@@ -44,7 +44,8 @@ def begun(tmp_path, killed):
 @pytest.mark.parametrize(
     "moment",
     [
-        "phase-0000/east.metrics.json",  # first phase: one site is done, the other is not
+        # first phase: one site is done, the other is not
+        pytest.param("phase-0000/east.metrics.json", marks=pytest.mark.slow),
         # in the middle of what the second site leaves behind
         pytest.param("phase-0000/west.state.safetensors", marks=pytest.mark.slow),
         pytest.param("checkpoints/latest.json", marks=pytest.mark.slow),  # a finished phase; nothing is swept yet

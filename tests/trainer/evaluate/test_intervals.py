@@ -39,7 +39,7 @@ def draw(seed, rows=60, classes=3, lesions=None, ties=False, softmax=False) -> S
     return Scored(probabilities, target, predicted, None if softmax else vacuity, tuple(f"L{i}" for i in number))
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     seed=st.integers(0, 10_000), rows=st.integers(1, 25), classes=st.integers(2, 4), ties=st.booleans(),
     softmax=st.booleans(),

@@ -284,7 +284,7 @@ def test_a_vit_of_timm_takes_another_size_when_asked(unplugged):
         "mobilevit_xxs",
         "vit_relpos_small_patch16_224",
         "vit_small_patch14_reg4_dinov2",
-        "naflexvit_base_patch16_gap",
+        pytest.param("naflexvit_base_patch16_gap", marks=pytest.mark.slow),
     ],
 )
 def test_networks_that_take_no_prefix_prompts_are_refused(name, unplugged):
