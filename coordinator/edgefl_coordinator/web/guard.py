@@ -111,8 +111,8 @@ class Guard:
             if sender is None:
                 await self.refusal(scope, receive, send)
                 return
-            with self.large.held(sender, body.length):
-                await self.app(scope, _replay(await body.rest(), receive), send)
+            with self.large.held(sender, body) as place:
+                await self.app(scope, _replay(await place.read(), receive), send)
         except NotPassed as answer:
             await _answer(send, answer)
         except SenderGone:
