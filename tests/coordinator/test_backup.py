@@ -27,7 +27,8 @@ from edgefl_coordinator.store import audit, audit_heads, revocations, snapshot
 from edgefl_coordinator.store.audit_chain import check_log, read_head
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys, open_coordinator
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_protocol import Payload
+from edgefl_protocol import Payload, generate_signing_key
+from edgefl_protocol.envelopes.key_files import signing_key_from_pem, signing_key_to_pem
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
 
@@ -291,6 +292,63 @@ def test_what_a_killed_command_leaves_goes(make_coordinator, clock) -> None:
         with pytest.raises(OperatorError):
             snapshot.folder_of(home, outside)
     assert home.blobs.is_dir()
+
+
+def test_a_snapshot_that_is_read_is_not_old(coordinator) -> None:
+    """A backup that takes more than a day keeps what it is written from; afterwards a later backup removes it."""
+    home = coordinator.store.home
+    name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+
+    def later() -> bool:
+        """Whether the first snapshot is there after one that is made a day later."""
+        os.utime(home.jobs / name, (time.time() - 90_000,) * 2)
+        OPERATIONS["end_backup"](coordinator, OPERATIONS["begin_backup"](coordinator, {}))
+        return (home.jobs / name).is_dir()
+
+    with snapshot.held(home, name):
+        assert later()
+    assert not later()
+
+
+def test_no_key_that_is_not_the_coordinators_is_in_a_backup(coordinator, tmp_path: Path) -> None:
+    """The root key under another name, in another folder, encrypted: each is left out and told. Its own keys are in."""
+    home = coordinator.store.home
+    encrypted = signing_key_to_pem(signing_key_from_pem((home.keys / "root.key").read_bytes()), b"words")
+    copies = {home.keys / "root.key.old": (home.keys / "root.key").read_bytes(), home.tls / "spare.pem": encrypted}
+    for path, data in copies.items():
+        path.write_bytes(data)
+    (home.tls / "more.pem").write_bytes((home.tls / "ca.pem").read_bytes())
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    assert facts["outside"] == [str(path) for path in copies]
+    folder = snapshot.folder_of(home, facts["snapshot"])
+    inside = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    own = {"keys/signing.key", "keys/signing.pub", "keys/sealing.json", "keys/secret.bin", "keys/root.pub"}
+    assert inside == {
+        *own,
+        "config.toml",
+        "store.sqlite",
+        "tls/server.key",
+        "tls/server.pem",
+        "tls/ca.pem",
+        "tls/more.pem",
+    }
+
+
+def test_what_was_revoked_since_counts_again(coordinator, tools, restored, clock, tmp_path: Path) -> None:
+    """What docs/guides/backup.md tells an operator to do again: members, invites and signers."""
+    tools.approved_member(coordinator, "clinic-a")
+    token, signer = tools.token_of(coordinator, "clinic-b"), generate_signing_key().key_id
+    path = backup_of(coordinator, tmp_path / "b")
+    for name in ("clinic-a", "clinic-b"):
+        OPERATIONS["revoke"](coordinator, {"name": name})
+    OPERATIONS["revoke_signer"](coordinator, {"key_id": signer, "force": False})
+    again = restored(path)
+    status = OPERATIONS["status"](again, {})
+    assert [one["state"] for one in status["members"]] == ["approved"]
+    assert [one["name"] for one in status["invites"]] == ["clinic-b"]
+    with again.store.transaction() as connection:
+        assert revocations.listed(connection)[1] == []
+    assert tools.Member(again, "clinic-b").enrol(token).state == "pending"
 
 
 def test_a_missing_blob_or_a_full_disk_ends_with_a_sentence(coordinator, tools, tmp_path: Path, monkeypatch) -> None:
