@@ -12,6 +12,7 @@ DIST ?= dist
 WORK ?= build
 RUN ?= runs/derm-vit-tiny-84
 SELECT ?= last
+MINUTES ?= 30
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
@@ -22,7 +23,7 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 # Each process begins with a half of the tests and takes from the other when it has none left.
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo live backbone wheel test test-slow test-all check rules format types pages pins clean
+.PHONY: help demo live backbone wheel test test-slow test-all fuzz soak check rules format types pages pins clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +59,12 @@ test-slow: $(STAMP) ## Only what `make test` leaves out
 
 test-all: $(STAMP) ## All tests; docs/results/README.md says how long each target takes
 	$(PYTEST) $(ARGS)
+
+fuzz: $(STAMP) ## Fuzz the parsers (MINUTES=N, ARGS="TARGET …"); docs/security.md check 15
+	$(TEST_ENVIRONMENT) $(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
+
+soak: $(STAMP) ## Twenty members, kills and a bad network (MINUTES=N, 480 for eight hours); docs/security.md check 68
+	$(TEST_ENVIRONMENT) $(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
 

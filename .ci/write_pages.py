@@ -1,6 +1,7 @@
-"""Write the parts of pages that are generated: help texts, and the status of the numbered checks.
+"""Write the parts of pages that are generated: help texts, the OpenAPI document, the tests of the numbered checks.
 
-    python .ci/write_pages.py               writes docs/reference/commands.md and the status column of docs/security.md
+    python .ci/write_pages.py               writes docs/reference/commands.md and openapi.json, and the tests in
+                                            docs/security.md
     python .ci/write_pages.py --print PAGE  prints what that page should be
 
 A check counts as tested when a test file names it ("check 9", "checks 17 to 19", "checks 21, 22").
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import openapi
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {
@@ -34,8 +36,12 @@ ROW = re.compile(r"^\| (\d+) \|(.*)\| (?:tests: .*|planned) \|$")
 
 
 def main() -> None:
-    """Write both pages, or print one."""
-    pages = {"docs/reference/commands.md": commands_page, "docs/security.md": security_page}
+    """Write all of them, or print one."""
+    pages = {
+        "docs/reference/commands.md": commands_page,
+        "docs/reference/openapi.json": openapi.text,
+        "docs/security.md": security_page,
+    }
     if sys.argv[1:2] == ["--print"]:
         sys.stdout.write(pages[sys.argv[2]]())
         return

@@ -6,10 +6,8 @@ Source: docs/security.md check 67, docs/decisions/0056.
 import hashlib
 import itertools
 import json
-import os
 import random
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,12 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys, restoration
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
-from edgefl_coordinator.store import audit, audit_heads, revocations, snapshot
+from edgefl_coordinator.store import audit, audit_heads, revocations
 from edgefl_coordinator.store.audit_chain import check_log, read_head
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys, open_coordinator
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_protocol import Payload
-from edgefl_protocol.errors import KeyMaterialError, StorageError
+from edgefl_protocol import Payload, generate_signing_key
+from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
 
 
@@ -271,46 +269,21 @@ def test_nothing_acknowledged_is_missing_while_members_send(coordinator, tools, 
             assert hashlib.sha256(again.store.get_blob(row.blob)).hexdigest() == row.sha256
 
 
-def test_what_a_killed_command_leaves_goes(make_coordinator, clock) -> None:
-    """A snapshot whose command was killed: swept when the store opens, and by a later backup after a day."""
-    coordinator = make_coordinator()
-    home = coordinator.store.home
-    left = home.jobs / OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
-    OPERATIONS["end_backup"](coordinator, {"snapshot": OPERATIONS["begin_backup"](coordinator, {})["snapshot"]})
-    assert left.is_dir()
-    os.utime(left, (time.time() - 90_000,) * 2)
-    name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
-    assert [path.name for path in home.jobs.iterdir()] == [name]
-    coordinator.store.close()
-    make_coordinator().store.close()
-    assert list(home.jobs.iterdir()) == []
-    with pytest.raises(OperatorError, match="begin the backup anew"):
-        snapshot.folder_of(home, name)
-    for outside in ("../blobs", "snapshot-../../blobs"):
-        snapshot.drop(home, outside)
-        with pytest.raises(OperatorError):
-            snapshot.folder_of(home, outside)
-    assert home.blobs.is_dir()
-
-
-def test_a_missing_blob_or_a_full_disk_ends_with_a_sentence(coordinator, tools, tmp_path: Path, monkeypatch) -> None:
+def test_what_was_revoked_since_counts_again(coordinator, tools, restored, clock, tmp_path: Path) -> None:
+    """What docs/guides/backup.md tells an operator to do again: members, invites and signers."""
     tools.approved_member(coordinator, "clinic-a")
-    tools.start_rounds(coordinator)
-    blob = next(coordinator.store.home.blobs.iterdir())
-    blob.rename(tmp_path / "away")
-    with pytest.raises(StorageError, match="is missing"):
-        OPERATIONS["begin_backup"](coordinator, {})
-    assert list(coordinator.store.home.jobs.iterdir()) == []
-    (tmp_path / "away").rename(blob)
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "hardlink_to", full)
-    monkeypatch.setattr(snapshot.shutil, "copy", full)
-    with pytest.raises(StorageError, match="No space left"):
-        OPERATIONS["begin_backup"](coordinator, {})
-    assert list(coordinator.store.home.jobs.iterdir()) == []
+    token, signer = tools.token_of(coordinator, "clinic-b"), generate_signing_key().key_id
+    path = backup_of(coordinator, tmp_path / "b")
+    for name in ("clinic-a", "clinic-b"):
+        OPERATIONS["revoke"](coordinator, {"name": name})
+    OPERATIONS["revoke_signer"](coordinator, {"key_id": signer, "force": False})
+    again = restored(path)
+    status = OPERATIONS["status"](again, {})
+    assert [one["state"] for one in status["members"]] == ["approved"]
+    assert [one["name"] for one in status["invites"]] == ["clinic-b"]
+    with again.store.transaction() as connection:
+        assert revocations.listed(connection)[1] == []
+    assert tools.Member(again, "clinic-b").enrol(token).state == "pending"
 
 
 def test_the_commands(make_coordinator, tools, folder: Path, tmp_path: Path) -> None:
@@ -332,19 +305,3 @@ def test_the_commands(make_coordinator, tools, folder: Path, tmp_path: Path) -> 
     assert "skin was restored from its backup of 20" in shown.stdout and "a backup of skin was made" in shown.stdout
     told = runner.invoke(main, ["restore", str(tmp_path / "b"), "--home", str(folder / "json"), "--json"])
     assert json.loads(told.stdout)["federation"] == "skin"
-
-
-def test_what_the_settings_name_elsewhere_is_told(coordinator, folder: Path) -> None:
-    """A certificate of another folder, and the gate's program, are not in the backup; one in the folder is."""
-    home = coordinator.store.home
-    for name, place in (("own", folder), ("mine", home.root)):
-        (place / name).write_bytes((home.tls / "ca.pem").read_bytes())
-    (home.root / "judge").write_text("#!/bin/sh\n")
-    (home.root / "judge").chmod(0o700)
-    OPERATIONS["set"](coordinator, {"changes": {"ca": "../own", "protection.gate": "judge --hard"}})
-    facts = OPERATIONS["begin_backup"](coordinator, {})
-    assert facts["outside"] == [str(folder / "own"), str(home.root / "judge")]
-    OPERATIONS["set"](coordinator, {"changes": {"ca": "mine", "protection.gate": ""}})
-    facts = OPERATIONS["begin_backup"](coordinator, {})
-    assert facts["outside"] == []
-    assert (snapshot.folder_of(home, facts["snapshot"]) / "mine").is_file()

@@ -1,6 +1,7 @@
 """The operator's gate may refuse what a round made: docs/security.md 4, docs/decisions/0053."""
 
 import json
+import stat
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from edgefl_coordinator.commands.status import status_lines
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.rounds.gate import ask, command_of
+from edgefl_coordinator.rounds.gate import ENVIRONMENT, ask, command_of
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.worker import run_job
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
@@ -282,12 +283,14 @@ open({str(seen)!r}, "w").write(json.dumps(found))
 
 
 def test_a_stop_ends_the_gate_and_no_passphrase_reaches_it(federation, gate, tools, folder, monkeypatch) -> None:
-    """In the worker's own process: a stopped server leaves no gate, and the round is judged at the next start."""
+    """In the worker's own process: a stopped server leaves no gate, nor what that began, and the round is judged at the
+    next start."""
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "canary")
     told = folder / "told.json"
     lines = f"""
-import os, time
-Path({str(told)!r} + ".tmp").write_text(json.dumps([os.getpid(), sorted(os.environ)]))
+import os, subprocess, time
+begun = subprocess.Popen(["sleep", "120"])
+Path({str(told)!r} + ".tmp").write_text(json.dumps([[os.getpid(), begun.pid], sorted(os.environ)]))
 os.rename({str(told)!r} + ".tmp", {str(told)!r})
 time.sleep(120)
 """
@@ -302,15 +305,61 @@ time.sleep(120)
         process.stop()
         with pytest.raises(OperatorError) as stopped:
             doing.result(60)
-    pid, names = json.loads(told.read_text())
+    pids, names = json.loads(told.read_text())
     assert stopped.value.code == STOPPED and PASSPHRASE_VARIABLE not in names
-    stat = Path(f"/proc/{pid}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert ended(*pids)
     facts = status(coordinator)
     assert (facts["round"], facts["failing"], facts["gate_refused"]) == (1, None, [])
     gate("")
     assert step(coordinator, worker)
     assert status(coordinator)["round"] == 2
+
+
+def ended(*pids: int) -> bool:
+    """Whether these processes ended, or do so within seconds: a kill takes a moment."""
+    until = time.monotonic() + 10
+
+    def lives(pid: int) -> bool:
+        file = Path(f"/proc/{pid}/stat")
+        return file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"
+
+    while (left := any(map(lives, pids))) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not left
+
+
+@pytest.mark.parametrize(("last", "most_s"), [("", 60.0), ("time.sleep(60)", 1.0)], ids=["verdict", "late"])
+def test_what_a_gate_began_ends_with_it(tmp_path, last, most_s) -> None:
+    """A process that it started in the background holds no GPU, and no worker, once the gate has ended or was late."""
+    begun = "import subprocess, sys, time; one = subprocess.Popen(['sleep', '120']); "
+    program = [sys.executable, "-c", f"{begun}print(one.pid, file=open(sys.argv[1] + '/pid', 'w'), flush=True); {last}"]
+    started = time.monotonic()
+    if last:
+        with pytest.raises(OperatorError, match="no verdict in 1 s"):
+            ask(program, tmp_path, most_s)
+    else:
+        assert ask(program, tmp_path, most_s).accepted
+    assert time.monotonic() - started < 20
+    assert ended(int((tmp_path / "pid").read_text()))
+
+
+def test_a_gate_has_a_small_environment(tmp_path, monkeypatch) -> None:
+    """No secret of the environment of `serve` reaches it, whatever its name; what a program needs to run does."""
+    for name in ("DATABASE_URL", "LD_PRELOAD_CANARY", PASSPHRASE_VARIABLE, "TZ"):
+        monkeypatch.setenv(name, "canary")
+    program = [sys.executable, "-c", "import json, os; print(json.dumps(sorted(os.environ)))"]
+    found = set(json.loads(ask(program, tmp_path, 30).said))
+    assert found <= set(ENVIRONMENT) and {"PATH", "TZ"} <= found
+    given = ["/usr/bin/env", "MORE=1", *program]
+    assert "MORE" in json.loads(ask(given, tmp_path, 30).said)
+
+
+def test_what_a_gate_prints_fills_no_disk(tmp_path) -> None:
+    """It writes into a pipe, and 64 MiB of it leave the last line."""
+    loud = "import os, sys; print('x' * 2**26); print('y' * 2**26, file=sys.stderr); "
+    loud += "print([os.fstat(number).st_mode for number in (1, 2)])"
+    found = ask([sys.executable, "-c", loud], tmp_path, 60)
+    assert found.accepted and all(map(stat.S_ISFIFO, json.loads(found.said)))
 
 
 def test_a_gate_that_is_no_program_is_refused_by_set(coordinator, folder) -> None:

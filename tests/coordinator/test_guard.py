@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, Event, LargeBodies, NotPassed, Send
+from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, Body, Event, LargeBodies, NotPassed, Send
 from edgefl_coordinator.web.guard import Guard, RateLimit
 
 
@@ -59,6 +59,10 @@ def test_a_request_costs_the_same_however_many_addresses() -> None:
     assert seconds(limit, 10_000) < 20 * empty + 0.05
 
 
+async def never() -> Event:
+    raise AssertionError
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60))
 def test_room_is_shared_and_given_back(steps) -> None:
     """Against a plain list: never above the room, nobody above a quarter of it but with one body, nothing left over."""
@@ -69,7 +73,7 @@ def test_room_is_shared_and_given_back(steps) -> None:
         mine, stack = [held for one, held, _ in taken if one == sender], contextlib.ExitStack()
         fits = sum(held for _, held, _ in taken) + length <= 100 and (not mine or sum(mine) + length <= 25)
         with contextlib.suppress(NotPassed):
-            stack.enter_context(room.held(sender, length))
+            stack.enter_context(room.held(sender, Body(never, length)))
             taken.append((sender, length, stack))
             assert fits
             continue
@@ -156,3 +160,54 @@ def test_members_that_announce_much_hold_up_no_small_body() -> None:
         return asked
 
     assert asyncio.run(run()).statuses == [503, 200, 200]
+
+
+def test_who_fills_the_room_slowly_gives_way() -> None:
+    """Members that announce 32 MiB each and stay silent have the room for five seconds: then whoever comes gets the
+    place of the slowest, once. A body of which 4 MiB came meanwhile stays, and so do the newcomers."""
+    now = [0.0]
+
+    async def run() -> tuple[Asked, list[bool]]:
+        asked = Asked(bytes(range(1, 30)))
+        asked.guard.large = LargeBodies(256 * 2**20, clock=lambda: now[0])
+        tasks = [asyncio.create_task(asked.ask(bytes([1]) * 2**22, 32 * 2**20))]
+        tasks += [asyncio.create_task(asked.ask(bytes([number]) * 5000, 32 * 2**20)) for number in range(2, 9)]
+        await asyncio.sleep(0.05)
+        now[0] = 4.9
+        await asked.ask(b"\x09" * 100_000, 100_000)
+        assert asked.statuses == [503]
+        now[0] = 6.0
+        tasks += [asyncio.create_task(asked.ask(bytes([number]) * 5000, 32 * 2**20)) for number in range(10, 18)]
+        await asyncio.sleep(0.05)
+        done = [one.done() for one in tasks]
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return asked, done
+
+    asked, done = asyncio.run(run())
+    assert asked.statuses == [503] * 9
+    assert done == [False, *[True] * 7, *[False] * 7, True]
+    assert not asked.guard.large._held
+
+
+def test_nobody_gives_way_where_that_is_not_enough() -> None:
+    """One slow body of 1 MiB makes no room for 32: it is read on, and who came is told to come again."""
+    now = [0.0]
+
+    async def run() -> tuple[Asked, bool]:
+        asked = Asked(bytes(range(1, 30)))
+        asked.guard.large = LargeBodies(32 * 2**20, clock=lambda: now[0])
+        slow = asyncio.create_task(asked.ask(b"\x01" * 5000, 2**20))
+        fast = asyncio.create_task(asked.ask(b"\x02" * 2**22, 16 * 2**20))
+        await asyncio.sleep(0.05)
+        now[0] = 6.0
+        await asked.ask(b"\x03" * 5000, 32 * 2**20)
+        still = not slow.done()
+        for one in (slow, fast):
+            one.cancel()
+        await asyncio.gather(slow, fast, return_exceptions=True)
+        return asked, still
+
+    asked, still = asyncio.run(run())
+    assert asked.statuses == [503] and still

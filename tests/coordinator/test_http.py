@@ -18,7 +18,7 @@ from edgefl_coordinator.web.bodies import SMALL_BYTES
 from edgefl_coordinator.web.deadline import deadline_protocol
 from edgefl_coordinator.web.sealed_requests import known_sender
 from edgefl_protocol import Payload
-from edgefl_protocol.errors import RecordError
+from edgefl_protocol.errors import RecordError, StorageError
 from edgefl_protocol.messages.requests import ROUTES, RecordReply
 from edgefl_protocol.records.coordinator_records import verify_key_record, verify_time
 
@@ -360,3 +360,22 @@ def test_only_who_may_call_now_is_worth_reading(coordinator, tools, clock) -> No
     assert known(approved) and not known(waiting)
     long_ago = now_ms - 10**9
     assert not known(approved, iat=long_ago, exp=long_ago + 300_000)
+
+
+def test_a_store_that_fails_before_the_sender_is_known_says_try_again(client, coordinator, tools, monkeypatch) -> None:
+    """docs/security.md 2.3: nobody to seal an answer to, and no refusal, so 503, of small requests and of large ones;
+    the message was not used up."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    small, large = member.envelope("task", Payload()), member.envelope("reply", Payload({}, {"x": "y" * SMALL_BYTES}))
+    asked = [("POST", "/v1/task", small), ("POST", "/v1/reply", large), ("GET", "/v1/root", b"")]
+
+    def fails() -> Any:
+        raise StorageError("the disk cannot be read", "storage")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(coordinator.store, "look", fails)
+        broken.setattr(coordinator.store, "transaction", fails)
+        answers = [client.request(*one) for one in asked]
+    for answer in answers:
+        assert (answer.status, answer.body, answer.headers[b"retry-after"]) == (503, b"busy\n", b"2")
+    assert [client.request(*one).status for one in asked] == [200, 400, 404]

@@ -69,7 +69,7 @@ def test_a_page_that_is_cited_is_here(root: Path, tracked) -> None:
                 assert found, f"{path} cites {cited}"
 
 
-@pytest.mark.parametrize("page", ["docs/reference/commands.md", "docs/security.md"])
+@pytest.mark.parametrize("page", ["docs/reference/commands.md", "docs/reference/openapi.json", "docs/security.md"])
 def test_generated_parts_are_fresh(page: str, root: Path, environment) -> None:
     """Help texts and the status of the checks are what the code and the tests say now: `make pages` writes them."""
     words = [sys.executable, str(root / ".ci/write_pages.py"), "--print", page]

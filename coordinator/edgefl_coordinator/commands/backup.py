@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def backup(operator: Operator, file: Path) -> None:
     """Write a backup to the new FILE, while `serve` runs or not.
 
-    It holds all but keys/root.key, as of one moment. The signing and sealing keys in it are encrypted if they are in
+    It holds all but the root key, as of one moment. The signing and sealing keys in it are encrypted if they are in
     the folder; keys/secret.bin, the certificate's key and what members sent are not: keep FILE like a key.
     """
     if file.exists():
@@ -47,14 +47,14 @@ def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[Abou
     from edgefl_coordinator.store.backup_file import About, BackedUp, write_backup
     from edgefl_protocol.distribution import VERSION
 
-    folder = snapshot.folder_of(CoordinatorHome(operator.home.resolve()), str(facts["snapshot"]))
-    store, rows, begun = snapshot.what_it_holds(folder)
-    about = About(federation=facts["federation"], made_ms=facts["made_ms"], program=VERSION, store=store, rows=rows)
-    sources = (
-        BackedUp(path=path.relative_to(folder).as_posix(), file=path, most=begun.get(path.name))
-        for path in snapshot.files_of(folder)
-    )
-    return about, len(write_backup(file, about, sources).files)
+    with snapshot.held(CoordinatorHome(operator.home.resolve()), str(facts["snapshot"])) as folder:
+        store, rows, begun = snapshot.what_it_holds(folder)
+        about = About(federation=facts["federation"], made_ms=facts["made_ms"], program=VERSION, store=store, rows=rows)
+        sources = (
+            BackedUp(path=path.relative_to(folder).as_posix(), file=path, most=begun.get(path.name))
+            for path in snapshot.files_of(folder)
+        )
+        return about, len(write_backup(file, about, sources).files)
 
 
 @click.command()
@@ -80,8 +80,8 @@ def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool)
     facts = {"federation": about.federation, "home": str(home), "backup_ms": about.made_ms, "restored_ms": now_ms}
     operator.show(facts, f"restored {about.federation} in {home}, as it was at {moment(about.made_ms)}")
     click.echo(
-        "what happened since is not known here: revoke again who was revoked since, then run: "
-        f"{operator.typed('edgefl-coordinator rotate')}; publish again what was published",
+        "what happened since is not known here: revoke again members, signers and unused invites that were revoked "
+        f"since, then run: {operator.typed('edgefl-coordinator rotate')}; publish again what was published",
         err=True,
     )
     click.echo(f"then: {operator.typed('edgefl-coordinator serve')}", err=True)

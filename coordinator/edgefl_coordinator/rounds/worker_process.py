@@ -5,8 +5,9 @@ forks for each of them and answers with a line, the exit status.
 
 Guarantees: a job begins as if it were the first, whatever the one before did to its process, takes no longer than it
 may, and its crash is its own; what it prints lies in its folder and is no answer. Where the worker crashed, was killed
-or went to rest, the next job begins another. It ends with its input, so it does not outlive the server. Nothing here
-imports the trainer. Source: docs/security.md, decision 7; docs/decisions/0034.
+or went to rest, the next job begins another. It ends with its input, so it does not outlive the server. A job that is
+stopped leaves nothing of its session, the operator's gate included. Nothing here imports the trainer.
+Source: docs/security.md, decision 7; docs/decisions/0034.
 """
 
 import contextlib
@@ -161,9 +162,25 @@ def _say_into(folder: Path) -> None:
 
 
 def _kill(running: "subprocess.Popen[bytes]") -> None:
-    """End the worker and the job it forked: the session is theirs alone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or on its way
-        os.killpg(running.pid, signal.SIGKILL)
+    """End the worker, the job it forked, and the gate that this one asks: the session is theirs alone."""
+    found, killed = {running.pid}, set[int]()
+    while left := found - killed:
+        for group in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or on its way
+                os.killpg(group, signal.SIGKILL)
+        killed |= left
+        found = _groups(running.pid)  # again: one may have begun meanwhile
+
+
+def _groups(session: int) -> set[int]:
+    """Return the process groups that live in a session; Linux tells them, elsewhere there is nothing to read."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            state, _, group, of = stat.read_bytes().rpartition(b")")[2].split()[:4]
+            if int(of) == session and state != b"Z":
+                found.add(int(group))
+    return found
 
 
 def _failed(status: int | None, said: bytes) -> OperatorError:

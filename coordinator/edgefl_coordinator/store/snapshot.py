@@ -4,12 +4,14 @@ Guarantees:
     Database, blobs, keys, settings and signed heads are of one moment: they are taken while no transaction commits and
     no key changes. Everything that was acknowledged before is in it. The database is copied, blobs are linked, so what
     waits meanwhile waits for the copy of the database alone.
-    The root key is not in it.
-    It lies in the folder of jobs, so what a crash leaves over goes when the store opens again.
+    The root key is not in it, nor another private key that the coordinator does not use, whatever the file's name.
+    It lies in the folder of jobs, so what a crash leaves over goes when the store opens again. Nobody else removes one
+    from which a backup is being written, however long that takes.
 Source: docs/security.md check 67; SQLite, "Online Backup API"; docs/decisions/0056.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -27,12 +29,15 @@ from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.store import BLOB_COLUMNS
 from edgefl_coordinator.store.tables import audit, uploads
+from edgefl_protocol.durable import open_bounded
 from edgefl_protocol.errors import StorageError
 
 DATABASE: Final = "store.sqlite"  # as `settings.CoordinatorHome` has it
 _BLOB_FILE: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")  # the name of a blob that is a file
 _SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{16}")
-_OLD_S: Final = 24 * 3600.0  # nobody writes a backup for so long: its command was killed
+_OLD_S: Final = 24 * 3600.0  # a snapshot that nobody reads by then: its command was killed
+_PRIVATE: Final = b"PRIVATE KEY-----"  # how a private key begins, encrypted or not
+_LOOKED_AT: Final = 2**20  # bytes
 _TRIES, _PAUSE_S = 100, 0.05
 
 
@@ -44,7 +49,7 @@ def take(coordinator: Coordinator) -> str:
     """
     home = coordinator.store.home
     for old in home.jobs.glob("snapshot-*"):
-        if time.time() - old.stat().st_mtime > _OLD_S:
+        if time.time() - old.stat().st_mtime > _OLD_S and not _is_held(old):
             shutil.rmtree(old, ignore_errors=True)
     name = f"snapshot-{secrets.token_hex(8)}"
     folder = home.jobs / name
@@ -73,6 +78,29 @@ def folder_of(home: CoordinatorHome, name: str) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def held(home: CoordinatorHome, name: str) -> Iterator[Path]:
+    """Give a snapshot's folder, which stays while it is read; an `OperatorError` where there is none."""
+    folder = folder_of(home, name)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def drop(home: CoordinatorHome, name: str) -> None:
     """Remove a snapshot, if it is there."""
     if _SNAPSHOT.fullmatch(name):
@@ -98,8 +126,14 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def outside(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:
-    """Return the files that the settings name and that lie outside of the folder: they are in no snapshot."""
-    return [path for path in _named(home, settings) if not path.is_relative_to(home.root)]
+    """Return what is in no snapshot, for whoever has to keep it elsewhere.
+
+    That is what the settings name and what lies outside of the folder; and private keys in it that are not its own,
+    but for the root key where `init` made it.
+    """
+    elsewhere = [path for path in _named(home, settings) if not path.is_relative_to(home.root)]
+    foreign = [path for path in _small_files(home, settings) if _is_foreign(home, settings, path)]
+    return [*elsewhere, *(path for path in foreign if path != home.keys / "root.key")]
 
 
 def _named(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:
@@ -129,14 +163,27 @@ def _copied(database: Path, target: Path) -> bool:
 
 
 def _copy_small(home: CoordinatorHome, settings: CoordinatorSettings, folder: Path) -> None:
-    kept = [home.config, home.heads, *_files(home.keys), *_files(home.tls), *_named(home, settings)]
-    root_key = home.keys / "root.key"
-    for path in dict.fromkeys(kept):
-        if path == root_key or not path.is_relative_to(home.root) or not path.is_file():
+    for path in _small_files(home, settings):
+        if _is_foreign(home, settings, path):
             continue
         target = folder / path.relative_to(home.root)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy(path, target)
+
+
+def _small_files(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:
+    kept = [home.config, home.heads, *_files(home.keys), *_files(home.tls), *_named(home, settings)]
+    return [path for path in dict.fromkeys(kept) if path.is_relative_to(home.root) and path.is_file()]
+
+
+def _is_foreign(home: CoordinatorHome, settings: CoordinatorSettings, path: Path) -> bool:
+    """Tell whether a file holds a private key that the coordinator does not use: the root key, most likely."""
+    keys = (home.signing, home.next_signing, home.sealing_ring, home.keys / "sealing.key", home.keys / "secret.bin")
+    named = Path(os.path.normpath(home.root / settings.certificate_key))
+    if path in (*keys, named, home.tls / "server.key", home.config, home.heads):
+        return False
+    with open_bounded(path, 2**62) as file:
+        return _PRIVATE in file.read(_LOOKED_AT)
 
 
 def _files(folder: Path) -> Iterator[Path]:

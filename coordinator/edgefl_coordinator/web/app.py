@@ -3,24 +3,29 @@
 Guarantees: handlers hold no rule of their own; crypto and store run in bounded pools of threads, so one slow disk does
 not stop the event loop, and requests that wait for the same commit share it. Large requests have threads of their own,
 so small ones never wait behind them. A sealed answer's HTTP status is the signed `sts`. Whoever gets a 401 connects
-anew. Only what the guard passes arrives here: one of these paths, with its method and its whole body. Routes:
-docs/security.md, routes.
+anew. Where the store cannot be asked who sends, there is nobody to seal an answer to: 503, try again. Only what the
+guard passes arrives here: one of these paths, with its method and its whole body. Routes: docs/security.md, routes.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, Receive, Scope, Send
+from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, NotPassed, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
 from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED, handle, known_sender
-from edgefl_protocol.errors import RecordError
+from edgefl_protocol.errors import RecordError, StorageError
 from edgefl_protocol.messages.requests import ROUTES
 from edgefl_protocol.records.coordinator_records import make_time
+
+log = logging.getLogger("edgefl_coordinator")
+
+Value = TypeVar("Value")
 
 _SMALL = 64  # small requests in crypto or store at once, most of them at the commit; the others wait in bounded memory
 _LARGE = 4
@@ -63,13 +68,12 @@ class _App:
 
     async def known(self, path: str, start: bytes) -> str | None:
         """Say who sends an envelope, by its start; None where that one may not call the path."""
-        work = partial(known_sender, self.coordinator, self.sealed[path], start)
-        return await asyncio.get_running_loop().run_in_executor(self.small, work)
+        return await _done(self.small, partial(known_sender, self.coordinator, self.sealed[path], start))
 
     async def _sealed(self, path: str, body: bytes) -> _Answer:
         work = partial(handle, self.coordinator, self.sealed[path], body)
         pool = self.small if len(body) <= SMALL_BYTES else self.large
-        answer = await asyncio.get_running_loop().run_in_executor(pool, work)
+        answer = await _done(pool, work)
         return _Answer(answer.status, _SEALED, answer.body) if answer.sealed else _REFUSAL
 
     async def _healthz(self, _: Scope) -> _Answer:
@@ -87,7 +91,7 @@ class _App:
         return _Answer(200, _SEALED, self.coordinator.key_record())
 
     async def _root(self, _: Scope) -> _Answer:
-        chain = await asyncio.get_running_loop().run_in_executor(self.small, self.coordinator.root_chain)
+        chain = await _done(self.small, self.coordinator.root_chain)
         return _Answer(200 if chain else 404, _SEALED, chain)
 
 
@@ -107,6 +111,15 @@ def make_app(coordinator: Coordinator) -> Application:
 async def refuse(_: Scope, __: Receive, send: Send) -> None:
     """Give the one answer to whatever fails before its signature is verified."""
     await _send(send, _REFUSAL)
+
+
+async def _done(pool: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
+    """Do work in a pool; `NotPassed` where the store failed before it was known who asks."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    except StorageError as error:
+        log.error("storage: %s", error, extra={"once_a_minute": True})
+        raise NotPassed(503, "busy") from error
 
 
 async def _send(send: Send, answer: _Answer) -> None:

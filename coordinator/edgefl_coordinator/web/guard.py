@@ -111,8 +111,8 @@ class Guard:
             if sender is None:
                 await self.refusal(scope, receive, send)
                 return
-            with self.large.held(sender, body.length):
-                await self.app(scope, _replay(await body.rest(), receive), send)
+            with self.large.held(sender, body) as place:
+                await self.app(scope, _replay(await place.read(), receive), send)
         except NotPassed as answer:
             await _answer(send, answer)
         except SenderGone:
@@ -135,12 +135,17 @@ class Guard:
         if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > 12:
             raise NotPassed(400, "bad content length")
         length = int(lengths[0])
-        if length > (min(self.body_bytes, _PATH_BYTES.get(path, _OTHER_BYTES)) if method == "POST" else 0):
+        if length > (min(self.body_bytes, longest_body(path)) if method == "POST" else 0):
             raise NotPassed(413, "too large")
         client = scope.get("client")
         if path in LIMITED_PATHS and not self.rate.allows(client[0] if client else "", path):
             raise NotPassed(503, "busy")
         return length
+
+
+def longest_body(path: str) -> int:
+    """Return the bytes of the largest body that a sealed path takes, whatever the settings allow."""
+    return _PATH_BYTES.get(path, _OTHER_BYTES)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,0 +1,112 @@
+"""What a backup is written from: a moment held still. Source: docs/security.md check 67, docs/decisions/0056."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.store import snapshot
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol.envelopes.key_files import signing_key_from_pem, signing_key_to_pem
+from edgefl_protocol.errors import StorageError
+
+
+def test_what_a_killed_command_leaves_goes(make_coordinator, clock) -> None:
+    """A snapshot whose command was killed: swept when the store opens, and by a later backup after a day."""
+    coordinator = make_coordinator()
+    home = coordinator.store.home
+    left = home.jobs / OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+    OPERATIONS["end_backup"](coordinator, {"snapshot": OPERATIONS["begin_backup"](coordinator, {})["snapshot"]})
+    assert left.is_dir()
+    os.utime(left, (time.time() - 90_000,) * 2)
+    name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+    assert [path.name for path in home.jobs.iterdir()] == [name]
+    coordinator.store.close()
+    make_coordinator().store.close()
+    assert list(home.jobs.iterdir()) == []
+    with pytest.raises(OperatorError, match="begin the backup anew"):
+        snapshot.folder_of(home, name)
+    for outside in ("../blobs", "snapshot-../../blobs"):
+        snapshot.drop(home, outside)
+        with pytest.raises(OperatorError):
+            snapshot.folder_of(home, outside)
+    assert home.blobs.is_dir()
+
+
+def test_a_snapshot_that_is_read_is_not_old(coordinator) -> None:
+    """A backup that takes more than a day keeps what it is written from; afterwards a later backup removes it."""
+    home = coordinator.store.home
+    name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+
+    def later() -> bool:
+        """Whether the first snapshot is there after one that is made a day later."""
+        os.utime(home.jobs / name, (time.time() - 90_000,) * 2)
+        OPERATIONS["end_backup"](coordinator, OPERATIONS["begin_backup"](coordinator, {}))
+        return (home.jobs / name).is_dir()
+
+    with snapshot.held(home, name):
+        assert later()
+    assert not later()
+
+
+def test_no_key_that_is_not_the_coordinators_is_in_a_backup(coordinator, tmp_path: Path) -> None:
+    """The root key under another name, in another folder, encrypted: each is left out and told. Its own keys are in."""
+    home = coordinator.store.home
+    encrypted = signing_key_to_pem(signing_key_from_pem((home.keys / "root.key").read_bytes()), b"words")
+    copies = {home.keys / "root.key.old": (home.keys / "root.key").read_bytes(), home.tls / "spare.pem": encrypted}
+    for path, data in copies.items():
+        path.write_bytes(data)
+    (home.tls / "more.pem").write_bytes((home.tls / "ca.pem").read_bytes())
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    assert facts["outside"] == [str(path) for path in copies]
+    folder = snapshot.folder_of(home, facts["snapshot"])
+    inside = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    own = {"keys/signing.key", "keys/signing.pub", "keys/sealing.json", "keys/secret.bin", "keys/root.pub"}
+    assert inside == {
+        *own,
+        "config.toml",
+        "store.sqlite",
+        "tls/server.key",
+        "tls/server.pem",
+        "tls/ca.pem",
+        "tls/more.pem",
+    }
+
+
+def test_a_missing_blob_or_a_full_disk_ends_with_a_sentence(coordinator, tools, tmp_path: Path, monkeypatch) -> None:
+    tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    blob = next(coordinator.store.home.blobs.iterdir())
+    blob.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match="is missing"):
+        OPERATIONS["begin_backup"](coordinator, {})
+    assert list(coordinator.store.home.jobs.iterdir()) == []
+    (tmp_path / "away").rename(blob)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "hardlink_to", full)
+    monkeypatch.setattr(snapshot.shutil, "copy", full)
+    with pytest.raises(StorageError, match="No space left"):
+        OPERATIONS["begin_backup"](coordinator, {})
+    assert list(coordinator.store.home.jobs.iterdir()) == []
+
+
+def test_what_the_settings_name_elsewhere_is_told(coordinator, folder: Path) -> None:
+    """A certificate of another folder, and the gate's program, are not in the backup; one in the folder is."""
+    home = coordinator.store.home
+    for name, place in (("own", folder), ("mine", home.root)):
+        (place / name).write_bytes((home.tls / "ca.pem").read_bytes())
+    (home.root / "judge").write_text("#!/bin/sh\n")
+    (home.root / "judge").chmod(0o700)
+    OPERATIONS["set"](coordinator, {"changes": {"ca": "../own", "protection.gate": "judge --hard"}})
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    assert facts["outside"] == [str(folder / "own"), str(home.root / "judge")]
+    OPERATIONS["set"](coordinator, {"changes": {"ca": "mine", "protection.gate": ""}})
+    facts = OPERATIONS["begin_backup"](coordinator, {})
+    assert facts["outside"] == []
+    assert (snapshot.folder_of(home, facts["snapshot"]) / "mine").is_file()
