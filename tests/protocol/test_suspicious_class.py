@@ -27,6 +27,7 @@ from edgefl_protocol.pictures.wording import (
     in_brief,
     likely,
     outcome,
+    second_words,
     suspicious_words,
     without_strongest,
 )
@@ -35,13 +36,14 @@ ISIC = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
 
 
-def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None) -> Score:
+def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None, **given) -> Score:
     outputs = {"probabilities": np.asarray(probabilities, np.float32)}
     if vacuity is not None:
         outputs["vacuity"] = np.float32(vacuity)
-    classes = ISIC[: len(probabilities)]
+    classes = given.get("classes", ISIC[: len(probabilities)])
+    seen = given.get("seen", [True] * len(classes))
     return make_score(
-        outputs, name="x", classes=classes, seen=[True] * len(classes), rules=rules, gate=gate, exposure=exposure,
+        outputs, name="x", classes=classes, seen=seen, rules=rules, gate=gate, exposure=exposure,
         expired=None, model=MODEL, milliseconds=1.0, info=info,
     )  # fmt: skip
 
@@ -288,6 +290,34 @@ def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
 def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
     text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
     assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
+
+
+def test_a_line_names_the_second_class() -> None:
+    """Two benign classes nearly tied, and the line told one alone; the suspicious classes' clause names its own."""
+    classes, rules = ("NV", "BKL", "MEL"), rules_for((False, False, True), start=0.5)
+    told = known_among(classes)
+
+    def line(*shares: float) -> str | None:
+        score = a_score(shares, rules, info=told, classes=classes)
+        return second_words(score)
+
+    assert line(0.46, 0.45, 0.09) == "second Benign keratosis (BKL) 45%"
+    assert line(0.7, 0.1, 0.2) is None  # `suspicious_words` says Melanoma
+    assert second_words(a_score(CALM, rules_for(None))) == "second MEL 4%"
+
+
+@pytest.mark.parametrize("reason", ["size", "not_skin"])
+def test_what_is_not_judged_gets_no_class(reason) -> None:
+    score = a_score(MELANOMA, THREE, vacuity=0.9, info=DESCRIBED, gate=(reason,))
+    assert score.predicted is None and not score.judged and second_words(score) is None
+    assert "malignant" not in outcome(score) and "evidence" not in outcome(score)
+
+
+def test_a_class_that_was_not_seen_is_named_in_full() -> None:
+    """The reason spoke of "a class", and no line told which."""
+    score = a_score(MELANOMA, THREE, info=DESCRIBED, seen=(False, True, True))
+    assert score.predicted == "NV"
+    assert "it looks most like Melanoma (MEL), which the model was not trained on" in outcome(score)
 
 
 def test_first_and_second_class_never_read_alike() -> None:

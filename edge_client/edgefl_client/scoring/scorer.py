@@ -37,6 +37,7 @@ class PreparedPicture:
     gate: tuple[str, ...]  # reasons to refer, found before the model runs
     exposure: str | None  # which side of exposure is wrong: `dark` or `bright`
     milliseconds: float  # what this took
+    transparent: bool = False  # whether parts of the photograph were
 
 
 class Scorer:
@@ -114,9 +115,10 @@ class Scorer:
         """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        quality = measure_quality(photo)
+        quality = measure_quality(photo.pixels)
         gate = quality.reasons(self.network.side_px, self._rules.unlit_above)
-        return PreparedPicture(pixels, gate, quality.exposure, (time.perf_counter() - started) * 1e3)
+        took_ms = (time.perf_counter() - started) * 1e3
+        return PreparedPicture(pixels, gate, quality.exposure, took_ms, photo.transparent)
 
     @property
     def shown_map(self) -> ShownMap | None:
@@ -163,6 +165,7 @@ class Scorer:
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,
             info=self.network.bundle.labels.info,
+            transparent=prepared.transparent,
         )
 
 

@@ -10,8 +10,9 @@ The rules, in the order in which reasons are listed:
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
 3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-4. `blur`, `exposure`, `size`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
-   alone (`quality`). What is not skin gets no prediction: a class named for it would only look like an answer.
+4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
+   alone (`quality`). What is too small or not skin gets no prediction: a class named for it would only look like an
+   answer.
 5. `unseen_class`: a class absent from the site's training rows has the largest alpha.
 6. `model_expired`: the bundle is past its expiry date.
 
@@ -43,13 +44,15 @@ REASON_WORDS = {
     "blur": "the picture is blurred",
     "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
+    "shape": "the picture is much longer than it is wide, and the model reads a square",
     "not_skin": "the colours are not those of skin",
     "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
     "unseen_class": "it looks most like a class that the model was not trained on",
     "model_expired": "the model is past its expiry date",
 }
 
-GATE_REASONS = ("blur", "exposure", "size", "not_skin", "dark_corners")
+GATE_REASONS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners")
+UNJUDGED = ("size", "not_skin")  # of these, those with which no class is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +119,13 @@ def entropy_nats(probabilities: NDArray[np.float32]) -> float:
 
 
 def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:
-    """Return the index of the class to name; None where nothing is predicted: too little evidence, or no skin.
+    """Return the index of the class to name; None where nothing is predicted: too little evidence, or no such picture.
 
     Args:
         seen: per class, whether the site had training rows of it.
     """
-    if "not_skin" in gate or not any(seen) or (measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM):
+    abstains = measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM
+    if abstains or not any(seen) or not set(UNJUDGED).isdisjoint(gate):
         return None
     return int(np.argmax(np.where(np.asarray(seen, dtype=bool), measures.probabilities, -np.inf)))
 

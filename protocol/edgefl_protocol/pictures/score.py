@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.class_info import ClassInfo, undescribed
 from edgefl_protocol.pictures.referral import (
+    UNJUDGED,
     Measures,
     ReferralRules,
     entropy_nats,
@@ -57,7 +58,7 @@ class Score:
 
     image: str | None  # name of the picture as the caller gave it, or None
     # class with the largest alpha among the classes seen in training; None where the model abstains and where the
-    # picture is not of skin
+    # picture is not of skin or too small
     predicted: str | None
     probabilities: Mapping[str, float]  # per class, summing to 1
     evidence: Mapping[str, float] | None  # per class, at least 0; None for softmax methods
@@ -80,12 +81,18 @@ class Score:
     )
     suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
+    transparent: bool = False  # whether parts of the picture were, and were scored on white
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
     # the rollout map, which may travel; None for networks without one. Not part of the JSON
     map: RolloutMap | None = field(default=None, repr=False, compare=False)
     # the map for a person, of the kind that the card names, where the graph gives one. Not part of the JSON
     shown: RolloutMap | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the model's figures are a finding; not of a picture that gets no prediction for what it is."""
+        return set(UNJUDGED).isdisjoint(self.refer_reasons)
 
     @property
     def attention(self) -> RolloutMap | None:
@@ -123,6 +130,7 @@ class Score:
             "dissonance_from": self.dissonance_from,
             "entropy_from": self.entropy_from,
             "heatmap_fall": self.heatmap_fall,
+            "transparent": self.transparent,
         }
 
 
@@ -139,6 +147,7 @@ def make_score(
     model: ModelInfo,
     milliseconds: float,
     info: Mapping[str, ClassInfo] | None,
+    transparent: bool = False,
 ) -> Score:
     """Judge one picture from what the scoring graph gave for it.
 
@@ -150,6 +159,7 @@ def make_score(
         exposure: which side of exposure is wrong (`quality.Quality.exposure`).
         expired: whether the model is past its date; None for a model without one.
         info: what the classes mean; None where the bundle does not say.
+        transparent: whether parts of the picture were.
     """
     probabilities = outputs["probabilities"]
     measures = Measures(
@@ -182,6 +192,7 @@ def make_score(
         entropy_from=uncertain_from if measures.vacuity is None else None,
         dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
         exposure=exposure,
+        transparent=transparent,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,

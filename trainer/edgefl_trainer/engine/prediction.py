@@ -14,7 +14,7 @@ from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, decode, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, flattened, open_photo, prepare
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
@@ -47,8 +47,8 @@ def predict_files(
     for file in files:
         started = time.perf_counter()
         try:
-            photo = decode(read_bounded(file, MAX_FILE_BYTES))
-            pixels = prepare(photo, run.preprocess)
+            photo = flattened(open_photo(read_bounded(file, MAX_FILE_BYTES)))
+            pixels = prepare(photo.pixels, run.preprocess)
         except EdgeflError as error:
             yield {"image": str(file), "error": {"code": error.code, "message": str(error)}}
             continue
@@ -60,7 +60,7 @@ def predict_files(
             "dissonance": scores.dissonance,
             "map": scores.maps,
         }
-        quality = measure_quality(photo)
+        quality = measure_quality(photo.pixels)
         yield make_score(
             {name: np.asarray(values[0]) for name, values in quantities.items() if values is not None},
             name=str(file),
@@ -73,6 +73,7 @@ def predict_files(
             model=model,
             milliseconds=(time.perf_counter() - started) * 1e3,
             info=info,
+            transparent=photo.transparent,
         )
 
 
