@@ -16,7 +16,6 @@ from typing import Any
 from edgefl_client.scoring.score_files import Failure, Result
 from edgefl_protocol.pictures.answer import PictureAnswer
 from edgefl_protocol.pictures.answer_words import (
-    NOT_LOOKING,
     headline,
     learned_from,
     next_answers,
@@ -132,7 +131,6 @@ def answer_lines(result: PictureAnswer | Failure, how_right: str, top: int) -> l
     lines += [] if others is None else [f"{others}."]
     lines += not_read(result)
     lines += [f"{capital(ON_WHITE)}."] if result.transparent else []
-    lines += [NOT_LOOKING] if result.model.better_than_chance is False else []
     lines += [how_right] if result.refused else [how_right, learned_from(result), what_it_is(result)]
     return [printable(line) for line in lines]
 

@@ -13,7 +13,6 @@ from edgefl_protocol.pictures.wording import apart, digits_apart, percent
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
-NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
 NO_REASSURANCE: Final = "A no is no sign that nothing is there: a model may call most findings absent. "
 _REASONS = {
     "no_known_word": "the model knows no word of this question",

@@ -174,10 +174,8 @@ def in_brief(score: Score) -> str:
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
         again = [f"take the picture again{'' if reasons else ', or refer'}: {'; '.join(faults)}"] if faults else []
-        said = "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    else:
-        said = f"none of the {len(score.rules_tried)} rules asks for a look"
-    return f"{said}; this model was not found better than chance" if score.model.better_than_chance is False else said
+        return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
+    return f"none of the {len(score.rules_tried)} rules asks for a look"
 
 
 def not_set(score: Score) -> list[str]:

@@ -299,6 +299,18 @@ def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):
     assert bars == [5]
 
 
+def test_how_long_maps_take_is_told_after_the_first(run, files, monkeypatch):
+    """A map hides the picture's parts one after the other: a ward's pictures were silent for minutes."""
+    monkeypatch.setattr("edgefl_client.commands.score.LONG_S", 0.0)
+    names = ["good.png"] * 3
+    err = scored(run, *names, "--heatmap", "maps")[2]
+    assert err.count("A picture with its map took ") == 1 and "; the other 2 pictures take about " in err
+    for given in (names, ["good.png", "--heatmap", "maps"]):
+        assert "took" not in scored(run, *given)[2]
+    monkeypatch.setattr("edgefl_client.commands.score.LONG_S", 600.0)
+    assert "took" not in scored(run, *names, "--heatmap", "maps")[2]
+
+
 class _Bar:
     def __enter__(self):
         return self
