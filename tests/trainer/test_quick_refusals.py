@@ -42,6 +42,7 @@ WRONG = [
     (("run", "fedprox", "--data", DATA, "--out", "new", "--set", "mu=11"), "mu is 11.0; allowed: 0 to 10."),  # compared
     (("run", "fedmae", "--data", DATA, "--out", "new", "--set", "keep_local=x"), "keep_local is one of class_token,"),
     ((*RUN, "--data", DATA, "--config", "wide.toml"), "batch is 0; allowed: 1 to 65536."),
+    ((*RUN, "--data", DATA, "--site", "a"), "so it takes no --site; for one site alone end the data's SPEC in @site=a"),
     ((*RUN, "--data", DATA, "--rounds", "0"), "rounds is 0; allowed: at least 1"),
     ((*RUN, "--data", DATA, "--labels", "2"), "labels is 2.0; allowed: above 0, at most 1"),
     ((*RUN, "--data", DATA, "--task", "A=B"), "Task 'A=B' is not known"),
