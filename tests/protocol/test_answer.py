@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_protocol.errors import QuestionError
-from edgefl_protocol.pictures.answer import REFUSALS, AnswerRules, make_answer, read_question
-from edgefl_protocol.pictures.answer_words import headline, next_answers, not_read, what_it_is
+from edgefl_protocol.pictures.answer import REFUSALS, AnswerRules, MeasuredAnswers, make_answer, read_question
+from edgefl_protocol.pictures.answer_words import headline, learned_from, next_answers, not_read, what_it_is
 from edgefl_protocol.pictures.score import ModelInfo
 from edgefl_protocol.rules.questions import Questions
 
@@ -22,7 +22,11 @@ KNOWN = read_question("Is there air?", VOCABULARY)
 
 def answer(probabilities=(0.2, 0.7, 0.1), question=KNOWN, **changes):
     rules = AnswerRules(
-        answers=ANSWERS, seen=changes.pop("seen", (True,) * 3), unsure_above=changes.pop("unsure_above", 1.0)
+        answers=ANSWERS,
+        seen=changes.pop("seen", (True,) * 3),
+        unsure_above=changes.pop("unsure_above", 1.0),
+        measured=changes.pop("measured", None),
+        learned_from=changes.pop("learned_from", ()),
     )
     given = {"name": "a.png", "small": False, "expired": None, "model": MODEL, "milliseconds": 1.0} | changes
     outputs = None if probabilities is None else {"probabilities": np.array(probabilities, np.float32)}
@@ -34,7 +38,34 @@ def test_the_most_probable_answer_with_its_confidence():
     assert (found.answer, found.refused, found.refuse_reasons) == ("yes", False, ())
     assert found.confidence == pytest.approx(0.7)
     assert [name for name, _ in found.ranked(2)] == ["yes", "no"]
-    assert headline(found) == "yes, confidence 70%" and next_answers(found, 2) == "Next: no 20%"
+    untried = "yes; nobody tried how often its answers are right; confidence 70%"
+    assert headline(found) == untried and next_answers(found, 2) == "Next: no 20%"
+
+
+@pytest.mark.parametrize(
+    ("answered", "right", "said"),
+    [
+        (41, 26, "yes; right when tried: 26 of 41 answers (63.4%); confidence 70%"),
+        (0, 0, "yes; it answered no question that it was tried on; confidence 70%"),
+    ],
+)
+def test_beside_a_confidence_stands_how_many_answers_were_right(answered, right, said):
+    """A model that was 80 % sure had been right about 63 % of what it answers: a softmax is no share of right ones."""
+    found = answer(measured=MeasuredAnswers(answered=answered, right=right))
+    assert headline(found) == said
+    share = right / answered if answered else None
+    assert found.to_json(1)["measured"] == {"answered": answered, "right": right, "share": share}
+    assert answer().to_json(1)["measured"] is None
+
+
+def test_an_answer_says_whose_pictures_the_model_learned_from():
+    """Nothing knows a photograph of skin from a radiograph, so each answer says that nobody looked."""
+    one, two = answer(learned_from=("chest",)), answer(learned_from=("abdomen", "head"))
+    assert learned_from(one) == (
+        "It learned from pictures of the site chest; whether this is such a picture is not checked."
+    )
+    assert "of the sites abdomen and head; whether" in learned_from(two)
+    assert two.to_json(1)["learned_from"] == ["abdomen", "head"]
 
 
 WORD_RULES = ("no_known_word", "unknown_word", "unread_word", "negation")
@@ -163,7 +194,7 @@ def test_words_not_known_and_not_taught_are_told_together():
 
 def test_a_function_word_refuses_nothing_and_is_told():
     found = answer(question=read_question("Is there an air", VOCABULARY))
-    assert found.answer == "yes" and headline(found) == "yes, confidence 70%, asked without: an"
+    assert found.answer == "yes" and headline(found).endswith("; confidence 70%, asked without: an")
     assert not_read(found) == ["Not known to the model, so not asked: an."]
     late = answer(question=read_question("there is there air is it", VOCABULARY))
     assert late.answer == "yes" and not_read(late) == ["Too late in the question to be read: is and it."]
@@ -244,4 +275,4 @@ def test_answers_that_it_never_met_are_not_told_as_next():
 
 def test_two_answers_that_differ_are_never_written_alike():
     close = answer((0.2, 0.4012, 0.3988), unsure_above=1.09)
-    assert headline(close) == "yes, confidence 40.1%" and next_answers(close, 2) == "Next: lung 39.9%"
+    assert headline(close).endswith("; confidence 40.1%") and next_answers(close, 2) == "Next: lung 39.9%"

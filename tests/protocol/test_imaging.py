@@ -18,7 +18,16 @@ from PIL import Image
 from tests.protocol.conftest import chunk, encoded, exif, photograph, png
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
+from edgefl_protocol.pictures.imaging import (
+    Preprocess,
+    decode,
+    flattened,
+    from_pillow,
+    open_photo,
+    prepare,
+    resize,
+    shades_of_grey,
+)
 
 
 def bicubic_antialias(image: np.ndarray, size: int) -> np.ndarray:
@@ -179,6 +188,25 @@ def test_transparency_is_laid_on_white() -> None:
     assert (decode(encoded(palette, transparency=1)) == 255).all()
     assert (decode(encoded(palette, transparency=bytes([0, 255]))) == [200, 10, 10]).all()
     assert (decode(encoded(Image.new("RGB", (4, 4), (1, 2, 3)), transparency=(1, 2, 3))) == 255).all()
+
+
+def test_what_was_transparent_is_told() -> None:
+    """docs/decisions/0011: an alpha channel that is opaque everywhere changes nothing, so nothing is told of it."""
+    clear, half, opaque = (Image.new("RGBA", (4, 4), (9, 9, 9, alpha)) for alpha in (0, 128, 255))
+    half_grey, plain = Image.new("LA", (4, 4), (9, 128)), Image.new("RGB", (4, 4), (1, 2, 3))
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([1, 2, 3, 200, 10, 10])
+    deep = Image.fromarray(np.full((4, 4), 300, np.uint16))
+    for image, options, told in (
+        (clear, {}, True), (half, {}, True), (opaque, {}, False), (half_grey, {}, True), (plain, {}, False),
+        (plain, {"transparency": (1, 2, 3)}, True), (plain, {"transparency": (3, 2, 1)}, False),
+        (palette, {"transparency": 1}, True), (palette, {"transparency": bytes([0, 255])}, False),
+        (deep, {"transparency": 300}, True), (deep, {"transparency": 301}, False), (deep, {}, False),
+    ):  # fmt: skip
+        data = encoded(image, **options)
+        found = flattened(open_photo(data))
+        assert found.transparent is told, (image.mode, options)
+        np.testing.assert_array_equal(found.pixels, decode(data))
 
 
 def test_main_picture_of_a_multi_picture_jpeg() -> None:

@@ -253,6 +253,12 @@ def test_size_counts_the_pixels_of_the_picture_itself() -> None:
     assert reasons(image, 101) == ("size",)
 
 
+@pytest.mark.parametrize(("height", "width", "asked"), [(100, 300, False), (100, 301, True), (800, 100, True)])
+def test_a_strip_asks_for_another_picture(height: int, width: int, asked: bool) -> None:
+    """Module text, 5: one of 8 : 1 passed without a word, though the model saw it squeezed to a square."""
+    assert reasons(surface(SKIN["Monk 5"], height, width), 84) == (("shape",) if asked else ())
+
+
 def test_nothing_to_see_is_dark_and_no_skin() -> None:
     black = measure_quality(np.zeros((90, 90, 3), np.uint8))
     assert black.reasons(84) == ("exposure", "not_skin")

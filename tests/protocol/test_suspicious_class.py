@@ -28,24 +28,24 @@ from edgefl_protocol.pictures.wording import (
     in_brief,
     likely,
     outcome,
+    second_words,
     suspicious_words,
     without_strongest,
 )
 
 ISIC = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+SOUND = JudgedPicture()
 MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
 
 
-def a_score(
-    probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None, light=None
-) -> Score:
+def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, picture=SOUND, **given) -> Score:
     outputs = {"probabilities": np.asarray(probabilities, np.float32)}
     if vacuity is not None:
         outputs["vacuity"] = np.float32(vacuity)
-    classes = ISIC[: len(probabilities)]
+    classes = given.get("classes", ISIC[: len(probabilities)])
+    seen = given.get("seen", [True] * len(classes))
     return make_score(
-        outputs, name="x", classes=classes, seen=[True] * len(classes), rules=rules,
-        picture=JudgedPicture(gate=gate, exposure=exposure, light=light),
+        outputs, name="x", classes=classes, seen=seen, rules=rules, picture=picture,
         expired=None, model=MODEL, milliseconds=1.0, info=info,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def test_a_class_of_benign_lesions_and_cancers_is_not_called_a_finding() -> None
 
 def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
     """docs/reference/gate.md: what is not skin gets no class, nor a probability of one. Programs still read it."""
-    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, gate=("not_skin",))
+    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",)))
     assert score.predicted is None and score.suspicious_probability == pytest.approx(0.5)
     assert suspicious_words(score) is None and "together" not in outcome(score) and "50" not in outcome(score)
     assert "class" not in outcome(score) and "class" not in in_brief(score)
@@ -142,7 +142,12 @@ def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
 @pytest.mark.parametrize("fault", GATE_REASONS)
 def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
     """A dermatologist reads this: \"Refer to a dermatologist: the picture is blurred\" helps nobody."""
-    score = a_score(CALM, THREE, info=DESCRIBED, gate=(fault,), exposure="dark" if fault == "exposure" else None)
+    score = a_score(
+        CALM,
+        THREE,
+        info=DESCRIBED,
+        picture=JudgedPicture(gate=(fault,), exposure="dark" if fault == "exposure" else None),
+    )
     assert outcome(score).startswith("Take the picture again: it") and "it" in in_brief(score)
     assert in_brief(score).startswith("take the picture again, or refer: it")
     assert "dermatologist: it" not in outcome(score)
@@ -195,19 +200,28 @@ SAID = {
     "malignant": (a_score(MELANOMA, THREE, info=DESCRIBED), "the predicted class is malignant"),
     "from the sum": (a_score((0.2, 0.7, 0.1), THREE, info=DESCRIBED), "have 30% together"),
     "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
-    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "again: it is too dark."),
-    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "again: it is too bright."),
+    "too dark": (
+        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=GATE, exposure="dark")),
+        "again: it is too dark.",
+    ),
+    "too bright": (
+        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=GATE, exposure="bright")),
+        "again: it is too bright.",
+    ),
     "darker": (
-        a_score(CALM, THREE, info=DESCRIBED, light="darker"),
+        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker")),
         "again: it is darker than in the pictures that the",
     ),
-    "bluer": (a_score(CALM, THREE, info=DESCRIBED, light="bluer"), "again: its light is bluer than in the pictures"),
+    "bluer": (
+        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="bluer")),
+        "again: its light is bluer than in the pictures",
+    ),
     "fault and melanoma": (
-        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("blur",)),
+        a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("blur",))),
         "Take the picture again: it is blurred. Refer to a dermatologist: the predicted class is malignant.",
     ),
     "not skin": (
-        a_score(MELANOMA, THREE, info=DESCRIBED, gate=("not_skin",)),
+        a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",))),
         "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist.",
     ),
     "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
@@ -217,7 +231,10 @@ SAID = {
 def test_of_what_is_not_skin_every_model_says_the_same() -> None:
     """A landscape: one model found too little evidence besides, which is no finding about a landscape."""
     rules = rules_for((True, False, True), above=0.3)
-    found = [a_score(MELANOMA, rules, vacuity=u, info=DESCRIBED, gate=("not_skin",)) for u in (0.1, 0.9, None)]
+    found = [
+        a_score(MELANOMA, rules, vacuity=u, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",)))
+        for u in (0.1, 0.9, None)
+    ]
     assert len({one.refer_reasons for one in found}) > 1
     assert len({outcome(one) for one in found}) == len({in_brief(one) for one in found}) == 1
 
@@ -297,6 +314,34 @@ def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
 def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
     text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
     assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
+
+
+def test_a_line_names_the_second_class() -> None:
+    """Two benign classes nearly tied, and the line told one alone; the suspicious classes' clause names its own."""
+    classes, rules = ("NV", "BKL", "MEL"), rules_for((False, False, True), start=0.5)
+    told = known_among(classes)
+
+    def line(*shares: float) -> str | None:
+        score = a_score(shares, rules, info=told, classes=classes)
+        return second_words(score)
+
+    assert line(0.46, 0.45, 0.09) == "second Benign keratosis (BKL) 45%"
+    assert line(0.7, 0.1, 0.2) is None  # `suspicious_words` says Melanoma
+    assert second_words(a_score(CALM, rules_for(None))) == "second MEL 4%"
+
+
+@pytest.mark.parametrize("reason", ["size", "not_skin"])
+def test_what_is_not_judged_gets_no_class(reason) -> None:
+    score = a_score(MELANOMA, THREE, vacuity=0.9, info=DESCRIBED, picture=JudgedPicture(gate=(reason,)))
+    assert score.predicted is None and not score.judged and second_words(score) is None
+    assert "malignant" not in outcome(score) and "evidence" not in outcome(score)
+
+
+def test_a_class_that_was_not_seen_is_named_in_full() -> None:
+    """The reason spoke of "a class", and no line told which."""
+    score = a_score(MELANOMA, THREE, info=DESCRIBED, seen=(False, True, True))
+    assert score.predicted == "NV"
+    assert "it looks most like Melanoma (MEL), which the model was not trained on" in outcome(score)
 
 
 def test_first_and_second_class_never_read_alike() -> None:

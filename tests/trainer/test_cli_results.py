@@ -175,6 +175,15 @@ def test_predict_scores_what_it_can_and_counts_the_rest(finished, tmp_path):
     assert "1 of 2 images" in outcome.err
 
 
+def test_predict_says_once_what_speaks_against_the_model(finished, tmp_path, monkeypatch):
+    """It is not about a picture, so a run says it once, as `edgefl score` does."""
+    monkeypatch.setattr("edgefl_trainer.engine.prediction.figures_against", lambda *_: ("Weak.", "Wrong."))
+    write_picture(tmp_path / "a.png", 80, 1, px=50)
+    outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", tmp_path / "a.png", "--site", "east")
+    assert outcome.err == "Weak.\nWrong.\n"
+    assert len(outcome.out.splitlines()) == 2 and "Weak." not in outcome.out
+
+
 def test_predict_knows_its_sites(finished, tmp_path):
     write_picture(tmp_path / "a.png", 80, 1)
     outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", "--site", "north")

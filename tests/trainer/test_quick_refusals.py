@@ -5,6 +5,7 @@ product: nothing heavy is imported before it is used".
 """
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 from edgefl_trainer.cli import cli
 from edgefl_trainer.declared_names import method_names, setting_types
-from edgefl_trainer.engine.settings import hyper_types
+from edgefl_trainer.declared_ranges import check_range
+from edgefl_trainer.engine.settings import build, hyper_types
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
 
 HEAVY = ("torch", "timm", "scipy", "sklearn", "matplotlib")
@@ -31,6 +34,15 @@ WRONG = [
     ((*RUN, "--data", DATA, "--set", "lr_head"), "write KEY=VALUE"),
     ((*RUN, "--data", DATA, "--set", "lr_head=fast"), "lr_head takes a number"),
     ((*RUN, "--data", DATA, "--set", "readout=max"), "readout is one of auto, cls, mean"),
+    ((*RUN, "--data", DATA, "--set", "lr_b=-1"), "lr_b is -1.0; allowed: 0 to 1."),  # of a table of ranges
+    ((*RUN, "--data", DATA, "--set", "lr_b=nan"), "lr_b is nan; allowed: 0 to 1."),
+    ((*RUN, "--data", DATA, "--set", "batch=0"), "batch is 0; allowed: 1 to 65536."),
+    ((*RUN, "--data", DATA, "--set", "prefix=-3"), "prefix is one of after, before"),  # a type that has a name
+    ((*RUN, "--data", DATA, "--set", "augment=flip"), "augment is one of none, dihedral"),  # of the protocol
+    (("run", "fedprox", "--data", DATA, "--out", "new", "--set", "mu=11"), "mu is 11.0; allowed: 0 to 10."),  # compared
+    (("run", "fedmae", "--data", DATA, "--out", "new", "--set", "keep_local=x"), "keep_local is one of class_token,"),
+    ((*RUN, "--data", DATA, "--config", "wide.toml"), "batch is 0; allowed: 1 to 65536."),
+    ((*RUN, "--data", DATA, "--site", "a"), "so it takes no --site; for one site alone end the data's SPEC in @site=a"),
     ((*RUN, "--data", DATA, "--rounds", "0"), "rounds is 0; allowed: at least 1"),
     ((*RUN, "--data", DATA, "--labels", "2"), "labels is 2.0; allowed: above 0, at most 1"),
     ((*RUN, "--data", DATA, "--task", "A=B"), "Task 'A=B' is not known"),
@@ -94,6 +106,7 @@ def asked(commands, folder):
 def test_what_is_mistyped_is_refused_without_pytorch(tmp_path):
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.toml").write_text("")
+    (tmp_path / "wide.toml").write_text("[hyper]\nbatch = 0\n")
     (tmp_path / "finished").mkdir()
     for name in ("config.toml", "summary.json"):
         (tmp_path / "finished" / name).write_text("")
@@ -133,6 +146,22 @@ def test_the_types_that_are_written_out_are_understood():
     assert types is not None and (types["lr_head"], types["batch"], get_args(types["readout"])) == (
         float, int, ("auto", "cls", "mean"),
     )  # fmt: skip
+
+
+NUMBERS = (-1e12, -1, 0, 1e-9, 0.5, 1, 2, 64, 1e5, 1e12, math.nan)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_text_refuses_what_the_class_refuses(name):
+    """Oracle: the class itself. It may refuse more; what the text refuses, it refuses with the same sentence."""
+    for key, kind in (setting_types(name) or {}).items():
+        for value in map(kind, NUMBERS) if kind is float else map(int, NUMBERS[:-1]) if kind is int else ():
+            try:
+                check_range(name, key, value)
+            except SettingError as error:
+                with pytest.raises(SettingError) as refused:
+                    build(METHODS[name], {key: value})
+                assert str(refused.value) == str(error), (key, value)
 
 
 def test_most_methods_are_understood_from_their_text():

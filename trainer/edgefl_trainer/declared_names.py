@@ -12,10 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import edgefl_protocol
+
 PACKAGE = Path(__file__).parent
 TABLE = f"{PACKAGE.name}.methods"
 
 _PLAIN: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "tuple[int, ...]": tuple[int, ...]}
+_ROOTS = {PACKAGE.name: PACKAGE.parent, "edgefl_protocol": Path(edgefl_protocol.__file__).parents[1]}
 
 
 class _Unclear(Exception):
@@ -33,11 +36,35 @@ def setting_types(method: str) -> Mapping[str, Any] | None:
 
     These are the keys where pictures are asked nothing; for questions a method may have others.
     """
+    classes = written_classes(method)
+    if classes is None:
+        return None
+    return {
+        ast.unparse(node.target): _plain(module, node.annotation)
+        for module, found in classes
+        for node in _fields(found)
+        if _made_of(node.value) is None
+    }
+
+
+def written_classes(method: str) -> list[tuple[str, ast.ClassDef]] | None:
+    """Give the text of a method's class and of those that it is made of, each with its module; None: unclear."""
     kind = _written_table().get(method)
     try:
-        return None if kind is None else dict(_typed(TABLE, kind))
+        return None if kind is None else list(_classes(TABLE, kind))
     except _Unclear:
         return None
+
+
+@cache
+def imported_names(module: str) -> dict[str, tuple[str, str]]:
+    """Map each name that the text of a module imports to its module, and to its name there."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in _tree(module).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 @cache
@@ -52,42 +79,53 @@ def _written_table() -> dict[str, str]:
 
 @cache
 def _tree(module: str) -> ast.Module:
-    below = PACKAGE.parent.joinpath(*module.split("."))
+    parts = module.split(".")
+    below = _ROOTS[parts[0]].joinpath(*parts)
     path = below / "__init__.py" if below.is_dir() else below.with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _typed(module: str, kind: str) -> Iterator[tuple[str, Any]]:
-    """The fields of a dataclass, each with its type; of one that is made of another class, that one's."""
-    body = _tree(module).body
-    whence = {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for node in body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == kind), None)
+def _classes(module: str, kind: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    """A dataclass, and of each field that is made of another class, that one."""
+    found = next((node for node in _tree(module).body if isinstance(node, ast.ClassDef) and node.name == kind), None)
     if found is None:
-        if not whence.get(kind, ("",))[0].startswith(PACKAGE.name):
+        whence = imported_names(module).get(kind, ("", ""))
+        if not whence[0].startswith(PACKAGE.name):
             raise _Unclear
-        yield from _typed(*whence[kind])
+        yield from _classes(*whence)
         return
     if found.bases:
         raise _Unclear
+    yield module, found
+    for node in _fields(found):
+        if (nested := _made_of(node.value)) is not None:
+            yield from _classes(module, nested)
+
+
+def _fields(found: ast.ClassDef) -> Iterator[ast.AnnAssign]:
     for node in found.body:
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
-            nested = _made_of(node.value)
-            if nested is None:
-                yield ast.unparse(node.target), _plain(node.annotation)
-            else:
-                yield from _typed(module, nested)
+            yield node
 
 
-def _plain(annotation: ast.expr) -> Any:
-    """The type that is written: a plain one, or Literal[…] of texts; text stands for any other."""
+def _plain(module: str, annotation: ast.expr) -> Any:
+    """The type that is written, or that its name stands for: a plain one, or Literal[…] of texts; else text."""
+    if isinstance(annotation, ast.Name) and annotation.id not in _PLAIN:
+        module, name = imported_names(module).get(annotation.id, (module, annotation.id))
+        if module.partition(".")[0] not in _ROOTS:
+            return str
+        annotation = _assigned(module, name) or annotation
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
         return Literal[ast.literal_eval(annotation.slice)]
     return _PLAIN.get(ast.unparse(annotation), str)
+
+
+def _assigned(module: str, name: str) -> ast.expr | None:
+    """What a module assigns to a name, as it is written."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return node.value
+    return None
 
 
 def _made_of(value: ast.expr | None) -> str | None:

@@ -1,6 +1,7 @@
 """`edgefl score`: pictures in, one line a picture out."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from edgefl_client.commands.options import (
 )
 from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, duration
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from edgefl_protocol.bundle import Bundle
 
 FEW = 3  # pictures up to which no progress bar is drawn
+LONG_S = 10.0  # from which a person who waits is told how long
 _KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
 
 heatmap_option = click.option(
@@ -144,12 +146,15 @@ def score(
             scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
         )
         with _progress(len(files)) as step:
-            for result in score_files.score_files(task, files):
+            started = time.monotonic()
+            for done, result in enumerate(score_files.score_files(task, files), start=1):
                 if isinstance(result, score_files.Failure):
                     failures.append(result)
                 line = (score_text.json_line if as_json else table.row if as_csv else score_text.human_line)(result)
                 click.echo(line)
                 step(1)
+                if done == 1 and heatmaps is not None:
+                    tell_of_time(time.monotonic() - started, len(files) - 1)
     if failures:
         noun = "pictures" if len(files) > 1 else "picture"
         troubles.append(f"{len(failures)} of {len(files)} {noun} could not be scored.")
@@ -237,10 +242,26 @@ def open_log(
         yield lambda result, image_sha256: log.append(image_sha256, score_columns(result))
 
 
+def tell_of_time(first_s: float, left: int) -> None:
+    """Say after the first picture with a map how long the others take, where that is long and no bar says it."""
+    all_s = first_s * left
+    if left == 0 or all_s < LONG_S or _has_bar(left + 1):
+        return
+    click.echo(
+        f"A picture with its map took {first_s:.1f} s; the other {counted(left, 'picture')} take about "
+        f"{duration(all_s)}.",
+        err=True,
+    )
+
+
+def _has_bar(pictures: int) -> bool:
+    return pictures > FEW and at_a_terminal()
+
+
 @contextmanager
 def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error for a person at a terminal; nothing for a few pictures."""
-    if pictures <= FEW or not at_a_terminal():
+    if not _has_bar(pictures):
         yield lambda _steps: None
         return
     with click.progressbar(length=pictures, label="Scoring", file=sys.stderr) as bar:

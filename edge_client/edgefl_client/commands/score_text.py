@@ -15,9 +15,23 @@ from typing import Any
 
 from edgefl_client.scoring.score_files import Failure, Result
 from edgefl_protocol.pictures.answer import PictureAnswer
-from edgefl_protocol.pictures.answer_words import NOT_LOOKING, headline, next_answers, not_read, what_it_is
-from edgefl_protocol.pictures.wording import class_title, in_brief, likely, suspicious_words, uncertainty_words
-from edgefl_protocol.sentences import of_file
+from edgefl_protocol.pictures.answer_words import (
+    headline,
+    learned_from,
+    next_answers,
+    not_read,
+    what_it_is,
+)
+from edgefl_protocol.pictures.wording import (
+    ON_WHITE,
+    class_title,
+    in_brief,
+    likely,
+    second_words,
+    suspicious_words,
+    uncertainty_words,
+)
+from edgefl_protocol.sentences import capital, of_file
 
 
 def human_line(result: Result) -> str:
@@ -27,13 +41,15 @@ def human_line(result: Result) -> str:
     if result.predicted is None:
         said = "no prediction"
     else:
-        said = f"{class_title(result, result.predicted)}, probability {likely(result, result.predicted)}"
-    sure = "" if "not_skin" in result.refer_reasons else f", {uncertainty_words(result)}"  # else it is no finding
+        first = f"{class_title(result, result.predicted)}, probability {likely(result, result.predicted)}"
+        said = ", ".join(filter(None, [first, second_words(result)]))
+    sure = f", {uncertainty_words(result)}" if result.judged else ""  # else it is no finding
     values = ", with the values learned here" if result.model.state_kind == "personal" else ""
     beside = suspicious_words(result)
     suspicious = "" if beside is None else f"; {beside}"
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return printable(f"{result.image}: {said}{sure}{values}{suspicious}; {in_brief(result)}{drawn}")
+    on_white = f"; {ON_WHITE}" if result.transparent else ""
+    return printable(f"{result.image}: {said}{sure}{values}{suspicious}; {in_brief(result)}{on_white}{drawn}")
 
 
 def printable(line: str) -> str:
@@ -53,7 +69,7 @@ class CsvLines:
     _LAST = (
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
-        "entropy_from", "heatmap_fall", "better_than_chance", "warnings", "light",
+        "entropy_from", "heatmap_fall", "better_than_chance", "warnings", "light", "transparent",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -89,6 +105,7 @@ class CsvLines:
             " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
             result.dissonance_from, result.entropy_from, result.heatmap_fall,
             None if better is None else str(better).lower(), " ".join(result.model.warnings), result.light,
+            str(result.transparent).lower(),
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 
@@ -100,7 +117,7 @@ class CsvLines:
 
 
 def answer_lines(result: PictureAnswer | Failure, how_right: str, top: int) -> list[str]:
-    """Write the answer, the next ones, what was not read of the question, and what an answer is worth.
+    """Write the answer, the next ones, what was not read of the question, what it learned from and what that is worth.
 
     Args:
         how_right: how the model did on questions kept from learning, in a sentence.
@@ -113,8 +130,8 @@ def answer_lines(result: PictureAnswer | Failure, how_right: str, top: int) -> l
     others = next_answers(result, top)
     lines += [] if others is None else [f"{others}."]
     lines += not_read(result)
-    lines += [NOT_LOOKING] if result.model.better_than_chance is False else []
-    lines += [how_right] if result.refused else [how_right, what_it_is(result)]
+    lines += [f"{capital(ON_WHITE)}."] if result.transparent else []
+    lines += [how_right] if result.refused else [how_right, learned_from(result), what_it_is(result)]
     return [printable(line) for line in lines]
 
 

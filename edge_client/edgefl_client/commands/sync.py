@@ -88,7 +88,7 @@ def sync(
     device = device_of(context, home_dir, passphrase_file)
     if named is not None:
         name_table(device.home, named.absolute())
-    with stop_on_signal() as stop:
+    with stop_on_signal("step") as stop:
         options = TrainOptions(
             threads=given["threads"],
             checkpoint_seconds=given["checkpoint_every"],

@@ -81,7 +81,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     home = home_of(context, home_dir)
     bundle = bundle_of(home, given["model"], given["trusted"])
     name, others = _membership(home, bundle)
-    with stop_on_signal() as stop:
+    with stop_on_signal("step") as stop:
         options = TrainOptions(
             epochs=given["epochs"],
             batch=given["batch"],

@@ -89,7 +89,7 @@ def watch(
     from edgefl_client.scoring.score_files import ScoringJob, left_out
 
     with (
-        stop_on_signal() as stop,
+        stop_on_signal("picture") as stop,
         PictureReader(formats) as reader,
         watched_folder.open_output(out) as output,
         closing(watched_folder.Notes(home, folder)) as notes,

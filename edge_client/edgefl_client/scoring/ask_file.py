@@ -40,11 +40,11 @@ class AskingJob:
 def ask_file(job: AskingJob, name: str, question: str) -> PictureAnswer | Failure:
     """Answer a question about a file; a result that cannot be logged is not given."""
     started = time.perf_counter()
-    picture, pixels, sha256 = read_picture(name, job.reader, job.asker.prepare)
+    picture, photo, sha256 = read_picture(name, job.reader, job.asker.prepare)
     result = picture if isinstance(picture, Failure) else _answered(job, name, question, picture, started)
-    if isinstance(result, PictureAnswer) and not isinstance(picture, Failure) and job.drawings and pixels is not None:
+    if isinstance(result, PictureAnswer) and not isinstance(picture, Failure) and job.drawings and photo is not None:
         try:
-            result = _drawn(job, result, picture, pixels, sha256 or "")
+            result = _drawn(job, result, picture, photo.pixels, sha256 or "")
         except EdgeflError as error:
             job.not_drawn(f"{name}: no heat map: {error}")
     if job.log is not None:

@@ -11,7 +11,7 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Network, Photo
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import shown_weaknesses
-from edgefl_protocol.bundle.question_words import kept_from_learning, why_no_map
+from edgefl_protocol.bundle.question_words import kept_from_learning, measured, why_no_map
 from edgefl_protocol.bundle.shown_map import how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
@@ -28,6 +28,7 @@ class AskedPicture:
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
     small: bool  # whether the photograph has fewer pixels, in either direction
     milliseconds: float  # what this took
+    transparent: bool = False  # whether parts of the photograph were
 
 
 class Asker:
@@ -51,7 +52,11 @@ class Asker:
         self._taught = bundle.questions.taught_words
         self.network = Network(bundle, threads, None, clock)
         self._rules = AnswerRules(
-            answers=bundle.labels.classes, seen=bundle.labels.seen, unsure_above=bundle.card.refer_above
+            answers=bundle.labels.classes,
+            seen=bundle.labels.seen,
+            unsure_above=bundle.card.refer_above,
+            measured=measured(bundle.questions),
+            learned_from=bundle.card.learned_from,
         )
         self.model = ModelInfo(
             id=bundle.id,
@@ -93,8 +98,8 @@ class Asker:
         """Make the network's input of a picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        small = min(photo.shape[:2]) < self.network.side_px
-        return AskedPicture(pixels, small, (time.perf_counter() - started) * 1e3)
+        small = min(photo.pixels.shape[:2]) < self.network.side_px
+        return AskedPicture(pixels, small, (time.perf_counter() - started) * 1e3, photo.transparent)
 
     def read(self, question: str) -> ReadQuestion:
         """Turn a question into what the network reads.
@@ -118,6 +123,7 @@ class Asker:
             expired=self.network.expired,
             model=self.model,
             milliseconds=picture.milliseconds + (time.perf_counter() - started) * 1e3,
+            transparent=picture.transparent,
         )
 
     def explain(self, picture: AskedPicture, answer: PictureAnswer) -> Explanation:

@@ -30,12 +30,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, decode, from_pillow
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, DecodedPicture, decode, flattened
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 REQUEST: Final = struct.Struct(">8sI")  # name of the format, bytes that follow
-ANSWER: Final = struct.Struct(">BII")  # 1, height, width, then the pixels; or 0, bytes of the code, of the sentence
+# PIXELS or TRANSPARENT, height, width, then the pixels; or REFUSED, bytes of the code, of the sentence
+ANSWER: Final = struct.Struct(">BII")
+REFUSED, PIXELS, TRANSPARENT = range(3)  # the last: pixels of a picture of which parts were transparent
 MOST_SECONDS: Final = 45  # of one picture; who asked gives up before
 MAX_ADDRESS_BYTES: Final = 3 * 2**30  # of this process; 40 megapixels need about a sixth of it
 
@@ -56,7 +58,7 @@ _JPEG_HEAD_BYTES = 4096  # within these stand the markers that tell its colours
 _WHITE = np.uint8(255)  # MONOCHROME1: the smallest value is white
 
 
-def decode_tiff(data: bytes) -> Pixels:
+def decode_tiff(data: bytes) -> DecodedPicture:
     """Decode a TIFF with one page.
 
     Raises:
@@ -71,10 +73,10 @@ def decode_tiff(data: bytes) -> Pixels:
         tags = image.tag_v2
         if _SUB_PAGES in tags or _DNG in tags or int(tags.get(_REDUCED, 0)) & 1 or data[8:10] == b"CR":
             raise ImageError("the TIFF is a camera's raw file; convert it to JPEG first", code="unsupported_format")
-        return from_pillow(image)  # Pillow turns a TIFF upright by itself
+        return flattened(image)  # Pillow turns a TIFF upright by itself
 
 
-def decode_heic(data: bytes) -> Pixels:
+def decode_heic(data: bytes) -> DecodedPicture:
     """Decode the primary picture of a HEIC.
 
     Raises:
@@ -86,10 +88,10 @@ def decode_heic(data: bytes) -> Pixels:
     _check_pixels(*heif.size)
     image = heif.to_pillow()
     image.info.clear()  # libheif has turned it; the EXIF tag beside it must not turn it again
-    return from_pillow(image)
+    return flattened(image)
 
 
-def decode_dicom(data: bytes) -> Pixels:
+def decode_dicom(data: bytes) -> DecodedPicture:
     """Decode a DICOM file with one frame.
 
     Raises:
@@ -103,14 +105,14 @@ def decode_dicom(data: bytes) -> Pixels:
     _check_pixels(int(file.Columns), int(file.Rows))
     kind, syntax = str(file.PhotometricInterpretation), str(file.file_meta.TransferSyntaxUID)
     if syntax == _JPEG_BASELINE and kind in _JPEG_KINDS:
-        return _jpeg_dicom(file, kind)
+        return DecodedPicture(_jpeg_dicom(file, kind))
     if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", "MONOCHROME1", "MONOCHROME2"):
         raise ImageError(
             f"the DICOM pixels are {kind} in transfer syntax {syntax}; allowed: RGB, YBR_FULL and MONOCHROME, "
             "uncompressed or JPEG baseline",
             code="unsupported_format",
         )
-    return _plain_dicom(file, kind)
+    return DecodedPicture(_plain_dicom(file, kind))
 
 
 def _jpeg_dicom(file: Any, kind: str) -> Pixels:
@@ -150,10 +152,14 @@ def _plain_dicom(file: Any, kind: str) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-DECODERS: dict[str, Callable[[bytes], Pixels]] = {"tiff": decode_tiff, "heic": decode_heic, "dicom": decode_dicom}
+DECODERS: dict[str, Callable[[bytes], DecodedPicture]] = {
+    "tiff": decode_tiff,
+    "heic": decode_heic,
+    "dicom": decode_dicom,
+}
 
 
-def decode_safely(name: str, data: bytes) -> Pixels:
+def decode_safely(name: str, data: bytes) -> DecodedPicture:
     """Decode with one of `DECODERS`; whatever its library raises becomes one ImageError."""
     try:
         with warnings.catch_warnings():
@@ -182,12 +188,12 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             return
         signal.alarm(MOST_SECONDS)  # where nobody is left to kill it, an endless loop still ends
         try:
-            pixels = decode_safely(name.rstrip(b"\x00").decode("ascii"), source.read(length))
-            sink.write(ANSWER.pack(1, *pixels.shape[:2]))
-            sink.write(pixels.tobytes())
+            found = decode_safely(name.rstrip(b"\x00").decode("ascii"), source.read(length))
+            sink.write(ANSWER.pack(TRANSPARENT if found.transparent else PIXELS, *found.pixels.shape[:2]))
+            sink.write(found.pixels.tobytes())
         except ImageError as error:
             code, sentence = error.code.encode(), str(error).encode()
-            sink.write(ANSWER.pack(0, len(code), len(sentence)) + code + sentence)
+            sink.write(ANSWER.pack(REFUSED, len(code), len(sentence)) + code + sentence)
         sink.flush()
         signal.alarm(0)
 

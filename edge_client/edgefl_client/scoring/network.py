@@ -21,12 +21,12 @@ from edgefl_client.runtime import check_runtime, load_graph, processors, run_gra
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.question_table import INPUT
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import decode, from_pillow, prepare
+from edgefl_protocol.pictures.imaging import DecodedPicture, flattened, open_photo, prepare
 from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
 
 OCCLUSION_BATCH = 8  # as in the export gates
 
-Photo = bytes | Image.Image | NDArray[np.uint8]
+Photo = bytes | Image.Image | NDArray[np.uint8] | DecodedPicture
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -97,8 +97,8 @@ class Network:
         """What logits are divided by, so that probabilities are calibrated; None where the model has none."""
         return float(self.weights["temperature"]) if "temperature" in self.weights else None
 
-    def prepared(self, image: Photo) -> tuple[Pixels, Pixels]:
-        """Decode a picture: its pixels (H, W, 3), upright, and the network's input (S, S, 3).
+    def prepared(self, image: Photo) -> tuple[DecodedPicture, Pixels]:
+        """Decode a picture, and make the network's input of it (S, S, 3).
 
         Args:
             image: bytes of a JPEG or PNG, a Pillow image, or upright uint8 pixels (H, W, 3).
@@ -107,12 +107,11 @@ class Network:
             ImageError: the picture cannot be used; `code` says why.
         """
         if isinstance(image, bytes):
-            photo = decode(image)
-        elif isinstance(image, Image.Image):
-            photo = from_pillow(image)
-        else:
-            photo = image
-        return photo, prepare(photo, self.bundle.preprocess)
+            image = open_photo(image)
+        if isinstance(image, Image.Image):
+            image = flattened(image)
+        photo = image if isinstance(image, DecodedPicture) else DecodedPicture(image)
+        return photo, prepare(photo.pixels, self.bundle.preprocess)
 
     def run(self, pixels: Pixels, question: NDArray[np.int64] | None = None) -> dict[str, Floats]:
         """Run the network once: every output by name, a row for each picture.

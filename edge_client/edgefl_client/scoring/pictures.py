@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, decode
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, DecodedPicture, flattened, open_photo
 from edgefl_protocol.sentences import joined_by_and
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
@@ -118,10 +118,11 @@ class PictureReader:
         return ",".join(name for name in FORMATS if name in self._formats or name in kinds)
 
     def read(self, data: bytes) -> Pixels:
-        """Decode a file.
+        """Decode a file to its upright pixels, (H, W, 3) RGB; as `decode`."""
+        return self.decode(data).pixels
 
-        Returns:
-            The upright picture, (H, W, 3) RGB.
+    def decode(self, data: bytes) -> DecodedPicture:
+        """Decode a file.
 
         Raises:
             ImageError: the file is refused; `missing_extra` where only an extra could read it.
@@ -139,7 +140,7 @@ class PictureReader:
                 code="unsupported_format",
             )
         if kind in ("jpeg", "png"):
-            return decode(data)
+            return flattened(open_photo(data))
         if kind in MODULE_OF and find_spec(MODULE_OF[kind]) is None:
             raise ImageError(
                 f"the file is a {kind.upper()}, which needs {needs_extra(kind)}",
@@ -158,14 +159,14 @@ class PictureReader:
             process.kill()
             process.communicate()
 
-    def _ask(self, kind: str, data: bytes) -> Pixels:
+    def _ask(self, kind: str, data: bytes) -> DecodedPicture:
         process, answered = self._started(), False
         timer = threading.Timer(TIMEOUT_S, process.kill)
         timer.start()
         try:
-            pixels = _exchange(process, kind, data)
+            decoded = _exchange(process, kind, data)
             answered = True
-            return pixels
+            return decoded
         except ImageError:  # an answer, too
             answered = True
             raise
@@ -193,20 +194,20 @@ class PictureReader:
         return self._process
 
 
-def _exchange(process: "subprocess.Popen[bytes]", kind: str, data: bytes) -> Pixels:
+def _exchange(process: "subprocess.Popen[bytes]", kind: str, data: bytes) -> DecodedPicture:
     """Send one file and take its pixels, or the reason why there are none."""
-    from edgefl_client.scoring.decoders import ANSWER, REQUEST
+    from edgefl_client.scoring.decoders import ANSWER, PIXELS, REFUSED, REQUEST, TRANSPARENT
 
     if process.stdin is None or process.stdout is None:  # both are pipes: never, but the type allows it
         raise EOFError("no pipe")
     process.stdin.write(REQUEST.pack(kind.encode(), len(data)))
     process.stdin.write(data)
     process.stdin.flush()
-    good, first, second = ANSWER.unpack(_exactly(process.stdout, ANSWER.size))
-    if good == 1 and 0 < first * second <= MAX_PIXELS:
+    found, first, second = ANSWER.unpack(_exactly(process.stdout, ANSWER.size))
+    if found in (PIXELS, TRANSPARENT) and 0 < first * second <= MAX_PIXELS:
         pixels = np.frombuffer(_exactly(process.stdout, first * second * 3), dtype=np.uint8)
-        return pixels.reshape(first, second, 3)
-    if good != 0 or first + second > 10_000:
+        return DecodedPicture(pixels.reshape(first, second, 3), found == TRANSPARENT)
+    if found != REFUSED or first + second > 10_000:
         raise EOFError("the answer of the second process cannot be understood")
     code, sentence = _exactly(process.stdout, first), _exactly(process.stdout, second)
     raise ImageError(sentence.decode("utf-8", "replace"), code=code.decode("ascii", "replace"))

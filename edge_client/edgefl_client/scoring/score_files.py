@@ -1,9 +1,9 @@
 """From files to scores and heat maps, for `edgefl score` and `edgefl watch`.
 
 Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
-map that cannot be written costs no score. What is not skin gets no heat map, as it gets no prediction. A heat map is
-named after its picture's content and the model's too, so that it never takes the place of another picture's, nor of
-another model's.
+map that cannot be written costs no score. What is too small or not skin gets no heat map, as it gets no prediction. A
+heat map is named after its picture's content and the model's too, so that it never takes the place of another
+picture's, nor of another model's.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, DecodedPicture
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Failure:
 
 
 Result = Score | Failure
-Ready = TypeVar("Ready")  # what a scorer or an asker makes of a picture's pixels
+Ready = TypeVar("Ready")  # what a scorer or an asker makes of a picture
 
 
 def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -171,12 +171,12 @@ class _Loaded:
 
 
 def read_picture(
-    name: str, reader: "PictureReader", use: Callable[[NDArray[np.uint8]], Ready]
-) -> tuple[Ready | Failure, NDArray[np.uint8] | None, str | None]:
-    """Read and decode a file, and make something of its pixels.
+    name: str, reader: "PictureReader", use: Callable[[DecodedPicture], Ready]
+) -> tuple[Ready | Failure, DecodedPicture | None, str | None]:
+    """Read and decode a file, and make something of the picture.
 
     Returns:
-        What `use` made of it, or why nothing could be made; the pixels; the SHA-256 of the file's bytes.
+        What `use` made of it, or why nothing could be made; the picture; the SHA-256 of the file's bytes.
     """
     if not name:
         return Failure(image=name, code="missing", message="the file name is empty; check the command"), None, None
@@ -187,8 +187,8 @@ def read_picture(
         )
         if len(data) <= MAX_FILE_BYTES:
             sha256 = hashlib.sha256(data).hexdigest()
-        pixels = reader.read(data)
-        return use(pixels), pixels, sha256
+        picture = reader.decode(data)
+        return use(picture), picture, sha256
     except EdgeflError as error:
         return Failure(image=name, code=error.code, message=str(error)), None, sha256
     except ValueError:  # a name with a NUL byte
@@ -226,12 +226,12 @@ def model_digits(model: ModelInfo) -> str:
 
 def _load(name: str, task: ScoringJob) -> _Loaded:
     started = time.perf_counter()
-    prepared, pixels, sha256 = read_picture(name, task.reader, task.scorer.prepare)
-    if isinstance(prepared, Failure):
+    prepared, picture, sha256 = read_picture(name, task.reader, task.scorer.prepare)
+    if isinstance(prepared, Failure) or picture is None:
         return _Loaded(name, prepared, sha256)
     # Only a heat map needs the photograph again: a batch of large ones must not lie in memory.
     prepared = dataclasses.replace(prepared, milliseconds=(time.perf_counter() - started) * 1e3)
-    return _Loaded(name, prepared, sha256, None if task.heatmaps is None else pixels)
+    return _Loaded(name, prepared, sha256, None if task.heatmaps is None else picture.pixels)
 
 
 def _score(scorer: "Scorer", photos: Sequence[tuple[str, "PreparedPicture"]]) -> list[Result]:
@@ -247,13 +247,8 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "PreparedPicture"]]) ->
 
 
 def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Score:
-    """Draw the picture of a score, with its map where it has a true one; nothing for what is not skin."""
-    if (
-        isinstance(photo.found, Failure)
-        or photo.pixels is None
-        or photo.sha256 is None
-        or "not_skin" in score.refer_reasons
-    ):
+    """Draw the picture of a score, with its map where it has a true one; nothing for what is not judged."""
+    if isinstance(photo.found, Failure) or photo.pixels is None or photo.sha256 is None or not score.judged:
         return score
     path, digits = drawing_file(folder, photo.name, photo.sha256, model=score.model)
     from edgefl_client.scoring.drawing.heatmap import png_bytes  # only those who draw pay for loading fonts

@@ -116,7 +116,8 @@ class Scorer:
         """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        judged = judge_picture(measure_quality(photo), self.network.side_px, self._rules)
+        quality = measure_quality(photo.pixels)
+        judged = judge_picture(quality, self.network.side_px, self._rules, transparent=photo.transparent)
         return PreparedPicture(pixels, judged, (time.perf_counter() - started) * 1e3)
 
     @property

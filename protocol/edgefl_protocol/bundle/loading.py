@@ -67,6 +67,7 @@ MAX_WEIGHTS_BYTES = 256 * 1024 * 1024
 
 _MANIFEST = "manifest.json"
 _SIGNATURES = "signatures.json"
+_TRUST_IT = "if you know that key, name its file with --trust PUB, or for good with `edgefl trust add PUB`"
 _T = TypeVar("_T")
 
 
@@ -244,8 +245,7 @@ def _verify(
     keys = {key.key_id: key for key in trusted}
     if not keys:
         raise BundleError(
-            f"no signer is trusted yet; the bundle is signed by {named}: if you know that key, add it with `edgefl "
-            "trust add`",
+            f"no signer is trusted yet; the bundle is signed by {named}: {_TRUST_IT}",
             "no_trusted_key",
         )
     signers: list[str] = []
@@ -262,7 +262,7 @@ def _verify(
     if len(signers) < threshold:
         raise BundleError(
             f"{counted(len(signers), 'trusted key')} signed the bundle, but {threshold} must; it is signed by "
-            f"{named}: if you know that key, add it with `edgefl trust add`",
+            f"{named}: {_TRUST_IT}",
             "untrusted_key",
         )
     return tuple(signers)

@@ -13,7 +13,7 @@ from edgefl_protocol.bundle.figures import HALF, figures_of, number, site_figure
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.question_table import LEAST_TRIED, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap, no_map
-from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM
+from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, MeasuredAnswers
 from edgefl_protocol.pictures.referral import in_force
 from edgefl_protocol.sentences import counted
 
@@ -56,6 +56,12 @@ def kept_from_learning(table: QuestionTable) -> str:
     answered += f" and answered {tried.answered}"
     share = tried.answered_right / tried.answered
     return f"{answered}, {tried.answered_right} of these rightly ({share:.1%})"
+
+
+def measured(table: QuestionTable) -> MeasuredAnswers | None:
+    """Give what was counted of a model's answers to questions kept from learning; None where nobody tried."""
+    tried = table.tried
+    return None if tried is None else MeasuredAnswers(answered=tried.answered, right=tried.answered_right)
 
 
 def question_weaknesses(card: Card, labels: Labels, table: QuestionTable) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ and the probabilities beside it are no finding. The rules, in the order in which
 
 The first five look at the question alone (docs/decisions/0048 and 0051).
 
-That no rule refuses never means that the answer is right.
+That no rule refuses never means that the answer is right, nor that the picture is of the kind that was learned: no
+rule looks at what it shows. So every answer says how often the model's answers were right (`measured`), and from which
+sites' pictures it learned.
 """
 
 import math
@@ -47,6 +49,23 @@ REFUSALS: Final = (
 
 
 DEFAULT_CONFIDENCE_FROM: Final = 0.5  # without a threshold: below it an answer is more probably wrong than right
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredAnswers:
+    """How often a model's answers were right, to questions that were kept from learning."""
+
+    answered: int  # questions that it did not refuse
+    right: int  # of them, those that it answered rightly
+
+    @property
+    def share(self) -> float | None:
+        """Share of the answers that were right; None where it answered none."""
+        return self.right / self.answered if self.answered else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the object `measured` of an answer."""
+        return {"answered": self.answered, "right": self.right, "share": self.share}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +147,11 @@ class PictureAnswer:
     heatmap: str | None  # path of the drawn picture, or None
     model: ModelInfo  # which model answered
     milliseconds: float  # wall time of decoding, preparing and running
+    measured: MeasuredAnswers | None = None  # how often such answers were right; None where nobody tried
+    learned_from: tuple[
+        str, ...
+    ] = ()  # sites whose pictures the model learned from; no rule compares this one with them
+    transparent: bool = False  # whether parts of the picture were, and were laid on white
     heatmap_fall: float | None = None  # of the answer's probability, by hiding the map's strongest part
     map: RolloutMap | None = field(default=None, repr=False, compare=False)  # where the network looked; not in the JSON
 
@@ -156,6 +180,8 @@ class PictureAnswer:
             "question": self.question.text,
             "answer": self.answer,
             "confidence": self.confidence,
+            "measured": None if self.measured is None else self.measured.to_json(),
+            "learned_from": list(self.learned_from),
             "answers": [{"answer": name, "confidence": share} for name, share in self.ranked(top)],
             "refused": self.refused,
             "refuse_reasons": list(self.refuse_reasons),
@@ -168,6 +194,7 @@ class PictureAnswer:
             "entropy_from": self.entropy_from,
             "heatmap": self.heatmap,
             "heatmap_fall": self.heatmap_fall,
+            "transparent": self.transparent,
             "model": {**self.model.to_json(), "looks": self.model.better_than_chance},
             "milliseconds": round(self.milliseconds, 3),
         }
@@ -180,6 +207,8 @@ class AnswerRules:
     answers: tuple[str, ...]  # in the order of the network's outputs
     seen: tuple[bool, ...]  # for each, whether the site's own questions had it
     unsure_above: float | None  # entropy in nats; None where no threshold was chosen
+    measured: MeasuredAnswers | None = None  # None where nobody tried
+    learned_from: tuple[str, ...] = ()  # sites
 
     @property
     def unsure_in_force(self) -> float | None:
@@ -202,6 +231,7 @@ def make_answer(
     expired: bool | None,
     model: ModelInfo,
     milliseconds: float,
+    transparent: bool = False,
 ) -> PictureAnswer:
     """Judge one question from what the network gave for it.
 
@@ -210,6 +240,7 @@ def make_answer(
             network was not run, for want of a known word.
         small: whether the picture has fewer pixels than the network reads.
         expired: whether the model is past its date; None for a model without one.
+        transparent: whether parts of the picture were.
     """
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
@@ -240,6 +271,9 @@ def make_answer(
         heatmap=None,
         model=model,
         milliseconds=milliseconds,
+        measured=rules.measured,
+        learned_from=rules.learned_from,
+        transparent=transparent,
         map=None if outputs is None or "map" not in outputs else outputs["map"].copy(),
     )
 

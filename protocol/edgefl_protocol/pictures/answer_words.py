@@ -1,19 +1,18 @@
 """What an answer says in words: the answer and its confidence, or why there is none, and what was not read.
 
 Guarantees: a refusal names no answer, and one for the question's words names these; no sentence says that an answer is
-right; no list of words grows with the question. Two numbers that differ are never written alike where a rule
-compares them. Source: docs/decisions/0046 and 0048.
+right, and beside a confidence stands how many answers were; no list of words grows with the question. Two numbers that
+differ are never written alike where a rule compares them. Source: docs/decisions/0046 and 0048.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, PictureAnswer
+from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, MeasuredAnswers, PictureAnswer
 from edgefl_protocol.pictures.wording import apart, digits_apart, percent
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
-NOT_LOOKING = "This model was not found to look at the picture."  # in short; with figures it is one of `model.warnings`
 NO_REASSURANCE: Final = "A no is no sign that nothing is there: a model may call most findings absent. "
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
@@ -24,12 +23,22 @@ _REASONS = {
 
 
 def headline(answer: PictureAnswer) -> str:
-    """Say the answer, its confidence and what was left out of the question, or that there is no answer and why."""
+    """Say the answer, how many answers were right, its confidence and what was left out of the question.
+
+    Or that there is no answer, and why.
+    """
     if answer.answer is None:
         return f"No answer: {'; '.join(_reason(answer, one) for one in answer.refuse_reasons)}"
     lost = (*answer.question.unknown, *(answer.question.untaught or ()))
     left_out = f", asked without: {_few(lost)}" if lost else ""
-    return f"{answer.answer}, confidence {_likely(answer, answer.answer)}{left_out}"
+    return f"{answer.answer}; {_measured(answer.measured)}; confidence {_likely(answer, answer.answer)}{left_out}"
+
+
+def learned_from(answer: PictureAnswer) -> str:
+    """Say whose pictures the model learned from, and that nobody looks whether this is such a one."""
+    sites = answer.learned_from
+    whose = f"the {'site' if len(sites) == 1 else 'sites'} {listed(sites)}" if sites else "sites that it does not name"
+    return f"It learned from pictures of {whose}; whether this is such a picture is not checked."
 
 
 def next_answers(answer: PictureAnswer, top: int) -> str | None:
@@ -77,6 +86,14 @@ def what_it_is(answer: PictureAnswer) -> str:
         f"that it knows; it can give no other, and it may be wrong. {NO_REASSURANCE if answer.answer == 'no' else ''}"
         "Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
+
+
+def _measured(measured: MeasuredAnswers | None) -> str:
+    if measured is None:
+        return "nobody tried how often its answers are right"
+    if measured.share is None:
+        return "it answered no question that it was tried on"
+    return f"right when tried: {measured.right} of {counted(measured.answered, 'answer')} ({measured.share:.1%})"
 
 
 def _likely(answer: PictureAnswer, name: str) -> str:

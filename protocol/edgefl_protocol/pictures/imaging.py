@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from io import BytesIO
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import PIL
@@ -148,6 +148,13 @@ class Preprocess:
         return cls(**values)  # __post_init__ checks every value
 
 
+class DecodedPicture(NamedTuple):
+    """A photograph as pixels."""
+
+    pixels: Pixels  # (H, W, 3), upright
+    transparent: bool = False  # whether white was laid under any of them
+
+
 def decode(data: bytes) -> Pixels:
     """Decode a photograph that may come from anyone.
 
@@ -156,6 +163,15 @@ def decode(data: bytes) -> Pixels:
 
     Raises:
         ImageError: the file is refused; `code` says by which check of the module's list.
+    """
+    return from_pillow(open_photo(data))
+
+
+def open_photo(data: bytes) -> Image.Image:
+    """Open a photograph that may come from anyone, by checks 1 to 6; no pixel is decoded yet.
+
+    Raises:
+        ImageError: the file is refused.
     """
     # (1)
     if len(data) > MAX_FILE_BYTES:
@@ -186,7 +202,21 @@ def decode(data: bytes) -> Pixels:
         scans = data.count(b"\xff\xda")
         if scans * image.width * image.height > MAX_SCAN_PIXELS:
             raise _too_large(f"{scans} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG")
-    return from_pillow(image)
+    return image
+
+
+def flattened(image: Image.Image) -> DecodedPicture:
+    """Turn a Pillow image into pixels as `from_pillow` does, and tell whether any of them was transparent."""
+    return DecodedPicture(from_pillow(image), _is_transparent(image))
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    if image.mode.startswith("I"):  # 16-bit grey, of which one value may be transparent
+        clear = image.info.get("transparency")
+        return isinstance(clear, int) and bool((np.asarray(image) == clear).any())
+    if not image.has_transparency_data:
+        return False
+    return bool((np.asarray(image.convert("RGBA").getchannel("A")) < 255).any())
 
 
 def from_pillow(image: Image.Image) -> Pixels:

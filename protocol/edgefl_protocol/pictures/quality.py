@@ -33,6 +33,9 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    A model that learned from black corners says how much (`usual_unlit`): its share counts for the surround, and an even
    side that is not lit asks for nothing.
 
+5. `shape`: one side is more than three times the other. The model reads a square, so it would see such a picture
+   squeezed, or its middle alone.
+
 How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
 """
 
@@ -59,6 +62,7 @@ LEAST_LIT = 0.05  # share of the pixels
 CLIPPED_FROM = 250  # of every channel
 MOST_CLIPPED = 0.10  # share of the pixels
 MOST_MEAN = 225.0  # luminance, mean of the lit pixels
+MOST_OBLONG = 3.0  # longer side by the shorter; no camera takes such pictures
 LEAST_SKIN = 0.45  # share of the lit pixels
 MOST_UNLIT = 0.10  # share of the pixels
 CORNERS_WITHIN = 3.0  # levels of each channel
@@ -114,6 +118,7 @@ class Quality:
             "blur": self.sharpness is not None and self.sharpness < LEAST_SHARPNESS,
             "exposure": self.exposure is not None,
             "size": min(self.height_px, self.width_px) < network_px,
+            "shape": max(self.height_px, self.width_px) > MOST_OBLONG * min(self.height_px, self.width_px),
             "not_skin": self.skin < LEAST_SKIN,
             "dark_corners": self.lit >= LEAST_LIT
             and (self.surround > unlit_above or self.even_side or (self.dark_side and unlit_above <= MOST_UNLIT)),

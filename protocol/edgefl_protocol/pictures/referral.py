@@ -10,8 +10,9 @@ The rules, in the order in which reasons are listed:
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
 3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-4. `blur`, `exposure`, `size`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
-   alone (`quality`). What is not skin gets no prediction: a class named for it would only look like an answer.
+4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
+   alone (`quality`). What is too small or not skin gets no prediction: a class named for it would only look like an
+   answer.
 5. `light`: the picture is darker, brighter or in light of another colour than nearly all pictures that the model
    learned from (`light.LightRange` of the card). A card without a range never refers for it.
 6. `unseen_class`: a class absent from the site's training rows has the largest alpha.
@@ -46,6 +47,7 @@ REASON_WORDS = {
     "blur": "the picture is blurred",
     "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
+    "shape": "the picture is much longer than it is wide, and the model reads a square",
     "not_skin": "the colours are not those of skin",
     "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
     "light": "the picture is in other light than the pictures that the model learned from",
@@ -53,7 +55,8 @@ REASON_WORDS = {
     "model_expired": "the model is past its expiry date",
 }
 
-GATE_REASONS = ("blur", "exposure", "size", "not_skin", "dark_corners")
+GATE_REASONS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners")
+UNJUDGED = ("size", "not_skin")  # of these, those with which no class is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +125,18 @@ class JudgedPicture:
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
     light: str | None = None
+    transparent: bool = False  # whether parts of the picture were, and were read as white
 
 
-def judge_picture(quality: Quality, network_px: int, rules: ReferralRules) -> JudgedPicture:
+def judge_picture(
+    quality: Quality, network_px: int, rules: ReferralRules, *, transparent: bool = False
+) -> JudgedPicture:
     """Judge what was measured on a picture, by the rules of the model that will see it at `network_px`."""
     return JudgedPicture(
         gate=quality.reasons(network_px, rules.unlit_above),
         exposure=quality.exposure,
         light=None if rules.light is None else rules.light.unlike(quality.light),
+        transparent=transparent,
     )
 
 
@@ -140,12 +147,13 @@ def entropy_nats(probabilities: NDArray[np.float32]) -> float:
 
 
 def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:
-    """Return the index of the class to name; None where nothing is predicted: too little evidence, or no skin.
+    """Return the index of the class to name; None where nothing is predicted: too little evidence, or no such picture.
 
     Args:
         seen: per class, whether the site had training rows of it.
     """
-    if "not_skin" in gate or not any(seen) or (measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM):
+    abstains = measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM
+    if abstains or not any(seen) or not set(UNJUDGED).isdisjoint(gate):
         return None
     return int(np.argmax(np.where(np.asarray(seen, dtype=bool), measures.probabilities, -np.inf)))
 

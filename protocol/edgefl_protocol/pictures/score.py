@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.class_info import ClassInfo, undescribed
 from edgefl_protocol.pictures.referral import (
+    UNJUDGED,
     JudgedPicture,
     Measures,
     ReferralRules,
@@ -58,7 +59,7 @@ class Score:
 
     image: str | None  # name of the picture as the caller gave it, or None
     # class with the largest alpha among the classes seen in training; None where the model abstains and where the
-    # picture is not of skin
+    # picture is not of skin or too small
     predicted: str | None
     probabilities: Mapping[str, float]  # per class, summing to 1
     evidence: Mapping[str, float] | None  # per class, at least 0; None for softmax methods
@@ -83,12 +84,18 @@ class Score:
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
     light: str | None = None
+    transparent: bool = False  # whether parts of the picture were, and were scored on white
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
     # the rollout map, which may travel; None for networks without one. Not part of the JSON
     map: RolloutMap | None = field(default=None, repr=False, compare=False)
     # the map for a person, of the kind that the card names, where the graph gives one. Not part of the JSON
     shown: RolloutMap | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the model's figures are a finding; not of a picture that gets no prediction for what it is."""
+        return set(UNJUDGED).isdisjoint(self.refer_reasons)
 
     @property
     def attention(self) -> RolloutMap | None:
@@ -127,6 +134,7 @@ class Score:
             "entropy_from": self.entropy_from,
             "heatmap_fall": self.heatmap_fall,
             "light": self.light,
+            "transparent": self.transparent,
         }
 
 
@@ -185,6 +193,7 @@ def make_score(
         dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
         exposure=picture.exposure,
         light=picture.light,
+        transparent=picture.transparent,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,

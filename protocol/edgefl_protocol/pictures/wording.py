@@ -12,6 +12,7 @@ from edgefl_protocol.pictures.score import Score
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
 PICTURE_REASONS = (*GATE_REASONS, "light")  # about the picture: a new one may mend it
+ON_WHITE = "its transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = ("suspicious_class", "vacuity", "dissonance", "unseen_class")  # found by what the network answers
 RULE_NAMES = {
     "suspicious_class": "suspicious class",
@@ -20,6 +21,7 @@ RULE_NAMES = {
     "blur": "blur",
     "exposure": "exposure",
     "size": "size",
+    "shape": "shape",
     "not_skin": "colours of skin",
     "dark_corners": "frame or dark corners",
     "light": "light unlike what it learned from",
@@ -31,6 +33,7 @@ _FAULTS = {
     "blur": "it is blurred",
     "exposure": "it is too dark or too bright",
     "size": "it has fewer pixels than the model reads",
+    "shape": "it is much longer than it is wide, and the model reads a square",
     "not_skin": "its colours are not those of skin",
     "dark_corners": "it has a frame or dark corners that the model did not learn from",
     "light": "it is in other light than the pictures that the model learned from",
@@ -71,6 +74,14 @@ def second_class(score: Score) -> str | None:
     """Find the most probable class beside the predicted one; None where nothing is predicted."""
     others = [name for name in score.probabilities if name != score.predicted]
     return max(others, key=score.probabilities.__getitem__) if score.predicted is not None and others else None
+
+
+def second_words(score: Score) -> str | None:
+    """Name the second class and its probability, as a clause; None where `suspicious_words` names it as well."""
+    second = second_class(score)
+    if second is None or (second == _most_suspicious(score) and suspicious_words(score) is not None):
+        return None
+    return f"second {class_title(score, second)} {likely(score, second)}"
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -148,10 +159,10 @@ def faults_in_words(score: Score) -> list[str]:
 def reasons_in_words(score: Score) -> list[str]:
     """Word each other reason to refer as a clause.
 
-    Where nothing is predicted because the picture is not of skin, no reason of the model is given: its figures for it
-    are no finding, so every model says the same of such a picture.
+    Where nothing is predicted because the picture is too small or not of skin, no reason of the model is given: its
+    figures for it are no finding, so every model says the same of such a picture.
     """
-    left_out = {*PICTURE_REASONS, *(MODELS_REASONS if "not_skin" in score.refer_reasons else ())}
+    left_out = {*PICTURE_REASONS, *(() if score.judged else MODELS_REASONS)}
     return [_reason(score, reason) for reason in score.refer_reasons if reason not in left_out]
 
 
@@ -174,10 +185,8 @@ def in_brief(score: Score) -> str:
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
         again = [f"take the picture again{'' if reasons else ', or refer'}: {'; '.join(faults)}"] if faults else []
-        said = "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    else:
-        said = f"none of the {len(score.rules_tried)} rules asks for a look"
-    return f"{said}; this model was not found better than chance" if score.model.better_than_chance is False else said
+        return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
+    return f"none of the {len(score.rules_tried)} rules asks for a look"
 
 
 def not_set(score: Score) -> list[str]:
@@ -211,6 +220,9 @@ def _fault(score: Score, reason: str) -> str:
 def _reason(score: Score, reason: str) -> str:
     if reason == "vacuity" and score.vacuity is None:  # entropy tells how uncertain an answer is, not how much evidence
         return "its answer is too uncertain"
+    if reason == "unseen_class":
+        likeliest = max(score.probabilities, key=score.probabilities.__getitem__)
+        return f"it looks most like {class_title(score, likeliest)}, which the model was not trained on"
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
 
 

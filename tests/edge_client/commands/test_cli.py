@@ -21,7 +21,7 @@ KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
     "suspicious_from", "rules_tried", "exposure", "light", "suspicious_rule", "vacuity_from", "dissonance_from",
-    "entropy_from", "heatmap_fall",
+    "entropy_from", "heatmap_fall", "transparent",
 }  # fmt: skip
 SELDOM = Suspicion(
     threshold=0.9, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"
@@ -130,12 +130,12 @@ def test_heat_maps_are_written_and_named(run, files, lab):
 
 
 def test_without_trust_nothing_runs(run, files, lab):
-    """docs/design.md, section 5: exit 3, one sentence with the key's fingerprint and `edgefl trust add`."""
+    """docs/design.md, section 5: exit 3, one sentence with the key's fingerprint, and both ways to trust it."""
     code, out, err = run("score", "good.png", "--model", "model.edgefl")
     assert (code, out) == (3, "")
     assert len(err.splitlines()) == 1
     assert lab.SIGNER.key_id in err
-    assert "edgefl trust add" in err
+    assert "name its file with --trust PUB, or for good with `edgefl trust add PUB`" in err
     assert not (files / "home").exists()  # never trust on first use: nothing was noted
 
 

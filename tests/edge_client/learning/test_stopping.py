@@ -63,9 +63,9 @@ def train(school, lab, tmp_path):
 def test_told_to_stop_it_keeps_a_point_and_ends_with_0(train, bundle, labels, tmp_path, kind):
     """docs/design.md, section 10: the point is kept although none was due, and the round ends with the same bits."""
     process = train("told", labels, "--epochs", "40", "--checkpoint-every", "3600", kind=kind)
-    out, _ = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=120)
     paused = json.loads(out)
-    assert process.returncode == 0
+    assert process.returncode == 0 and "stopping after the present step; a second Ctrl-C ends at once" in err
     assert (paused["state"], paused["reason"], paused["epoch"]) == ("paused", TOLD_TO_STOP, 3)
     epochs: list[int] = []
     options = TrainOptions(threads=1, epochs=40)

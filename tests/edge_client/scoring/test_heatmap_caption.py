@@ -46,11 +46,25 @@ def test_caption_says_what_was_found(said):
 def test_a_line_writes_numbers_as_the_picture_does():
     """The picture said 75%, the line 0.750; vacuity 0.40 and 0.400. What is not skin gets the same from every model."""
     score = score_with(one_hot(7, 1, 1))
-    assert human_line(score).startswith("x: Melanoma (MEL), probability 75%, vacuity 0.40; ")
+    assert human_line(score).startswith(
+        "x: Melanoma (MEL), probability 75%, second Melanocytic nevus (NV) 25%, vacuity 0.40; "
+    )
     landscape = replace(score, predicted=None, refer=True, refer_reasons=("vacuity", "not_skin"))
     other = replace(landscape, vacuity=None, refer_reasons=("not_skin",))
     said = "x: no prediction; take the picture again, or refer: its colours are not those of skin"
     assert human_line(landscape) == human_line(other) == said
+
+
+def test_transparency_is_told_in_line_and_picture(said):
+    """docs/decisions/0011: a half-transparent picture scored otherwise than an opaque one, and nothing said it."""
+    score = score_with(one_hot(7, 1, 1))
+    assert "transparent" not in human_line(score)
+    assert human_line(replace(score, transparent=True)).endswith("; its transparent parts were read as white")
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    drawn_picture(pixels, score, "squash")
+    assert "transparent" not in " ".join(said)
+    drawn_picture(pixels, replace(score, transparent=True), "squash")
+    assert "Its transparent parts were read as white." in " ".join(said)
 
 
 @pytest.mark.parametrize("reasons", [(), ("vacuity",)])

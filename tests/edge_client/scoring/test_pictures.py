@@ -77,6 +77,7 @@ def test_tiff_modes(reader):
     assert np.abs(reader.read(saved(cmyk)).astype(int) - [255, 0, 0]).max() <= 3
     clear = np.dstack([scene(), np.zeros(SHAPE, np.uint8)])
     assert (reader.read(saved(clear)) == 255).all()
+    assert reader.decode(saved(clear)).transparent and not reader.decode(saved(scene())).transparent
     assert (reader.read(saved(Image.fromarray(grey > 100)))[:, :, 0] == (grey > 100) * 255).all()
 
 

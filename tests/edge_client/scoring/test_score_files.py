@@ -80,6 +80,22 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
     assert code == 2 and "1 .heic" in err
 
 
+def test_a_transparent_picture_is_told(run, files):
+    """docs/decisions/0011: laid on white; an alpha channel that is opaque everywhere is nothing to tell of."""
+    for name, alpha in (("half.png", 128), ("opaque.png", 255)):
+        image = Image.open(files / "good.png").convert("RGB")
+        image.putalpha(alpha)
+        image.save(files / name)
+    _, (half, opaque, good), _ = scored(run, "half.png", "opaque.png", "good.png")
+    assert (half["transparent"], opaque["transparent"], good["transparent"]) == (True, False, False)
+    assert half["probabilities"] != opaque["probabilities"] == good["probabilities"]
+    options = ("half.png", "opaque.png", "--model", "model.edgefl", "--trust", "signing.pub")
+    rows = list(csv.DictReader(io.StringIO(run("score", *options, "--csv")[1])))
+    assert [row["transparent"] for row in rows] == ["true", "false"]
+    lines = run("score", *options)[1].splitlines()
+    assert ["transparent parts were read as white" in line for line in lines] == [True, False]
+
+
 def test_an_empty_folder_among_several_inputs_is_told(run, files):
     """docs/guides/device.md: nobody may believe that a ward was scored whose folder holds nothing."""
     (files / "empty").mkdir()
@@ -281,6 +297,18 @@ def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):
     assert (bars, len(lines)) == ([5], 5)
     scored(run, *["good.png"] * 3)
     assert bars == [5]
+
+
+def test_how_long_maps_take_is_told_after_the_first(run, files, monkeypatch):
+    """A map hides the picture's parts one after the other: a ward's pictures were silent for minutes."""
+    monkeypatch.setattr("edgefl_client.commands.score.LONG_S", 0.0)
+    names = ["good.png"] * 3
+    err = scored(run, *names, "--heatmap", "maps")[2]
+    assert err.count("A picture with its map took ") == 1 and "; the other 2 pictures take about " in err
+    for given in (names, ["good.png", "--heatmap", "maps"]):
+        assert "took" not in scored(run, *given)[2]
+    monkeypatch.setattr("edgefl_client.commands.score.LONG_S", 600.0)
+    assert "took" not in scored(run, *names, "--heatmap", "maps")[2]
 
 
 class _Bar:

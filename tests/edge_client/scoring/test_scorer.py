@@ -60,7 +60,7 @@ def test_json_keys_are_the_contract(lab, plain_bundle):
         "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
         "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
         "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
-        "entropy_from", "heatmap_fall", "light",
+        "entropy_from", "heatmap_fall", "light", "transparent",
     ]  # fmt: skip
     assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance", "warnings"]
     assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}
@@ -135,7 +135,10 @@ def test_dissonance_refers_only_where_the_card_says_from_where(lab, make_bundle)
     ("width", "height", "small"), [(24, 24, False), (23, 50, True), (50, 23, True), (24, 25, False)]
 )
 def test_size_refers_below_the_networks_input(lab, plain_bundle, width, height, small):
-    assert ("size" in Scorer(plain_bundle, threads=1).score(lab.photo(width, height)).refer_reasons) is small
+    """A picture of one pixel had a class; docs/reference/gate.md says that none is predicted."""
+    score = Scorer(plain_bundle, threads=1).score(lab.photo(width, height))
+    assert ("size" in score.refer_reasons) is small
+    assert (score.predicted is None) is small and (score.judged or score.to_json()["predicted_name"] is None)
 
 
 def test_a_scorer_that_outlives_its_bundle_refers(lab, make_bundle):

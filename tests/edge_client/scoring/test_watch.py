@@ -151,7 +151,7 @@ def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatc
 
     monkeypatch.setattr(score_files, "read_bounded", refused)
     monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(command, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
+    monkeypatch.setattr(command, "stop_on_signal", lambda _: contextlib.nullcontext(Stop()))
     assert watch(capsys)[2].count("cannot read") == 1
     assert tries == [2.0, 62.0, 122.0, 182.0]
 
@@ -238,7 +238,8 @@ def test_it_stops_cleanly_and_goes_on_from_there(place, good, capsys, kind):
     code, _, err = watch(capsys, "--out", str(out), "--once")
     assert code == 1 and "another edgefl watch" in err
     first.send_signal(kind)
-    assert finished(first)[0] == 0
+    code, err = finished(first)
+    assert code == 0 and "stopping after the present picture; a second Ctrl-C ends at once" in err
     (place / "drop" / "4.png").write_bytes(good)
     assert watch(capsys, "--out", str(out), "--once")[0] == 0
     assert names([json.loads(line) for line in lines_of(out)]) == [f"{number}.png" for number in range(5)]

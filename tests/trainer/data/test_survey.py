@@ -54,6 +54,38 @@ def test_every_missing_picture_is_named_at_once(tmp_path):
     )
 
 
+def test_an_empty_label_is_named(tmp_path):
+    """The picture stood in a column `no label` of the survey, and nobody was told which it is."""
+    found = records(label="", split="")
+    root = write_index(tmp_path / "w", found)
+    told = (
+        f"1 of 12 rows of index.csv in {root} has an empty label, so only methods without labels learn from it; where "
+        "that is meant, write the split unlabelled: i5 in line 7"
+    )
+    assert f"warning: {told}\n" in edgefl_train("data", f"manifest:{root}").err
+    assert told in load_federation([f"manifest:{root}"], image_px=8).warnings
+    meant = write_index(tmp_path / "v", records(label="", split="unlabelled"))
+    assert "empty label" not in edgefl_train("data", f"manifest:{meant}").err
+    without = write_index(tmp_path / "u", [{**one, "label": "", "split": ""} for one in found])
+    assert "empty label" not in edgefl_train("data", f"manifest:{without}").err
+
+
+def test_a_run_lists_all_that_it_refuses_as_data_does(tmp_path):
+    """`run` told the first thing alone, and the next one after the first was mended."""
+    root = write_index(tmp_path / "w", [{**one, "label": one["label"].lower() if i == 3 else one["label"]}
+                                        for i, one in enumerate(records())])  # fmt: skip
+    (root / "pictures" / "i2.png").unlink()
+    outcome = edgefl_train("run", "local", "--data", f"manifest:{root}", "--preset", "tiny", "--out", tmp_path / "r")
+    first, *listed = outcome.err.splitlines()
+    assert outcome.code == 1 and first == "edgefl-train: a run refuses this data:" and len(listed) == 2
+    assert "pictures/i2.png is not in" in listed[0] and "has both the class 'mel'" in listed[1]
+    shown = edgefl_train("data", f"manifest:{root}").out
+    assert f"a run refuses this data:\n{listed[1]}\n" in shown and "pictures/i2.png" in shown
+    write_index(root, records(label="mel"))
+    outcome = edgefl_train("run", "local", "--data", f"manifest:{root}", "--preset", "tiny", "--out", tmp_path / "r")
+    assert len(outcome.err.splitlines()) == 1 and "has both the class 'mel'" in outcome.err
+
+
 def test_a_column_that_looks_misspelt_is_told_with_the_name_expected(tmp_path):
     root = write_index(tmp_path / "w", [{**record, "LesionID": "a"} for record in records()])
     err = edgefl_train("data", f"manifest:{root}").err

@@ -85,6 +85,20 @@ def test_the_legend_says_what_the_spread_is_over_and_of_how_many(drawn_metric, d
     assert [label.get_text() for label in axes.get_yticklabels()] == ["local\n± over 3 seeds", "fedavg\n± over 2 sites"]
 
 
+@pytest.mark.parametrize("letters", [1, 25, 60, 200])
+def test_the_legend_stays_within_the_picture(drawn_metric, letters):
+    """Five names of hospitals in a line ran over both edges."""
+    sites = {f"{'hospital ' * 30}"[:letters].strip() + str(n): {"balanced_accuracy": 0.5 + n / 20} for n in range(6)}
+    chance = Chance({name: 0.25 if place % 2 else 0.5 for place, name in enumerate(sites)}, 0.3)
+    axes, _ = drawn_metric(sites, "balanced_accuracy", chance=[chance])
+    (legend,) = axes.figure.legends
+    axes.figure.canvas.draw()
+    shown, room = legend.get_window_extent(), axes.figure.bbox
+    assert shown.x0 >= 0 and shown.x1 <= room.width and shown.y0 >= 0 and shown.y1 <= room.height
+    assert axes.get_window_extent().height > 40  # pixels: the rows keep theirs
+    assert len(legend.get_texts()) == len(axes.get_legend_handles_labels()[1])
+
+
 def test_sites_of_one_figure_do_not_hide_one_another(drawn_metric):
     axes, _ = drawn_metric({name: {"accuracy": 0.5} for name in "abc"}, "accuracy")
     heights = [line.get_ydata()[0] for line in axes.lines if line.get_label() in "abc"]

@@ -63,6 +63,8 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, folder: P
 
 def survey_text(found: "Survey") -> str:
     """Write the tables for a person."""
+    from edgefl_trainer.data.survey import REFUSES
+
     splits = [
         name for name in ("train", "val", "test", "unlabelled", "") if any(key[1] == name for key in found.splits)
     ]
@@ -85,7 +87,7 @@ def survey_text(found: "Survey") -> str:
         more = f" and {counted(left, 'more size')}" if left > 0 else ""
         text.append(f"sizes in pixels (pictures): {shown}{more}")
     if found.refused:
-        text.append("a run refuses this data:")
+        text.append(REFUSES)
         text += [f"  {line}" for line in found.refused]
     text += found.without
     if found.broken:

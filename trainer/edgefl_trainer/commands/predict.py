@@ -36,9 +36,12 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, c
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.engine.prediction import predict_files
 
-    failed = 0
+    failed, told_of_model = 0, False
     for found in predict_files(open_run(run_dir), site, images, class_info):
         failed += not isinstance(found, Score)
+        if isinstance(found, Score) and not told_of_model:
+            click.echo("".join(f"{weakness}\n" for weakness in found.model.warnings), err=True, nl=False)
+            told_of_model = True
         told = found.to_json() if isinstance(found, Score) else found
         click.echo(json.dumps(told) if as_json else score_line(found))
     if failed:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import class_title, in_brief, suspicious_words, uncertainty_words
+from edgefl_protocol.pictures.wording import ON_WHITE, class_title, in_brief, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.no_round import part_lines
@@ -211,13 +211,14 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
         f"{_named(found)} ({shown}, {uncertainty_words(found)})",
         *filter(None, [suspicious_words(found)]),
         in_brief(found),
+        *([ON_WHITE] if found.transparent else []),
     ]
     return f"{found.image}: {' · '.join(said)}"
 
 
 def _named(score: Score) -> str:
     """Name the class; none where one that the site has never seen is more probable than all that it can name."""
-    if "unseen_class" in score.refer_reasons and "not_skin" not in score.refer_reasons:
+    if "unseen_class" in score.refer_reasons and score.judged:
         likeliest = max(score.probabilities, key=score.probabilities.__getitem__)
         site = score.model.id.rpartition("/")[2]
         return f"no class named: it looks most like {class_title(score, likeliest)}, which site {site} has never seen"

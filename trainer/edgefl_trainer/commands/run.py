@@ -12,6 +12,15 @@ from edgefl_trainer.commands.options import names
 from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 
 
+def _without_site(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    """Say what `evaluate`, `predict` and a bundle take and a run does not; click would suggest --seed."""
+    if value is not None:
+        raise click.UsageError(
+            "run learns at all sites of the data, so it takes no --site; for one site alone end the data's SPEC in "
+            f"@site={value}."
+        )
+
+
 @click.command()
 @click.argument("method", required=False)
 @click.option(
@@ -42,6 +51,7 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
     help="What becomes of the colour of the light: none keeps it; shades_of_grey_6 removes it from every picture, "
     "here and on devices.  [default: none]",
 )
+@click.option("--site", hidden=True, expose_value=False, metavar="NAME", callback=_without_site)
 @shared.participation
 @click.option(
     "--unlabelled",
@@ -113,6 +123,7 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     `edgefl-train run --resume --out DIR` continues the run in DIR and needs nothing else.
     """
     from edgefl_protocol.errors import EdgeflError
+    from edgefl_trainer.data.errors import DataError
     from edgefl_trainer.data.specs import check_there
     from edgefl_trainer.engine.folder import begun_settings, check_begun, check_free
     from edgefl_trainer.engine.settings import given_settings, resolve, resolve_again
@@ -141,6 +152,13 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.run import run as run_federation
 
-    with tells_how_to_go_on(resuming(out)):
-        summary = run_federation(settings, out, resume=resume)
+    try:
+        with tells_how_to_go_on(resuming(out)):
+            summary = run_federation(settings, out, resume=resume)
+    except DataError as error:
+        if type(error) is not DataError or settings.partition:  # a partition deals what the data does not
+            raise
+        from edgefl_trainer.data.survey import with_others
+
+        raise with_others(settings.data, error, settings.seed) from error
     click.echo(json.dumps(summary) if as_json else summary_text(summary))

@@ -32,6 +32,7 @@ from edgefl_trainer.data.specs import parse_spec, read_specs
 from edgefl_trainer.data.tasks import alike_classes, listed, near_classes
 
 UNLABELLED = "no label"
+REFUSES = "a run refuses this data:"  # above the reasons
 NO_SITE = "no site"
 CELL_PX, HEAD_PX, NAME_PX = 84, 18, 110  # of the contact sheet
 PICTURES = 2  # of a class at a site
@@ -93,6 +94,23 @@ def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
         rows = [row for _, found in read.rows for row in found]
         read.refused.extend(alike_classes(rows, sorted({row.label for row in rows if row.label is not None})))
     return read
+
+
+def with_others(specs: Sequence[str], found: DataError, seed: int) -> DataError:
+    """Add to what a run refuses of some data everything else that it refuses, as `edgefl-train data` lists it."""
+    try:
+        tables = read_tables(specs, seed)
+    except DataError:  # nothing can be read beyond it
+        return found
+    told = [str(found), *tables.refused]
+    for table, _ in tables.rows:
+        if isinstance(table.pixels, FilePixels) and not table.asks:
+            try:
+                table.pixels.check_present(len(table.rows))
+            except DataError as error:
+                told.append(str(error))
+    told = list(dict.fromkeys(told))
+    return found if len(told) == 1 else DataError("\n".join([REFUSES, *(f"  {line}" for line in told)]))
 
 
 def column_of(row: Row) -> str:

@@ -14,7 +14,7 @@ from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, decode, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, flattened, open_photo, prepare
 from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
@@ -48,8 +48,8 @@ def predict_files(
     for file in files:
         started = time.perf_counter()
         try:
-            photo = decode(read_bounded(file, MAX_FILE_BYTES))
-            pixels = prepare(photo, run.preprocess)
+            photo = flattened(open_photo(read_bounded(file, MAX_FILE_BYTES)))
+            pixels = prepare(photo.pixels, run.preprocess)
         except EdgeflError as error:
             yield {"image": str(file), "error": {"code": error.code, "message": str(error)}}
             continue
@@ -67,7 +67,9 @@ def predict_files(
             classes=run.classes,
             seen=predictor.seen,
             rules=rules,
-            picture=judge_picture(measure_quality(photo), run.preprocess.size, rules),
+            picture=judge_picture(
+                measure_quality(photo.pixels), run.preprocess.size, rules, transparent=photo.transparent
+            ),
             expired=None,
             model=model,
             milliseconds=(time.perf_counter() - started) * 1e3,

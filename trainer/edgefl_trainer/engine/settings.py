@@ -23,6 +23,7 @@ from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.data.specs import asks_questions, parse_spec
 from edgefl_trainer.data.tasks import parse_groups
 from edgefl_trainer.declared_names import method_names, setting_types
+from edgefl_trainer.declared_ranges import check_range
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import BackboneError, RunError, SettingError
@@ -200,8 +201,8 @@ def given_settings(
     _check_specs(data)
     types = None if any(map(asks_questions, data)) else setting_types(method)
     if types is not None:
-        for text in assignments:
-            read_assignment(text, types)
+        for key, value in [*named.items(), *(read_assignment(text, types) for text in assignments)]:
+            check_range(method, key, value)
     return given, named, data
 
 

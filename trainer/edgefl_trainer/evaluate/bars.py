@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from edgefl_trainer.evaluate.plot import PALETTE, png
+from edgefl_trainer.evaluate.plot import PALETTE, draw_legend, png
 
 PAPER = "the paper, in italics"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
 MAX_BARS = len(PALETTE)
+MAX_COLUMNS = 4  # of the legend
 SPAN = 0.8  # share of a group's width that its bars take
 ROOM = 0.07  # share of the axis that a figure needs above its bar
 CLEAR = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.8}  # behind a figure
@@ -57,7 +58,7 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=min(4, len(rows) + 1), frameon=False, fontsize=9)
+    draw_legend(figure, axes, MAX_COLUMNS)
     if title:
         figure.suptitle(title, fontsize=11)
     return png(figure, dpi=150)

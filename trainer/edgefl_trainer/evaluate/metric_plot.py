@@ -17,13 +17,14 @@ from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import MARK
-from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, png
+from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, draw_legend, png
 from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, TableRow, named
 from edgefl_trainer.evaluate.tables.rows import Figure as Spread
 
 MAX_ROWS = 40
 NAME_WIDTH = 36  # characters of a line of a row's name: beyond, the axes would be cut
 ROW_INCHES = 0.42
+MAX_COLUMNS = 5  # of the legend
 MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
@@ -73,10 +74,8 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    entries = len(axes.get_legend_handles_labels()[1])
-    columns = 5 if len({value for of in guessed for value in of.values()}) < 2 else 3  # longer names
-    figure.set_figheight(figure.get_figheight() + 0.45 * max(0, entries / columns - 1) + 0.3 * bool(title))
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.set_figheight(figure.get_figheight() + 0.3 * bool(title))
+    draw_legend(figure, axes, MAX_COLUMNS)
     return png(figure, metadata={"Software": None})
 
 

@@ -11,6 +11,7 @@ file, no display, no global state of the plotting library.
 import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ LEADS_TO, SAMPLE, NAMES = (
     (1.05, 1.08, 1.11),
     1.125,
 )  # beside the axes: the ends of threads, samples of lines, names
+LEGEND_WIDTH, LEGEND_PT, LEGEND_LINE_INCHES = 80, 9, 0.2  # characters of a line, size of its letters, height
 CHANCE: Mapping[str, Any] = {"color": "0.35", "linestyle": (0, (1, 2)), "linewidth": 1.2, "zorder": 0}
 THREAD: dict[str, Any] = {
     "arrowstyle": "-",
@@ -149,6 +151,22 @@ def plot_progress(
         _name_lines(axes)
     figure.suptitle(title)
     return png(figure, metadata={"Software": None})
+
+
+def draw_legend(figure: Figure, axes: Axes, most_columns: int) -> None:
+    """Draw a legend below the axes, in as many columns as the picture has room for; the picture grows by its lines."""
+    handles, labels = axes.get_legend_handles_labels()
+    folded = [fill(label, LEGEND_WIDTH) for label in labels]
+    for columns in range(min(most_columns, len(folded)), 0, -1):
+        legend = figure.legend(
+            handles, folded, loc="outside lower center", ncols=columns, frameon=False, fontsize=LEGEND_PT
+        )
+        if legend.get_window_extent().width <= figure.bbox.width:
+            break
+        if columns > 1:
+            legend.remove()
+    lines = sum(label.count("\n") + 1 for label in folded) / columns
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE_INCHES * max(0.0, lines - 1))
 
 
 def png(figure: Figure, **options: Any) -> bytes:

@@ -1,8 +1,8 @@
 """The picture of an answer: photo, map (`heatmap`), the question, and what is answered to it.
 
-The caption says the question, or that the font lacks its characters; the answer with its confidence and the next ones,
-or why there is no answer; which words told the model nothing, and which negate; how often it was right on questions
-kept from learning; and what an answer is not.
+The caption says the question, or that the font lacks its characters; the answer, how many answers were right, its
+confidence and the next ones, or why there is no answer; which words told the model nothing, and which negate; how often
+it was right on questions kept from learning; whose pictures it learned from; and what an answer is not.
 """
 
 from dataclasses import replace
@@ -13,7 +13,9 @@ from edgefl_client.scoring.drawing.caption import BODY, HEAD, INK, SMALL, WARN, 
 from edgefl_client.scoring.drawing.heatmap import Photo, Placed, draw_picture, map_lines, origin
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.pictures.answer import PictureAnswer
-from edgefl_protocol.pictures.answer_words import fall_words, headline, next_answers, not_read, what_it_is
+from edgefl_protocol.pictures.answer_words import fall_words, headline, learned_from, next_answers, not_read, what_it_is
+from edgefl_protocol.pictures.wording import ON_WHITE
+from edgefl_protocol.sentences import capital
 
 LONGEST_QUESTION = 300  # characters; of a longer one the end is left out
 
@@ -56,9 +58,11 @@ def _lines(answer: PictureAnswer, how_right: str, top: int) -> list[CaptionLine]
     if (others := next_answers(answer, top)) is not None:
         lines.append(CaptionLine(f"{others}.", BODY, INK))
     lines += [CaptionLine(sentence, BODY, WARN) for sentence in not_read(answer)]
+    lines += [CaptionLine(f"{capital(ON_WHITE)}.", BODY, INK)] if answer.transparent else []
     lines += [CaptionLine(sentence, BODY, WARN) for sentence in answer.model.warnings]
     lines.append(CaptionLine(how_right, SMALL, INK))
-    return lines if answer.refused else [*lines, CaptionLine(what_it_is(answer), SMALL, INK)]
+    worth = () if answer.refused else (learned_from(answer), what_it_is(answer))
+    return [*lines, *(CaptionLine(sentence, SMALL, INK) for sentence in worth)]
 
 
 def _question(text: str) -> str:

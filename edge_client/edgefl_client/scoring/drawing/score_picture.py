@@ -15,6 +15,7 @@ from edgefl_client.scoring.drawing.heatmap import Photo, Placed, draw_picture, m
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
+    ON_WHITE,
     class_title,
     evidence_words,
     likely,
@@ -24,6 +25,7 @@ from edgefl_protocol.pictures.wording import (
     suspicious_words,
     without_strongest,
 )
+from edgefl_protocol.sentences import capital
 
 
 def draw_heatmap(
@@ -60,6 +62,7 @@ def _lines(score: Score) -> list[CaptionLine]:
     if (suspicious := suspicious_words(score)) is not None:
         lines.append(CaptionLine(f"{suspicious[0].upper()}{suspicious[1:]}.", BODY, INK))
     lines.append(CaptionLine(f"{evidence_words(score)}.", BODY, INK))
+    lines += [CaptionLine(f"{capital(ON_WHITE)}.", BODY, INK)] if score.transparent else []
     return lines if score.refer else [*lines, CaptionLine(outcome(score), BODY, INK), *warnings]
 
 

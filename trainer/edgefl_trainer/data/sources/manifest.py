@@ -56,7 +56,7 @@ def read_manifest(path: Path) -> SourceRows:
     note = "" if has_file else f"{table.where} has no column file, so IMAGE.jpg was looked for."
     if note and any(is_image_name(row.image) for row in rows):
         note += " Its column image holds names of files: call that column file, and give each picture a name in image."
-    warnings = (*absent_columns(table), *_without_lesion(rows, table))
+    warnings = (*absent_columns(table), *_without_lesion(rows, table), *_without_label(rows, table))
     return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), warnings, _named_twice(table))
 
 
@@ -87,6 +87,23 @@ def _named_twice(table: TableFile) -> tuple[str, ...]:
     told = listed([f"{image!r} in lines {', '.join(map(str, found[:-1]))} and {found[-1]}" for image, found in several])
     return (
         f"{table.where} names {counted(len(several), 'image')} more than once: {told}; image names must be unique.",
+    )
+
+
+def _without_label(rows: Sequence[Row], table: TableFile) -> tuple[str, ...]:
+    """Write a sentence on rows whose label is empty beside rows with one, unless their split says so."""
+    empty = [
+        f"{record['image']} in line {line}"
+        for line, record in table.records
+        if not record["label"] and record.get("split") != "unlabelled"
+    ]
+    if not empty or all(row.label is None for row in rows):
+        return ()
+    has = "has" if len(empty) == 1 else "have"
+    return (
+        f"{len(empty)} of {counted(len(rows), 'row')} of {table.where} {has} an empty label, so only methods without "
+        f"labels learn from {'it' if len(empty) == 1 else 'them'}; where that is meant, write the split unlabelled: "
+        f"{listed(empty)}",
     )
 
 
