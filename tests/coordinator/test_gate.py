@@ -208,7 +208,8 @@ def test_the_last_round_refused(federation, gate, tools) -> None:
 def test_without_a_verdict_nothing_is_published(federation, gate, tools, lines, sentence) -> None:
     """The round stands and is tried again; once the gate answers, it goes on with the same replies."""
     coordinator, members = federation(gate(lines))
-    OPERATIONS["set"](coordinator, {"changes": {"limits.gate_s": "1"}})
+    if "sleep" in lines:
+        OPERATIONS["set"](coordinator, {"changes": {"limits.gate_s": "1"}})
     for place, member in enumerate(members):
         assert isinstance(member.reply(1, payload=tools.maps_payload(place)), Payload)
     for _ in range(2):
@@ -219,6 +220,7 @@ def test_without_a_verdict_nothing_is_published(federation, gate, tools, lines, 
     assert sentence in facts["failing"]["error"] and facts["gate_refused"] == []
     assert "gate" not in TaskReply.from_payload(members[0].call("task", Payload({}, {}))).stuck
     gate("")
+    OPERATIONS["set"](coordinator, {"changes": {"limits.gate_s": "60"}})  # a busy machine is no fault
     assert step(coordinator, worker)
     assert broadcast_of(members[0], 2) == maps_of(tools, 1, 2, 3)
 
@@ -328,14 +330,14 @@ def ended(*pids: int) -> bool:
     return not left
 
 
-@pytest.mark.parametrize(("last", "most_s"), [("", 60.0), ("time.sleep(60)", 1.0)], ids=["verdict", "late"])
+@pytest.mark.parametrize(("last", "most_s"), [("", 60.0), ("time.sleep(60)", 4.0)], ids=["verdict", "late"])
 def test_what_a_gate_began_ends_with_it(tmp_path, last, most_s) -> None:
     """A process that it started in the background holds no GPU, and no worker, once the gate has ended or was late."""
     begun = "import subprocess, sys, time; one = subprocess.Popen(['sleep', '120']); "
     program = [sys.executable, "-c", f"{begun}print(one.pid, file=open(sys.argv[1] + '/pid', 'w'), flush=True); {last}"]
     started = time.monotonic()
     if last:
-        with pytest.raises(OperatorError, match="no verdict in 1 s"):
+        with pytest.raises(OperatorError, match="no verdict in 4 s"):
             ask(program, tmp_path, most_s)
     else:
         assert ask(program, tmp_path, most_s).accepted

@@ -1,4 +1,4 @@
-"""A running coordinator answers as docs/reference/openapi.json says: docs/security.md check 41.
+"""A running coordinator answers as docs/reference/openapi.json says: docs/security.md check 41, and 42 for messages.
 
 schemathesis makes requests from the document, good ones and bad ones. Random bytes never get past the envelope, so a
 member seals as many again: payloads of the route's own message, with fields left out, added, and of other values.

@@ -9,6 +9,7 @@ from soak import soaking, sound
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_twenty_members_through_kills_and_a_bad_network() -> None:
     """Checks 62 and 68, in small: 20 s, server and members killed, connections delayed, cut, silent and refused:
     what was put and accepted is in the store once, what was aggregated are these rows, and rounds only go forward."""

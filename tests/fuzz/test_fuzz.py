@@ -31,6 +31,7 @@ def fuzzed(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_minute_of_fuzzing_finds_no_defect(tmp_path: Path) -> None:
     """Check 15: 0 crashes, 0 inputs that take more than 100 ms; `make fuzz MINUTES=30` goes on for longer."""
     ran = fuzzed("--minutes", "0.8", "--found", str(tmp_path))

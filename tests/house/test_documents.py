@@ -77,6 +77,22 @@ def test_generated_parts_are_fresh(page: str, root: Path, environment) -> None:
     assert (root / page).read_text(encoding="utf-8") == done.stdout, f"{page} is stale: run `make pages`"
 
 
+def test_each_check_says_how_far_it_holds(root: Path) -> None:
+    """docs/security.md 7: 72 rows; each holds, with its counts, or in part and what is missing, or does not and why.
+    Only what no test names is not held."""
+    page = (
+        (root / "docs/security.md").read_text(encoding="utf-8").partition("\n## 7. Checks")[2].partition("\n## 8. ")[0]
+    )
+    rows = re.findall(
+        r"^\| (\d+) \| [PNS, ]+ \|.*\| (held|held in part|not held): (.+?)(?:\. Tests: (.*))? \|$", page, re.M
+    )
+    assert [int(number) for number, *_ in rows] == list(range(1, 73))
+    for number, state, told, tests in rows:
+        assert bool(tests) == (state != "not held"), number
+        assert "@" not in told and len(told) > 3, number
+    assert "wholly or in part" not in page
+
+
 def test_decision_records_have_their_parts(root: Path) -> None:
     """At most 250 words each: context, decision, what it costs; numbered without a gap."""
     records = sorted((root / "docs/decisions").glob("[0-9]*.md"))

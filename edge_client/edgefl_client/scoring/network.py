@@ -7,6 +7,7 @@
 * A photo is prepared by `edgefl_protocol.pictures.imaging` alone, the code that prepared the training pictures.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -131,6 +132,13 @@ class Network:
             if not np.isfinite(value).all():
                 raise ScoreError(f"the model's output {name} is not finite for this picture; report it to the signer")
         return found
+
+    def try_once(self) -> None:
+        """Run on a black picture: a graph that cannot run, or asks for too much memory, shows before it is needed."""
+        table = self.bundle.questions
+        question = None if table is None else np.zeros(table.vocabulary.length, np.int64)
+        with contextlib.suppress(ScoreError):  # of what it would say of a photograph this tells nothing
+            self.run(np.zeros((1, self.side_px, self.side_px, 3), np.uint8), question)
 
     def occlusion(
         self, pixels: Pixels, label: int, probability: float, cells: int, question: NDArray[np.int64] | None = None

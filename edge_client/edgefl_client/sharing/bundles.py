@@ -138,8 +138,8 @@ def _federation_of(home: Home) -> str | None:
 
 
 def _install(home: Home, data: bytes, bundle: Bundle) -> Path:
-    """Use a verified bundle: what this runtime cannot load must not take the place of what it can."""
+    """Use a verified bundle: what this runtime cannot load or run must not take the place of what it can."""
     from edgefl_client.scoring.network import Network  # brings the runtime, which no other part of an exchange needs
 
-    Network(bundle, threads=1)
+    Network(bundle, threads=1).try_once()
     return models.install(home, data, bundle)
