@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,16 +146,13 @@ def score(
         task = score_files.ScoringJob(
             scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
         )
-        with _progress(len(files)) as step:
-            started = time.monotonic()
-            for done, result in enumerate(score_files.score_files(task, files), start=1):
+        with _progress(len(files), with_maps=heatmaps is not None) as step:
+            for result in score_files.score_files(task, files):
                 if isinstance(result, score_files.Failure):
                     failures.append(result)
                 line = (score_text.json_line if as_json else table.row if as_csv else score_text.human_line)(result)
                 click.echo(line)
                 step(1)
-                if done == 1 and heatmaps is not None:
-                    tell_of_time(time.monotonic() - started, len(files) - 1)
     if failures:
         noun = "pictures" if len(files) > 1 else "picture"
         troubles.append(f"{len(failures)} of {len(files)} {noun} could not be scored.")
@@ -242,27 +240,29 @@ def open_log(
         yield lambda result, image_sha256: log.append(image_sha256, score_columns(result))
 
 
-def tell_of_time(first_s: float, left: int) -> None:
-    """Say after the first picture with a map how long the others take, where that is long and no bar says it."""
-    all_s = first_s * left
-    if left == 0 or all_s < LONG_S or _has_bar(left + 1):
-        return
-    click.echo(
-        f"A picture with its map took {first_s:.1f} s; the other {counted(left, 'picture')} take about "
-        f"{duration(all_s)}.",
-        err=True,
-    )
+@dataclass
+class _Pace:
+    """Says after the first picture with a map how long the others take, where that is long."""
 
+    left: int  # pictures
+    begun: float | None = field(default_factory=time.monotonic)  # seconds; None once it was said
 
-def _has_bar(pictures: int) -> bool:
-    return pictures > FEW and at_a_terminal()
+    def step(self, pictures: int) -> None:
+        """Count pictures as done."""
+        self.left -= pictures
+        if self.begun is None or self.left == 0:
+            return
+        first_s, self.begun = time.monotonic() - self.begun, None
+        if first_s * self.left >= LONG_S:
+            others = f"the other {counted(self.left, 'picture')} take about {duration(first_s * self.left)}"
+            click.echo(f"A picture with its map took {first_s:.1f} s; {others}.", err=True)
 
 
 @contextmanager
-def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error for a person at a terminal; nothing for a few pictures."""
-    if not _has_bar(pictures):
-        yield lambda _steps: None
+def _progress(pictures: int, *, with_maps: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error for a person at a terminal; for few pictures, and in a log, what maps take."""
+    if pictures <= FEW or not at_a_terminal():
+        yield _Pace(pictures).step if with_maps else lambda _steps: None
         return
     with click.progressbar(length=pictures, label="Scoring", file=sys.stderr) as bar:
         yield bar.update

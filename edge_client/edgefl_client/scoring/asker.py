@@ -11,6 +11,7 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Network, Photo
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import shown_weaknesses
+from edgefl_protocol.bundle.figures import learned_from
 from edgefl_protocol.bundle.question_words import kept_from_learning, measured, why_no_map
 from edgefl_protocol.bundle.shown_map import how_true, level_words
 from edgefl_protocol.errors import BundleError
@@ -56,7 +57,7 @@ class Asker:
             seen=bundle.labels.seen,
             unsure_above=bundle.card.refer_above,
             measured=measured(bundle.questions),
-            learned_from=bundle.card.learned_from,
+            learned_from=learned_from(bundle.card),
         )
         self.model = ModelInfo(
             id=bundle.id,

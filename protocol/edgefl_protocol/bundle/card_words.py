@@ -8,7 +8,15 @@ these sentences of the same figures: `metrics.site` of a card is the site's entr
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from edgefl_protocol.bundle.figures import HALF, CardFigure, figures_of, number, site_figures, temperature_at_bound
+from edgefl_protocol.bundle.figures import (
+    HALF,
+    CardFigure,
+    figures_of,
+    number,
+    rounds_without,
+    site_figures,
+    temperature_at_bound,
+)
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.question_table import QuestionTable
@@ -109,8 +117,8 @@ def figures_against(
 
 def _took_no_part(figures: Mapping[str, object], site: str | None) -> str | None:
     """Say that a site learned in no round of its federation; None where it did, or the card does not tell."""
-    part = figures.get("took_part")
-    if not isinstance(part, dict) or type(part.get("rounds")) is not int or part["rounds"] != 0:
+    part = rounds_without(figures)
+    if part is None:
         return None
     rounds = f" of {counted(part['of'], 'round')}" if type(part.get("of")) is int else " of the rounds"
     whose = "The site of this model" if site is None else f"The site {site}"

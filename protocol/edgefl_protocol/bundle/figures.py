@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from edgefl_protocol.bundle.model_card import Card
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
@@ -40,6 +40,23 @@ def site_figures(card: Card) -> Mapping[str, object]:
     """Give the figures of the site whose model it is; empty where the card states none."""
     found = card.metrics.get("site")
     return found if isinstance(found, dict) else {}
+
+
+def rounds_without(figures: Mapping[str, object]) -> Mapping[str, Any] | None:
+    """Give `took_part` of a site that learned in no round of its federation; None where it did, or nobody tells."""
+    part = figures.get("took_part")
+    if not isinstance(part, dict) or type(part.get("rounds")) is not int or part["rounds"] != 0:
+        return None
+    return part
+
+
+def learned_from(card: Card) -> tuple[str, ...]:
+    """Give the site whose pictures a model learned from; of a shared model, or where that one took no part, the
+    others that had pictures.
+    """
+    if card.site is not None and rounds_without(site_figures(card)) is None:
+        return (card.site,)
+    return tuple(name for name, count in card.sites.items() if count and name != card.site)
 
 
 def figures_of(

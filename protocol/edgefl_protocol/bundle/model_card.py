@@ -126,11 +126,6 @@ class Card:
         if type(self.research_use_only) is not bool:
             raise ValueError("research_use_only must be true or false")
 
-    @property
-    def learned_from(self) -> tuple[str, ...]:
-        """The site whose pictures the model is for; of a shared model every site that had pictures to learn from."""
-        return (self.site,) if self.site is not None else tuple(name for name, count in self.sites.items() if count)
-
     def to_bytes(self) -> bytes:
         """Write `card.json`."""
         record: dict[str, object] = {

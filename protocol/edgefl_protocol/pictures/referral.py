@@ -47,7 +47,7 @@ REASON_WORDS = {
     "blur": "the picture is blurred",
     "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
-    "shape": "the picture is much longer than it is wide, and the model reads a square",
+    "shape": "the picture is much longer one way than the other, and the model reads a square",
     "not_skin": "the colours are not those of skin",
     "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
     "light": "the picture is in other light than the pictures that the model learned from",

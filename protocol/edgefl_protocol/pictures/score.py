@@ -161,20 +161,14 @@ def make_score(
         expired: whether the model is past its date; None for a model without one.
         info: what the classes mean; None where the bundle does not say.
     """
-    probabilities = outputs["probabilities"]
-    measures = Measures(
-        probabilities=probabilities,
-        vacuity=float(outputs["vacuity"]) if "vacuity" in outputs else None,
-        dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
-        entropy_nats=entropy_nats(probabilities),
-    )
+    measures = _measures(outputs)
     index = predicted_class(measures, seen, picture.gate)
     uncertain_from = uncertain_in_force(measures, rules)
     reasons = refer_reasons(measures, seen, rules, picture=picture, expired=expired)
     return Score(
         image=name,
         predicted=None if index is None else classes[index],
-        probabilities=_by_class(classes, probabilities),
+        probabilities=_by_class(classes, measures.probabilities),
         evidence=_by_class(classes, outputs["evidence"]) if "evidence" in outputs else None,
         vacuity=measures.vacuity,
         dissonance=measures.dissonance,
@@ -197,6 +191,16 @@ def make_score(
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,
+    )
+
+
+def _measures(outputs: Mapping[str, NDArray[np.float32]]) -> Measures:
+    probabilities = outputs["probabilities"]
+    return Measures(
+        probabilities=probabilities,
+        vacuity=float(outputs["vacuity"]) if "vacuity" in outputs else None,
+        dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
+        entropy_nats=entropy_nats(probabilities),
     )
 
 

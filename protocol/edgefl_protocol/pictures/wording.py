@@ -12,7 +12,7 @@ from edgefl_protocol.pictures.score import Score
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
 PICTURE_REASONS = (*GATE_REASONS, "light")  # about the picture: a new one may mend it
-ON_WHITE = "its transparent parts were read as white"  # of a picture; docs/decisions/0011
+ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = ("suspicious_class", "vacuity", "dissonance", "unseen_class")  # found by what the network answers
 RULE_NAMES = {
     "suspicious_class": "suspicious class",
@@ -33,7 +33,7 @@ _FAULTS = {
     "blur": "it is blurred",
     "exposure": "it is too dark or too bright",
     "size": "it has fewer pixels than the model reads",
-    "shape": "it is much longer than it is wide, and the model reads a square",
+    "shape": "it is much longer one way than the other, and the model reads a square",
     "not_skin": "its colours are not those of skin",
     "dark_corners": "it has a frame or dark corners that the model did not learn from",
     "light": "it is in other light than the pictures that the model learned from",

@@ -15,6 +15,7 @@ from edgefl_protocol.bundle.card_words import (
     quality_lines,
     weaknesses,
 )
+from edgefl_protocol.bundle.figures import learned_from
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.referral import Suspicion
@@ -32,6 +33,17 @@ CARD = Card(
     intended_use="tests", method="fedevprompt", site="msk", sites={"msk": 10}, metrics={"site": GOOD}, temperature=1.0,
     refer_above=0.6, backbone="none", licence_note="none", suspicion=CHOSEN,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("site", "rounds", "told"),
+    [("msk", 2, ("msk",)), ("msk", None, ("msk",)), ("msk", 0, ("bcn",)), (None, None, ("bcn", "msk"))],
+)
+def test_a_model_learned_from_its_site_or_from_those_that_took_part(site, rounds, told):
+    """Of a site that took part in no round the card says that nothing was learned from its pictures."""
+    part = {} if rounds is None else {"took_part": {"rounds": rounds, "of": 5}}
+    card = replace(CARD, site=site, sites={"bcn": 7, "msk": 10, "none": 0}, metrics={"site": GOOD | part})
+    assert learned_from(card) == told
 
 
 @pytest.mark.parametrize(

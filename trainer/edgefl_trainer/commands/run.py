@@ -51,7 +51,14 @@ def _without_site(_context: click.Context, _option: click.Parameter, value: str 
     help="What becomes of the colour of the light: none keeps it; shades_of_grey_6 removes it from every picture, "
     "here and on devices.  [default: none]",
 )
-@click.option("--site", hidden=True, expose_value=False, metavar="NAME", callback=_without_site)
+@click.option(
+    "--site",
+    metavar="NAME",
+    hidden=True,  # there is none; who knows it of the other commands is told
+    expose_value=False,
+    callback=_without_site,
+    help="Refused: a run learns at all sites of the data.",
+)
 @shared.participation
 @click.option(
     "--unlabelled",
