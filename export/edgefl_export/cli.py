@@ -228,7 +228,8 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
     asked = OwnQuestions() if model.questions is None else own_questions(finished, site, model.predictor, _say)
     shown = measured_map(finished, site, model.predictor, _say)
-    click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
+    compared = "images" if model.questions is None else "questions"
+    _say(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 {compared} …")
     members = build_members(
         model, asked.images, asked.questions, form=options["form"], int8=int8, shown=shown, tried=asked.tried,
         taught=asked.taught, report=_say,

@@ -12,6 +12,7 @@ from tests.export.conftest import CLASSES, write_run
 
 from edgefl_export.bundles.assemble import build_members, site_model
 from edgefl_export.bundles.bundle_text import bundle_text, model_facts
+from edgefl_export.bundles.licence import answers_licence
 from edgefl_export.bundles.taught import TaughtWords
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.score import export_answer_graph
@@ -30,6 +31,7 @@ from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, save_questions
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.models.answers import AnswerModule, AnswerOptions, fresh_tensors
 from edgefl_trainer.models.backbones import load_backbone
 
@@ -137,6 +139,7 @@ def test_the_bundle_loads_and_says_what_it_knows(answer_run, shared):
     assert bundle.questions.vocabulary == WORDS and bundle.questions.tried == TRIED
     assert b"taught" not in members.files["questions.json"]  # nobody said which
     assert bundle.labels.classes == CLASSES and bundle.labels.info is None and bundle.card.suspicion is None
+    assert "see those that the run names" in bundle.card.licence_note  # drawn lesions ask nothing: another's data
     assert "no finding" in bundle.card.intended_use and bundle.card.refer_above == 0.8
     assert {one.quantity for one in members.parity} == {"probabilities", "map"}
 
@@ -217,3 +220,20 @@ def test_a_person_is_told_that_no_map_is_drawn_where_a_model_was_not_found_to_lo
     assert "map shown: attention." in looking and "No map is drawn" not in looking
     assert "No map is drawn: this model was not found to look at the picture." in not_looking
     assert "map shown" not in not_looking
+    assert "the graph and the trainer, on 64 questions in batches of 1 and of 8:" in looking and "images" not in looking
+
+
+@pytest.mark.parametrize(
+    ("data", "backbone", "said", "unsaid"),
+    [
+        (("vqa-rad:a.zip", "vqa-rad:b.zip@split=test"), "derm-vit-tiny-84",
+         "VQA-RAD is CC0 1.0, ISIC 2019, of the network, is CC BY-NC 4.0.", "SLAKE"),
+        (("vqa-rad:a.zip", "slake:b"), "vit:192x12/12", "VQA-RAD is CC0 1.0, SLAKE is CC BY 4.0.", "ISIC"),
+        (("slake:b",), "run:before", "bind this model: SLAKE is CC BY 4.0.", "VQA-RAD"),
+    ],
+)  # fmt: skip
+def test_the_card_names_the_licences_of_what_was_read(data, backbone, said, unsaid):
+    """SLAKE is none of a model that read VQA-RAD alone."""
+    settings = RunSettings(method="local", data=data, backbone=backbone, image_px=84, preset="tiny")
+    note = answers_licence(settings)
+    assert note.endswith(said) and unsaid not in note

@@ -138,6 +138,7 @@ def test_a_bundle_carries_the_words_and_answers_of_all_sites():
     )
 
 
+NORMAL = re.compile(r"(?<!than )\bnormal\b")  # asks whether something is normal, as "larger than normal" does not
 REFUSED = {  # by the pages, to show it
     "Is there tuberculosis?": "unknown_word",
     "Tuberculosis?": "no_known_word",
@@ -190,23 +191,30 @@ def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
     found = load_federation([source], image_px=bundle.preprocess.size, vocabulary=known, cache_dir=tmp_path)
     asker, site = Asker(bundle, threads=1), found.sites["rad-chest"]
     assert found.questions is not None
-    words, unsure, answered = 0, 0, list[tuple[str, str | None]]()  # answered: what it says, and what is right
+    words, unsure, answered = 0, 0, list[tuple[str, str | None, str]]()  # it says, what is right, the question
     for row, place in zip(site.test, found.places(site.test), strict=True):
         given = asker.ask(found.images[place], found.questions.texts[row])
         words += not given.question.whole
         unsure += given.refuse_reasons == ("unsure",)
         if given.answer is not None:
-            answered.append((given.answer, dict(enumerate(found.classes)).get(found.labels[row])))
-    right = [one for one, true in answered if one == true]
+            true = dict(enumerate(found.classes)).get(found.labels[row])
+            answered.append((given.answer, true, found.questions.texts[row]))
+    right = [one for one, true, _ in answered if one == true]
     said = (
         f"of the {len(site.test)} it answers {len(answered)}, {len(right)} of these rightly; {words} it refuses for "
         "their words"
     )
     assert f"{said}, {unsure} for it is too unsure |" in PAGE
-    there = [one for one, true in answered if true == "yes"]
-    assert f"| of the {len(answered)}, findings that are there" in PAGE
-    assert f'| {len(there)}; to {there.count("no")} of these it says "no" |' in PAGE
-    absent = sum(true == "no" for _, true in answered)
+    there = [one for one, true, _ in answered if true == "yes"]
+    normal = [one for one, true, text in answered if true == "yes" and NORMAL.search(text)]
+    denied, no = there.count("no"), sum(one == "no" for one, _, _ in answered)
+    row = f'| of the {len(answered)}, questions whose right answer is "yes" | {len(there)}, five of which ask whether '
+    said = f'It says "no" to {no} of the {len(answered)}, whatever is asked, and to {denied} of these {len(there)}: '
+    findings = len(there) - len(normal)
+    left = f"{denied - normal.count('no')} of the {findings} that ask for a finding |"
+    assert len(normal) == normal.count("no") == 5
+    assert f"{row}something is normal. {said}all five, and {left}" in PAGE
+    absent = sum(true == "no" for _, true, _ in answered)
     assert f'| of the {len(right)} right ones, "no" | {right.count("no")}; a model that says "no" to all' in PAGE
     assert f"{len(answered)} would be right for {absent} |" in PAGE
     untaught = sum(bool(asker.read(found.questions.texts[row]).never_taught) for row in site.tune)

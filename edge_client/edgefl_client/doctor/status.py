@@ -1,7 +1,7 @@
 """What a device is and has: model, values in use, membership, round, outbox. `edgefl status` prints it."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefl_client.doctor.findings import DAY_MS
 from edgefl_client.doctor.home_checks import UNKNOWN_KEYS
@@ -19,6 +19,10 @@ from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.sentences import counted, listed
 from edgefl_protocol.strict_json import parse_json
+
+if TYPE_CHECKING:
+    from edgefl_protocol.bundle import Labels
+    from edgefl_protocol.bundle.question_table import QuestionTable
 
 LEARN_AGAIN = "edgefl train or edgefl sync learns a round and judges it anew"
 
@@ -102,14 +106,18 @@ def _model(home: Home, signers: Signers, now_ms: int) -> dict[str, Any]:
         "name": manifest.name,
         "version": manifest.version,
         "classes": list(labels.classes),
-        "questions": None
-        if questions is None
-        else {"answers": len(labels.classes), "words": len(questions.vocabulary.words)},
+        "questions": None if questions is None else _question_facts(labels, questions),
         "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
         "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
         "quality": card_lines(card, labels, questions),
         "card": parse_json(members["card.json"]),
     }
+
+
+def _question_facts(labels: "Labels", questions: "QuestionTable") -> dict[str, Any]:
+    """Count what a model knows of questions, and name the answers that it can give: those that it met in its own."""
+    met = [name for name, seen in zip(labels.classes, labels.seen, strict=True) if seen]
+    return {"answers": len(labels.classes), "words": len(questions.vocabulary.words), "met": met}
 
 
 def personal_facts(home: Home) -> dict[str, Any] | None:
@@ -188,8 +196,10 @@ def status_text(report: dict[str, Any]) -> str:
 
 
 def _knows(model: dict[str, Any]) -> str:
-    """Name the classes of a model, or its first answers."""
-    return f"{'classes' if model['questions'] is None else 'answers'}: {listed(model['classes'])}"
+    """Name the classes of a model, or the first of the answers that it can give."""
+    if model["questions"] is None:
+        return f"classes: {listed(model['classes'])}"
+    return f"answers: {listed(model['questions']['met'])}"
 
 
 def card_text(report: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_export.bundles.licence import PICTURES, answers_licence
 from edgefl_export.bundles.shown_map import with_map
 from edgefl_export.bundles.taught import TaughtWords
 from edgefl_export.errors import ExportError
@@ -52,17 +53,9 @@ INTENDED_USE = (
     "Research on federated learning for dermoscopic images of pigmented skin lesions. Not a medical device: the score "
     "supports no diagnosis, and a doctor decides."
 )
-LICENCE_NOTE = (
-    "The weights derive from the training sites' images, and the licences of those images bind this model: the images "
-    "of ISIC 2019 are CC BY-NC 4.0, so a model learned from them is not for commercial use."
-)
 ANSWERS_USE = (
     "Research on federated learning of medical visual question answering. Not a medical device: an answer is the most "
     "probable of a fixed list, no finding and no report, and a doctor decides."
-)
-ANSWERS_LICENCE = (
-    "The weights derive from the training sites' images and questions and from the images that the network below was "
-    "learned on, and the licences of all bind this model: VQA-RAD is CC0 1.0, SLAKE CC BY 4.0, ISIC 2019 CC BY-NC 4.0."
 )
 SHOWN_LAYERS = 8  # the most sensitive ones, in the card
 
@@ -130,7 +123,7 @@ def site_model(
         temperature=float(np.float32(calibration["temperature"])),
         refer_above=float(calibration["refer_above"]),
         backbone=backbone_name(predictor.module.backbone.spec),
-        licence_note=ANSWERS_LICENCE if asked else LICENCE_NOTE,
+        licence_note=answers_licence(run.settings) if asked else PICTURES,
         suspicion=None if info is None else site_suspicion(run, site, info),
     )
     task = task_word(str(run.summary["task"]))

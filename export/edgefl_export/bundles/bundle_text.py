@@ -46,7 +46,8 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
     lines += [f"signed by {key}" for key in facts["signers"]]
     graph = "the graph, before its layers got 8 bits," if facts["int8"] else "the graph"
-    lines.append(f"largest difference between {graph} and the trainer, on 64 images in batches of 1 and of 8:")
+    compared = "images" if facts["questions"] is None else "questions"
+    lines.append(f"largest difference between {graph} and the trainer, on 64 {compared} in batches of 1 and of 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
     shown = ShownMap.from_json(facts["map"])
     said = how_true(shown, "picture" if facts["questions"] is None else "question")
@@ -64,7 +65,7 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     if facts["int8"]:
         found = facts["int8"]
         lines.append(
-            f"8 bits compared with fp32 on {found['images']} images: {found['same_class']:.2%} get the same "
+            f"8 bits compared with fp32 on {found['images']} {compared}: {found['same_class']:.2%} get the same "
             f"{'class' if facts['questions'] is None else 'answer'} "
             f"(at least 99% must), and the uncertainty changes by {found['change']:.1e} on average (at most 1e-02)"
         )

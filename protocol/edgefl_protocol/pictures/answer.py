@@ -4,18 +4,19 @@ Guarantees: an answer is the most probable one of those that the site learned; w
 and the probabilities beside it are no finding. The rules, in the order in which reasons are listed:
 
 1. `no_known_word`: no word that the network reads of the question is in its table. It is then not run at all.
-2. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
-3. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
-4. `unread_word`: such a word stands behind the last one that the network reads.
-5. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
-6. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+2. `no_subject`: no word of the whole question names what is asked about (`rules.questions.names_something`).
+3. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
+4. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
+5. `unread_word`: such a word stands behind the last one that the network reads.
+6. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
+7. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-7. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions; where
+8. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions; where
    none was chosen, the confidence is below `DEFAULT_CONFIDENCE_FROM` (docs/decisions/0046).
-8. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-9. `model_expired`: the bundle is past its expiry date.
+9. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+10. `model_expired`: the bundle is past its expiry date.
 
-The first five look at the question alone (docs/decisions/0048 and 0051).
+The first six look at the question alone (docs/decisions/0048 and 0051).
 
 That no rule refuses never means that the answer is right, nor that the picture is of the kind that was learned: no
 rule looks at what it shows. So every answer says how often the model's answers were right (`measured`), and from which
@@ -37,13 +38,14 @@ from edgefl_protocol.rules.questions import (
     Questions,
     check_question,
     content_words,
+    names_something,
     negations,
     token_ids,
     words_of,
 )
 
 REFUSALS: Final = (
-    "no_known_word", "unknown_word", "untaught_word", "unread_word", "negation", "size", "unsure",
+    "no_known_word", "no_subject", "unknown_word", "untaught_word", "unread_word", "negation", "size", "unsure",
     "unseen_answer", "model_expired",
 )  # fmt: skip
 
@@ -85,6 +87,11 @@ class ReadQuestion:
         return bool((self.tokens >= FIRST).any())
 
     @property
+    def asks(self) -> bool:
+        """Whether its words name anything to answer about, be they read or not: "Is there a?" does not."""
+        return names_something(words_of(self.text))
+
+    @property
     def missed(self) -> tuple[str, ...]:
         """The words that are read and not known on which an answer may hang."""
         return content_words(self.unknown)
@@ -101,9 +108,9 @@ class ReadQuestion:
 
     @property
     def whole(self) -> bool:
-        """Whether no rule refuses the question for its words: what an answer may hang on is taught and read, and none
-        negates."""
-        return self.known and not (self.missed or self.never_taught or self.cut_off or self.negations)
+        """Whether no rule refuses the question for its words: it asks something, what an answer may hang on is taught
+        and read, and none negates."""
+        return self.known and self.asks and not (self.missed or self.never_taught or self.cut_off or self.negations)
 
     @property
     def negations(self) -> tuple[str, ...]:
@@ -248,6 +255,7 @@ def make_answer(
     unsure = entropy is not None and rules.too_unsure(entropy, float(probabilities.max()))
     found = {
         "no_known_word": not question.known,
+        "no_subject": question.known and not question.asks,
         "unknown_word": question.known and bool(question.missed),
         "untaught_word": bool(question.never_taught),
         "unread_word": question.known and bool(question.cut_off),

@@ -13,9 +13,12 @@ from edgefl_protocol.pictures.wording import apart, digits_apart, percent
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
-NO_REASSURANCE: Final = "A no is no sign that nothing is there: a model may call most findings absent. "
+NO_TELLS_LITTLE: Final = (
+    "A no tells little: a model may say it to most questions, whether they ask for a finding or for its absence. "
+)
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
+    "no_subject": "the question names nothing that an answer could hang on",
     "size": "the picture has fewer pixels than the model reads",
     "unseen_answer": "the most probable answer is one that it never met in its own questions",
     "model_expired": "the model is past its expiry date",
@@ -61,6 +64,8 @@ def not_read(answer: PictureAnswer) -> list[str]:
         other = " Ask in other words." if "no_known_word" in reasons else ""
         said += [f"Not known to the model, so not asked: {_few(asked.unknown)}.{other}"] if asked.unknown else []
         said += [f"Never taught to the model, so not asked: {_few(asked.untaught)}."] if asked.untaught else []
+    if "no_subject" in reasons:
+        said.append("Name what you ask about.")
     if "unread_word" in reasons:
         said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
     elif asked.unread:
@@ -83,7 +88,7 @@ def what_it_is(answer: PictureAnswer) -> str:
     known, met = len(answer.probabilities), len(answer.met_answers)
     return (
         f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} "
-        f"that it knows; it can give no other, and it may be wrong. {NO_REASSURANCE if answer.answer == 'no' else ''}"
+        f"that it knows; it can give no other, and it may be wrong. {NO_TELLS_LITTLE if answer.answer == 'no' else ''}"
         "Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
 

@@ -36,6 +36,7 @@ FUNCTION_WORDS: Final = frozenset({
 })  # fmt: skip
 """Articles, pronouns and auxiliary verbs of English: an answer hardly hangs on whether one of them is read. Negations,
 words of choice, place, number and sex, and the words that begin a question are not among them."""
+_NAMES_NOTHING: Final = frozenset({"any", "or", "yes", "no", "not"})  # alone: "Is there any? yes/no" asks nothing
 NEGATIONS: Final = frozenset({
     "no", "not", "nor", "neither", "never", "none", "without", "cannot", "absent", "absence", "lack", "lacks",
     "lacking", "negative", "exclude", "excludes", "excluded", "excluding",
@@ -114,15 +115,21 @@ def content_words(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for word in words if word not in FUNCTION_WORDS)
 
 
+def names_something(words: Iterable[str]) -> bool:
+    """Tell whether a question asks anything: "Is there a?" and "Are there any? yes/no" name nothing to answer about."""
+    return any(word not in _NAMES_NOTHING for word in content_words(words))
+
+
 def negations(words: Sequence[str]) -> tuple[str, ...]:
     """List the English words and phrases that negate, each once.
 
-    The second part of a choice does not: `yes/no`, `with or without contrast`.
+    The second part of a choice does not: `with or without contrast`, and `yes/no` at the end of a question.
     """
     found = []
     for place, word in enumerate(words):
         rest = words[place + 1 :]
-        if place and words[place - 1] in ("or", "yes"):
+        before = words[place - 1] if place else None
+        if before == "or" or (before == "yes" and not rest):
             continue
         if word in NEGATIONS or word.endswith("n't"):
             found.append(word)

@@ -127,7 +127,7 @@ def test_a_model_of_one_answer_is_not_sure_of_it_without_a_threshold(asked, ward
     """As of a site with one question: it can say that answer alone, and nothing chose a threshold."""
     one = tuple(name == "no" for name in ANSWERS)
     (ward / "one.edgefl").write_bytes(ask_bundle(seen=one, tried=None, unsure_above=float(np.log(5))))
-    code, out, err = asked("is there?", "--json", model="one.edgefl")
+    code, out, err = asked("is there a fracture?", "--json", model="one.edgefl")
     told, said = json.loads(out), "This model met one answer in its own questions, no: it can give no other"
     assert code == 0 and told["answer"] is None and "unsure" in told["refuse_reasons"] and told["entropy_from"] is None
     assert said in err and any(line.startswith(said) for line in told["model"]["warnings"])
@@ -336,7 +336,17 @@ def test_use_and_status_say_what_it_knows(run, ward):
     assert "suspicious" not in out and "balanced accuracy" not in out
     assert "answers: no, yes, lung, liver and 2" in run("status")[1]
     told = json.loads(run("status", "--json")[1])["model"]
-    assert told["questions"] == {"answers": 5, "words": 7} and told["quality"]
+    assert told["questions"] == {"answers": 5, "words": 7, "met": list(ANSWERS)} and told["quality"]
+
+
+def test_status_names_the_answers_that_the_model_can_give(run, ward):
+    """Those that its own questions had: `ask` can give no other."""
+    some = tuple(name in ("yes", "liver") for name in ANSWERS)
+    (ward / "some.edgefl").write_bytes(ask_bundle(seen=some))
+    assert run("use", ward / "some.edgefl", "--trust", SIGNER.public.hex())[0] == 0
+    assert "answers: yes and liver\n" in run("status")[1]
+    told = json.loads(run("status", "--json")[1])["model"]
+    assert told["questions"]["met"] == ["yes", "liver"] and told["classes"] == list(ANSWERS)
 
 
 def test_doctor_tries_a_question(ward, monkeypatch):

@@ -14,6 +14,7 @@ from edgefl_protocol.rules.questions import (
     check_question,
     content_words,
     known_words,
+    names_something,
     negations,
     normalised_answer,
     token_ids,
@@ -143,12 +144,29 @@ def test_words_that_an_answer_may_hang_on(question: str, words: tuple[str, ...])
 
 
 @pytest.mark.parametrize(
+    ("question", "names"),
+    [
+        ("Is there a?", False),
+        ("Are there any? -yes/no", False),
+        ("May it have been or not", False),
+        ("Is there any air?", True),
+        ("What is it?", True),
+        ("有吗", True),
+    ],
+)
+def test_a_question_names_what_it_asks_about(question: str, names: bool) -> None:
+    assert names_something(words_of(question)) is names
+
+
+@pytest.mark.parametrize(
     ("question", "words"),
     [
         ("Is there no evidence of blunting of the costophrenic angles?", ("no",)),  # of VQA-RAD, as the next six
         ("Why are the chostrochondral junctions not seen on this film?", ("not",)),
         ("was this image taken without motion artifact", ("without",)),
         ("Is/Are the ribs fractured? -yes/no", ()),  # a choice negates nothing
+        ("Yes, no pneumothorax?", ("no",)),  # behind "yes" only the end of a question is a choice
+        ("Say yes: without contrast?", ("without",)),
         ("Is this MRI with contrast or without contrast?", ()),
         ("Does this image use contrast or not?", ()),
         ("Does this CT have contrast or no contrast?", ()),

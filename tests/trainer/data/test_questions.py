@@ -146,9 +146,23 @@ def test_pictures_on_both_sides_of_the_sources_split_and_unknown_answers_are_tol
     assert unknown == "1 of the 3 questions of test has an answer that no training question has: it counts as wrong"
     assert words == (  # vadis
         "a device refuses 3 of the 3 questions of test, for a word that no training question has, that negates, or "
-        "that comes too late to be read; here they are judged all the same"
+        "that comes too late to be read, or for want of one that names anything; here they are judged all the same"
     )
     assert load(rad).warnings == ()
+
+
+def test_a_question_without_an_answer_is_neither_learned_from_nor_judged_on(rad: Path, tmp_path: Path) -> None:
+    """A blank answer is none; one that nobody trained is an answer, which counts as wrong: docs/reference/data.md."""
+    asked = [
+        {**entry, "qid": 5000 + i, "answer": answer}
+        for i, (entry, answer) in enumerate(zip(ENTRIES[::24], ("Yes.", "left lung", "  "), strict=True))
+    ]
+    found = load(rad, f"{write_rad(tmp_path / 'blank.zip', testset=asked)}@split=test")
+    assert {name: len(site.test) for name, site in found.sites.items()} == {
+        "rad-abdomen": 0, "rad-chest": 1, "rad-head": 1
+    }  # fmt: skip
+    assert any("1 question without an answer, such as testset/5002: neither" in line for line in found.warnings)
+    assert any(line.startswith("1 of the 2 questions of test has an answer that no") for line in found.warnings)
 
 
 def test_test_questions_with_a_word_that_another_site_taught_are_counted(tmp_path: Path, cache: Path) -> None:

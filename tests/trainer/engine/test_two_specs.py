@@ -4,6 +4,7 @@ Withheld questions are asked so: the file holds `testset.json` alone, and its pi
 """
 
 import json
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,9 @@ TINY = ("--preset", "tiny", "--image-px", "36", "--backbone", "tiny", "--device"
 SMALL = ("--set", "width=32", "--set", "heads=2", "--set", "batch=8")
 
 
-def run(out: Path, *data: str) -> dict:
+def run(out: Path, *data: str, options: Sequence[object] = ()) -> dict:
     specs = [word for text in data for word in ("--data", text)]
-    done = edgefl_train("run", "local", *specs, *TINY, *SMALL, "--rounds", 1, "--out", out)
+    done = edgefl_train("run", "local", *specs, *TINY, *SMALL, "--rounds", 1, "--out", out, *options)
     assert done.code == 0, done.err
     return json.loads((out / "summary.json").read_text())
 
@@ -76,6 +77,26 @@ def test_evaluate_asks_the_questions_of_the_second_file(files, parted):
     alone = edgefl_train(*told, files[2])
     assert alone.code == 1 and "holds none of the pictures that are asked about" in alone.sentence()
     assert "comes after it, with @split=test" in alone.sentence()
+
+
+def test_evaluate_says_why_a_run_learned_from_fewer_pictures_than_training_questions_show(files, tmp_path):
+    """A preset may bound the questions that a run draws: two counts of pictures then differ, and a sentence says why.
+
+    Each training question is asked again; a run learns from three or four pictures of a site, and tunes on two.
+    """
+    with zipfile.ZipFile(files[1].partition(":")[2]) as archive:
+        entries = json.loads(archive.read("trainset.json"))
+    again = [{**one, "qid": 7000 + i} for i, one in enumerate(entries)]
+    more = f"vqa-rad:{zip_of(tmp_path / 'again.zip', testset=again)}@split=test"
+    run(tmp_path / "few", files[1], more, options=("--images-per-site", 8))
+    told = ("--data", files[1], "--data", more, "--device", "cpu")
+    err = edgefl_train("evaluate", tmp_path / "few", *told).err
+    learned, total = map(int, re.search(r"(\d+) of these (\d+) pictures, by their pixels, are among", err).groups())
+    assert 0 < learned < total == 32 and "32 of the 32 pictures of the test questions are also shown by" in err
+    assert (
+        "the figures are too high; of a site's training questions it drew at most 8, so it may have learned from fewer "
+        "pictures than they show"
+    ) in err
 
 
 @pytest.mark.data

@@ -156,7 +156,7 @@ def told_of_questions(
     """
     found = []
     taught = _taught(learning, questions.length)
-    asking = [(row, label) for row, label in zip(rows, labels, strict=True) if row.question and row.site]
+    asking = [(row, label) for row, label in zip(rows, labels, strict=True) if row.site and row.label is not None]
     learned = {row.lesion for row, _ in asking if row.split == "train"}
     for split in ("val", "test"):
         judged = {row.lesion for row, _ in asking if row.split == split}
@@ -177,8 +177,8 @@ def told_of_questions(
         if refused := sum(_is_refused(row, questions) for row in judging):
             found.append(
                 f"a device refuses {refused} of the {counted(len(asked), 'question')} of {split}, for a word that no "
-                "training question has, that negates, or that comes too late to be read; here they are judged all the "
-                "same"
+                "training question has, that negates, or that comes too late to be read, or for want of one that names "
+                "anything; here they are judged all the same"
             )
         own = sum(_is_refused(row, questions, taught[row.site]) for row in judging if row.site in taught)
         if more := own - sum(_is_refused(row, questions) for row in judging if row.site in taught):

@@ -216,9 +216,20 @@ def _data_to_judge(
     if learned:
         warn(
             f"{learned} of these {len(images)} pictures, by their pixels, are among those that the run learned from or "
-            "was tuned on: the figures are too high"
+            f"was tuned on: the figures are too high{_drawn_of_questions(run)}"
         )
     return federation, learned
+
+
+def _drawn_of_questions(run: FinishedRun) -> str:
+    """Say why a run may have learned from fewer pictures than its data's training questions show; else nothing."""
+    most = run.settings.images_per_site
+    if run.questions is None or not most:
+        return ""
+    return (
+        f"; of a site's training questions it drew at most {most:,}, so it may have learned from fewer pictures "
+        "than they show"
+    )
 
 
 def _read_data(
