@@ -79,10 +79,15 @@ PHOTOS: dict[str, Callable[[], bytes]] = {
     "blurred": lambda: spoilt(lambda image: image.filter(ImageFilter.GaussianBlur(16))),
     "too dark": lambda: spoilt(lambda image: image.point(lambda value: value // 8)),
     "no skin": lambda: spoilt(lambda image: image.convert("L")),
+    "a strip": lambda: spoilt(lambda image: image.resize((400, 100))),
+    "transparent": lambda: spoilt(lambda image: Image.merge("RGBA", (*image.split(), Image.new("L", image.size, 230)))),
     "a stop and a half darker": lambda: spoilt(lambda image: image.point(lambda value: value // 3)),
     "in blue light": lambda: spoilt(lambda image: image.convert("RGB", (0.8, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1.15, 0))),
 }
-FAULTS = {"smaller than the network": "size", "blurred": "blur", "too dark": "exposure", "no skin": "not_skin"}
+FAULTS = {
+    "smaller than the network": "size", "a strip": "shape", "blurred": "blur", "too dark": "exposure",
+    "no skin": "not_skin",
+}  # fmt: skip
 
 # Of the colour of the light the model keeps nothing, so that is not compared.
 LIGHT = {"4:3": None, "in blue light": None, "a stop and a half darker": "darker"}
@@ -117,6 +122,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         "rules_tried",
         "exposure",
         "light",
+        "transparent",
     )
     for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
         assert found[name] == expected[name], name
@@ -132,7 +138,8 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     assert "light" in found["rules_tried"] and ("light" in found["refer_reasons"]) is (found["light"] is not None)
     if kind in LIGHT:
         assert found["light"] == LIGHT[kind]
-    assert (found["predicted"] is None) is ("not_skin" in faults)
+    assert (found["predicted"] is None) is bool({"size", "not_skin"} & set(faults))
+    assert found["transparent"] is (kind == "transparent")
 
 
 def test_turning_the_picture_by_exif_is_turning_the_pixels(signed, tmp_path):

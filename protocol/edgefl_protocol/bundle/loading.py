@@ -67,7 +67,7 @@ MAX_WEIGHTS_BYTES = 256 * 1024 * 1024
 
 _MANIFEST = "manifest.json"
 _SIGNATURES = "signatures.json"
-_TRUST_IT = "if you know that key, name its file with --trust PUB, or for good with `edgefl trust add PUB`"
+_TRUST_IT = "if you know that key, trust it for this call with --trust PUB, or from now on with `edgefl trust add PUB`"
 _T = TypeVar("_T")
 
 

@@ -164,7 +164,7 @@ def decode(data: bytes) -> Pixels:
     Raises:
         ImageError: the file is refused; `code` says by which check of the module's list.
     """
-    return from_pillow(open_photo(data))
+    return flattened(open_photo(data)).pixels
 
 
 def open_photo(data: bytes) -> Image.Image:
@@ -205,25 +205,13 @@ def open_photo(data: bytes) -> Image.Image:
     return image
 
 
-def flattened(image: Image.Image) -> DecodedPicture:
-    """Turn a Pillow image into pixels as `from_pillow` does, and tell whether any of them was transparent."""
-    return DecodedPicture(from_pillow(image), _is_transparent(image))
-
-
-def _is_transparent(image: Image.Image) -> bool:
-    if image.mode.startswith("I"):  # 16-bit grey, of which one value may be transparent
-        clear = image.info.get("transparency")
-        return isinstance(clear, int) and bool((np.asarray(image) == clear).any())
-    if not image.has_transparency_data:
-        return False
-    return bool((np.asarray(image.convert("RGBA").getchannel("A")) < 255).any())
-
-
 def from_pillow(image: Image.Image) -> Pixels:
-    """Turn a Pillow image into the same array that `decode` makes of its file.
+    """Turn a Pillow image into the same array that `decode` makes of its file; as `flattened`."""
+    return flattened(image).pixels
 
-    Returns:
-        The upright picture, (H, W, 3) RGB.
+
+def flattened(image: Image.Image) -> DecodedPicture:
+    """Turn a Pillow image into upright pixels, and tell whether any of them was transparent.
 
     Raises:
         ImageError: too many pixels, an unknown pixel mode, or the pixels cannot be decoded.
@@ -242,7 +230,7 @@ def from_pillow(image: Image.Image) -> Pixels:
             info = image.info
             image = image.transpose(_UPRIGHT[orientation])
             image.info = info
-        return np.ascontiguousarray(_to_rgb(image))  # (9)
+        return _to_rgb(image)  # (9)
     except MemoryError as error:
         raise _too_large(
             f"there is not enough memory for {image.width} x {image.height} pixels; make the image smaller"
@@ -360,22 +348,23 @@ def _orientation(exif: object) -> int:
     return 1
 
 
-def _to_rgb(image: Image.Image) -> Pixels:
+def _to_rgb(image: Image.Image) -> DecodedPicture:
     """Bring every pixel mode of JPEG and PNG to (H, W, 3) RGB, transparency laid on white."""
     if image.mode.startswith("I;16") or image.mode == "I":
         raw = np.asarray(image)
         grey = (np.clip(raw, 0, 65_535) >> 8).astype(np.uint8)
-        if isinstance(clear := image.info.get("transparency"), int):
-            grey[raw == clear] = 255
-        return np.repeat(grey[:, :, None], 3, axis=2)  # (H, W, 3)
+        value = image.info.get("transparency")
+        clear = raw == (value if isinstance(value, int) else -1)
+        grey[clear] = 255
+        return DecodedPicture(np.repeat(grey[:, :, None], 3, axis=2), bool(clear.any()))
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
         layered = image.convert("RGBA")
-        flat = Image.new("RGB", image.size, _WHITE)
-        flat.paste(layered, mask=layered.getchannel("A"))
-        return np.asarray(flat)
+        flat, opacity = Image.new("RGB", image.size, _WHITE), layered.getchannel("A")
+        flat.paste(layered, mask=opacity)
+        return DecodedPicture(np.ascontiguousarray(flat), bool((np.asarray(opacity) < 255).any()))
     if image.mode not in ("1", "L", "P", "RGB", "CMYK", "YCbCr", "RGBX"):
         raise ImageError(f"the pixel mode is {image.mode}; convert the image to RGB", code="unsupported_format")
-    return _in_strips(image if image.mode == "RGB" else image.convert("RGB"))
+    return DecodedPicture(_in_strips(image if image.mode == "RGB" else image.convert("RGB")))
 
 
 def _in_strips(image: Image.Image) -> Pixels:
