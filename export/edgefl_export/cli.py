@@ -205,7 +205,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     _check_run(run, site)
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
-    from edgefl_export.bundles.bundle_text import bundle_text, model_facts
+    from edgefl_export.bundles.bundle_text import bundle_text, compared_on, model_facts
     from edgefl_export.bundles.destination import check_alone, check_new
     from edgefl_export.bundles.questions import OwnQuestions, own_questions
     from edgefl_export.bundles.shown_map import measured_map
@@ -228,8 +228,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
     asked = OwnQuestions() if model.questions is None else own_questions(finished, site, model.predictor, _say)
     shown = measured_map(finished, site, model.predictor, _say)
-    compared = "images" if model.questions is None else "questions"
-    _say(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 {compared} …")
+    _say(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 {compared_on(model)} …")
     members = build_members(
         model, asked.images, asked.questions, form=options["form"], int8=int8, shown=shown, tried=asked.tried,
         taught=asked.taught, report=_say,

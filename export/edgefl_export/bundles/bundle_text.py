@@ -15,6 +15,11 @@ from edgefl_protocol.bundle.question_words import why_no_map
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, no_map
 
 
+def compared_on(model: SiteModel) -> str:
+    """Name what a model is compared on: images, or questions where it answers some."""
+    return "images" if model.questions is None else "questions"
+
+
 def model_facts(model: SiteModel, members: Members, shown: ShownMap, steps: Sequence[StepParity]) -> dict[str, Any]:
     """Say what a bundle was compared with and what it tells of its model, as `--json` prints it."""
     return {
