@@ -195,6 +195,16 @@ def test_a_bar_of_three_per_cent_asks_at_every_resolution(seed, side, colour, he
     assert asks(with_side(image, side, int(np.ceil(0.03 * across)), colour))
 
 
+@pytest.mark.parametrize("level", [0, 30, 60, 255])
+@pytest.mark.parametrize("side", ["top", "left"])
+def test_a_line_of_one_pixel_in_two_hundred_is_seen(side: str, level: int) -> None:
+    """On one side, in a compressed picture: eight diagnoses called 31 of 60 cancers benign within four such lines."""
+    for scale in (1, 4):
+        image = surface(SKIN["Monk 5"], 150 * scale, 200 * scale)
+        drawn = with_side(image, side, scale, (level,) * 3)
+        assert asks(decode(encoded(Image.fromarray(drawn), "JPEG", quality=75)))
+
+
 @pytest.mark.parametrize("level", [0, 10, 30, 60, 90, 255])
 @pytest.mark.parametrize("scale", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_frame_of_two_per_cent_is_seen_in_a_compressed_picture(level: int, scale: int) -> None:
