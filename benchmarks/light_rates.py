@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 from framed_cancers import CANCERS, LIGHTS, lit
 
-from edgefl_protocol.pictures.imaging import Pixels, decode
+from edgefl_protocol.pictures.imaging import Pixels, decode, shades_of_grey
 from edgefl_protocol.pictures.light import Light, LightRange, measure_light, range_of
 
 MOST = 60  # cancers of a centre
@@ -32,7 +32,8 @@ class Picture:
     split: str
     label: str
     pixels: Pixels
-    light: Light
+    light: Light  # of the picture as it is
+    corrected: Light  # without the colour of its light
 
 
 @click.command()
@@ -47,18 +48,17 @@ def main() -> None:
     click.echo("| `val` pictures of | number | " + " | ".join(f"by a model of {centre}" for centre in centres) + " |")
     click.echo("|---|---:|" + "---:|" * len(centres))
     for centre in centres:
-        lights = [one.light for one in found if (one.centre, one.split) == (centre, "val")]
-        cells = " | ".join(" / ".join(f"{share(one, lights):.1%}" for one in ranges[model]) for model in centres)
+        lights = [(one.light, one.corrected) for one in found if (one.centre, one.split) == (centre, "val")]
+        cells = " | ".join(" / ".join(f"{one:.1%}" for one in shares(ranges[model], lights)) for model in centres)
         click.echo(f"| {centre} | {len(lights):,} | {cells} |")
     click.echo("\n| cancers in another light | red, green, blue | " + " | ".join(centres) + " |")
     click.echo("|---|---|" + "---:|" * len(centres))
     cancers = {centre: cancers_of(found, centre) for centre in centres}
     for name, factors in LIGHTS.items():
-        lights_of = {centre: [measure_light(one) for one in lit(cancers[centre], factors)] for centre in centres}
         cells = " | ".join(
-            " / ".join(str(round(share(one, lights_of[centre]) * len(cancers[centre]))) for one in ranges[centre])
+            " / ".join(str(round(one * len(cancers[centre]))) for one in shares(ranges[centre], seen))
             + f" of {len(cancers[centre])}"
-            for centre in centres
+            for centre, seen in ((c, [lights_of(one) for one in lit(cancers[c], factors)]) for c in centres)
         )
         click.echo(f"| {name} | {', '.join(f'{one:g}' for one in factors)} | {cells} |")
 
@@ -69,13 +69,19 @@ def pictures(archive_path: Path) -> list[Picture]:
         table = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
         rows = [row for row in table if row["split"] in ("train", "val")]
         read = ((row, decode(archive.read(row["file"]))) for row in rows)
-        return [Picture(row["center"], row["split"], row["label"], one, measure_light(one)) for row, one in read]
+        return [Picture(row["center"], row["split"], row["label"], one, *lights_of(one)) for row, one in read]
+
+
+def lights_of(picture: Pixels) -> tuple[Light, Light]:
+    """Measure a picture as it is, and without the colour of its light."""
+    return measure_light(picture), measure_light(shades_of_grey(picture))
 
 
 def ranges_of(found: list[Picture], centre: str) -> tuple[LightRange, LightRange]:
     """Find the ranges of a centre: of brightness and colour, and of brightness alone."""
-    learned = [one.light for one in found if (one.centre, one.split) == (centre, "train")]
-    whole, bright = range_of(learned), range_of(learned, "shades_of_grey_6")
+    learned = [one for one in found if (one.centre, one.split) == (centre, "train")]
+    whole = range_of([one.light for one in learned])
+    bright = range_of([one.corrected for one in learned], "shades_of_grey_6")
     if whole is None or bright is None:
         raise click.ClickException(f"{centre} has too few pictures")
     return whole, bright
@@ -86,9 +92,10 @@ def cancers_of(found: list[Picture], centre: str) -> list[Pixels]:
     return [one.pixels for one in found if (one.centre, one.split) == (centre, "val") and one.label in CANCERS][:MOST]
 
 
-def share(usual: LightRange, lights: list[Light]) -> float:
-    """Share of the pictures that the rule refers."""
-    return sum(usual.unlike(one) is not None for one in lights) / len(lights)
+def shares(usual: tuple[LightRange, LightRange], lights: list[tuple[Light, Light]]) -> tuple[float, ...]:
+    """Share of the pictures that the rule refers, by either model."""
+    found = zip(usual, zip(*lights, strict=True), strict=True)
+    return tuple(sum(one.unlike(light) is not None for light in seen) / len(seen) for one, seen in found)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from edgefl_protocol.pictures.imaging import decode, light_of, shades_of_grey
-from edgefl_protocol.pictures.light import SIDES, Light, LightRange, measure_light, range_of
+from edgefl_protocol.pictures.light import SIDES, Light, LightRange, measure_light, own_range_of, range_of
 from edgefl_protocol.pictures.quality import measure_quality, usual_light
+from edgefl_protocol.pictures.referral import ReferralRules, unlike_learned
 from edgefl_trainer.data.lesions import draw_lesion
 
 CANCERS = ("MEL", "BCC", "SCC")
@@ -39,12 +41,37 @@ def test_light_is_the_sixth_power_mean_of_each_channel():
 
 def test_three_numbers_of_one_colour():
     light = measure_light(np.full((5, 7, 3), (200, 100, 50), np.uint8))
-    assert light.brightness == pytest.approx(np.sqrt((200**2 + 100**2 + 50**2) / 3))
+    assert light.brightness == pytest.approx(0.299 * 200 + 0.587 * 100 + 0.114 * 50, rel=1e-6)
     assert (light.red_by_green, light.blue_by_green) == (pytest.approx(2.0), pytest.approx(0.5))
+
+
+def test_brightness_is_of_what_is_lit_and_not_clipped():
+    """A black ring and white writing move nothing: the oracle is the percentile of the pixels between."""
+    picture = drawn(2)
+    luminance = picture @ np.array([0.299, 0.587, 0.114])
+    expected = np.percentile(luminance[(luminance >= 25) & (picture < 250).any(axis=2)], 75)
+    assert measure_light(picture).brightness == pytest.approx(expected, rel=1e-5)
+    spoilt = np.concatenate([picture, np.zeros((20, 48, 3), np.uint8), np.full((20, 48, 3), 255, np.uint8)])
+    assert measure_light(spoilt).brightness == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_black_picture_has_finite_numbers():
     assert measure_light(np.zeros((4, 4, 3), np.uint8)) == Light(brightness=1.0, red_by_green=1.0, blue_by_green=1.0)
+
+
+def test_it_is_measured_at_the_scale_of_the_gate():
+    """What 84 px cannot show is not seen: noise of single pixels of a larger photograph is averaged first."""
+    noise = np.random.default_rng(5).choice([60, 240], (336, 336, 1)).astype(np.uint8)
+    picture = np.broadcast_to(noise, (336, 336, 3)).copy()
+    small = np.asarray(Image.fromarray(picture).resize((84, 84), Image.Resampling.BICUBIC, reducing_gap=3.0))
+    assert measure_quality(picture).light == measure_light(small)
+    assert abs(measure_light(picture).brightness - measure_light(small).brightness) > 30
+
+
+def test_of_a_model_that_removes_colour_it_is_the_light_that_is_left():
+    """So the range of its run, of pictures that were corrected, and a photograph on a device are compared alike."""
+    picture = lit(drawn(3), (1, 0.7, 0.8))
+    assert measure_quality(picture, "shades_of_grey_6").light == measure_light(shades_of_grey(picture))
 
 
 @given(st.integers(0, 20), st.tuples(*[st.floats(0.5, 1.0)] * 3))
@@ -55,18 +82,11 @@ def test_a_lamp_moves_the_numbers_by_its_own_ratios(number, factors):
     assert after.blue_by_green / before.blue_by_green == pytest.approx(blue / green, rel=0.02)
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_shades_of_grey_keep_the_brightness(number):
-    """So a model that corrects colour is told a range of brightness that holds for the photographs as they come."""
-    before, after = (measure_light(one) for one in (drawn(number), shades_of_grey(drawn(number))))
-    assert after.brightness == pytest.approx(before.brightness, rel=0.01)
-
-
 def test_a_range_leaves_half_a_percent_outside_at_each_end():
     lights = [Light(brightness=50.0 + n, red_by_green=1 + n / 1000, blue_by_green=1.0) for n in range(200)]
     found = range_of(lights)
     assert sum(found.unlike(one) is not None for one in lights) == 2
-    assert range_of(lights[:99]) is None and range_of(lights[:1], least=1) is not None
+    assert range_of(lights[:99]) is None
     corrected = range_of(lights, "shades_of_grey_6")
     assert (corrected.red_by_green, corrected.blue_by_green) == (None, None)
 
@@ -86,13 +106,20 @@ def test_of_two_faults_the_larger_one_is_named():
     assert RANGE.unlike(Light(brightness=205.0, red_by_green=0.5, blue_by_green=1.0)) == "greener"
 
 
-def test_what_a_device_learned_from_is_usual_too():
-    own = LightRange(brightness=(60.0, 90.0), red_by_green=(1.4, 1.8), blue_by_green=(0.9, 1.0))
-    both = RANGE.with_range(own)
-    assert both == LightRange(brightness=(60.0, 200.0), red_by_green=(1.0, 1.8), blue_by_green=(0.8, 1.2))
-    assert RANGE.with_range(None) == RANGE
-    alone = LightRange(brightness=(100.0, 200.0))
-    assert alone.with_range(own) == LightRange(brightness=(60.0, 200.0))
+def test_one_odd_picture_widens_no_range_of_a_device():
+    lights = [Light(brightness=140.0 + n, red_by_green=1.2, blue_by_green=1.0) for n in range(39)]
+    odd = Light(brightness=1.0, red_by_green=1.2, blue_by_green=1.0)
+    assert own_range_of([*lights, odd]).brightness[0] > 135
+    assert own_range_of(lights[:19]) is None
+
+
+def test_what_a_device_learned_from_is_usual_too_and_nothing_between():
+    own = LightRange(brightness=(60.0, 70.0), red_by_green=(1.0, 1.5), blue_by_green=(0.8, 1.2))
+    rules = ReferralRules(
+        uncertain_above=None, dissonance_above=None, suspicious=None, suspicious_from=None, light=RANGE, own_light=own
+    )
+    said = {value: unlike_learned(Light(**{**WITHIN, "brightness": value}), rules) for value in (65.0, 85.0, 150.0)}
+    assert said == {65.0: None, 85.0: "darker", 150.0: None}
 
 
 @pytest.mark.parametrize("found", [RANGE, LightRange(brightness=(1.5, 2.5))])
@@ -106,6 +133,7 @@ def test_a_range_travels_as_json(found):
         None, [], {}, {"brightness": 3}, {"brightness": [1]}, {"brightness": [2, 1]}, {"brightness": [0, 1]},
         {"brightness": [1, float("inf")]}, {"brightness": ["1", "2"]}, {"brightness": [True, 2]},
         {"brightness": [1, 2], "contrast": [1, 2]}, {"red_by_green": [1, 2]}, {"brightness": [float("nan"), 2]},
+        {"brightness": [1, 256]}, {"brightness": [1, 10**400]}, {"brightness": [1, 2], "red_by_green": [1e-9, 2]},
     ],
 )  # fmt: skip
 def test_anything_else_is_refused(record):

@@ -237,6 +237,22 @@ def test_a_model_that_learned_from_black_frames_takes_black_ones_alone() -> None
         assert asks(framed, 0.4) is found
 
 
+@pytest.mark.parametrize(("level", "found"), [(0, False), (20, False), (90, True), (128, True)])
+def test_it_takes_black_rings_alone_too(level: int, found: bool) -> None:
+    """A ring that touches the sides is over a fifth of the picture."""
+    y, x = (np.mgrid[0:84, 0:84] + 0.5) / 84
+    ringed = surface(SKIN["Monk 4"], 84, 84)
+    ringed[np.hypot(x - 0.5, y - 0.5) > 0.5] = level
+    assert asks(ringed)
+    assert asks(ringed, 0.63) is found
+
+
+def test_a_bar_that_is_too_dark_to_see_counts_as_black() -> None:
+    """(32, 18, 15) has the luminance 21.8, whatever its red says."""
+    found = measure_quality(with_side(surface(SKIN["Monk 4"], 84, 84), "top", 5, (32, 18, 15)))
+    assert found.dark_side and not found.even_side
+
+
 def test_half_a_picture_of_another_surface_is_no_frame() -> None:
     """A straight border alone is none: the hand or the cloth behind it varies."""
     image = surface(SKIN["Monk 4"], 84, 84)

@@ -26,6 +26,7 @@ from edgefl_client.learning.gate import BATCH, judge
 from edgefl_client.learning.limits import check_step_memory
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.own_pictures import Dealt
+from edgefl_client.learning.picture_rows import fit_rows
 from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, phase_and_round
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.runtime import load_graph, processors, run_graph
@@ -41,7 +42,7 @@ from edgefl_protocol.bundle.fedevprompt_plan import (
     fresh_state,
 )
 from edgefl_protocol.payload import Payload, digest
-from edgefl_protocol.pictures.light import range_of
+from edgefl_protocol.pictures.light import own_range_of
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
 from edgefl_protocol.rules.dead_evidence import dead_warning
@@ -174,7 +175,7 @@ class FedEvPromptLearner:
         self._around.judged(
             PersonalState(
                 bundle_sha256=self._bundle.sha256, weights=weights, seen=self._seen, verdict=verdict,
-                images=len(self._learn_rows), round=round_, light=range_of(self._learn_rows.lights, least=1),
+                images=len(self._learn_rows), round=round_, light=own_range_of(fit_rows(self._learn_rows).lights),
             )
         )  # fmt: skip
         return verdict.passed

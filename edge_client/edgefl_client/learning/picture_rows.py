@@ -170,7 +170,7 @@ def read_rows(
             lesion = row.lesion.encode() if row.lesion else images[index].tobytes()
             groups.append(hashlib.sha256(lesion).hexdigest())
             labels.append(row.label)
-            quality = measure_quality(photo)
+            quality = measure_quality(photo, preprocess.colour)
             lights.append(quality.light)
             if quality.reasons(side, unlit_above):
                 unfit.add(index)

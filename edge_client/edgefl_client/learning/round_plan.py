@@ -41,6 +41,8 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
     for name, here in {"image_px": pixels.size, "mean": tuple(pixels.mean), "std": tuple(pixels.std)}.items():
         if name in backbone and backbone[name] != here:
             raise _other(f"{name} of the network", backbone[name], here)
+    if pixels.colour != "none":  # GPU sites of a federation learn from pictures as they are
+        raise _other("colour of the light", "none", pixels.colour)
     if (reason := plan.unable(wanted)) is not None:
         raise LearningError(f"{reason}, so this device cannot take part", "other_settings")
     if plan.frozen_sha256 is not None and backbone.get("sha256", plan.frozen_sha256) != plan.frozen_sha256:

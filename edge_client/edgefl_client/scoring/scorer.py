@@ -72,8 +72,8 @@ class Scorer:
             self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
         except ValueError as error:
             raise BundleError(f"{error}; ask the signer", "bad_card") from error
-        if personal is not None and self._rules.light is not None:
-            self._rules = replace(self._rules, light=self._rules.light.with_range(personal.light))
+        if personal is not None:
+            self._rules = replace(self._rules, own_light=personal.light)
         self.network = Network(bundle, threads, None if personal is None else personal.weights, clock)
         self.model = ModelInfo(
             id=bundle.id,
@@ -116,7 +116,7 @@ class Scorer:
         """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        quality = measure_quality(photo.pixels)
+        quality = measure_quality(photo.pixels, self.network.bundle.preprocess.colour)
         judged = judge_picture(quality, self.network.side_px, self._rules, transparent=photo.transparent)
         return PreparedPicture(pixels, judged, (time.perf_counter() - started) * 1e3)
 

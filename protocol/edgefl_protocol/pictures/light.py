@@ -1,19 +1,20 @@
 """How a picture is lit, and whether a model learned from pictures that are lit so.
 
 A model may hang on brightness and colour of the light: cancers were seen to pass as benign in light a little too blue,
-green or dark (docs/decisions/0057). Light is estimated as shades of grey do (`imaging.light_of`) and
-told by three numbers, which a lamp, a white balance or an exposure moves:
+green or dark (docs/decisions/0057). Three numbers, which a lamp, a white balance or an exposure moves:
 
-    brightness       root mean square of the channels' Minkowski means, 0 to 255
-    red_by_green     ratio of two channels' means: high where the light is reddish
+    brightness       75th percentile of the luminance of pixels that are lit and not clipped, 1 to 255: mostly skin,
+                     and a few white pixels, such as a glint or burnt-in text, move nothing
+    red_by_green     ratio of two channels' Minkowski means (`imaging.light_of`): high where the light is reddish
     blue_by_green    the same: high where it is bluish
 
-A `LightRange` is what nearly all pictures of a site lie in; a bundle's card carries that of the pictures it learned
-from. A model that corrects the colour of every picture (`imaging.correct_colour`) has a range of brightness alone.
+They are measured on the picture as the model's `Preprocess.colour` leaves it, so a run and a device compare alike. A
+`LightRange` is what nearly all pictures of a site lie in; a bundle's card carries that of the pictures it learned from.
+A model that removes the colour of the light (`imaging.correct_colour`) has a range of brightness alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -23,7 +24,12 @@ from edgefl_protocol.strict_json import check_keys
 
 OUTSIDE = 0.005  # share of a site's pictures left outside at each end of a range
 LEAST_PICTURES = 100  # below which no range is told: its ends would be single pictures
-_LEAST = 1.0  # a mean of a channel that is black
+OWN_OUTSIDE, LEAST_OWN = 0.05, 20  # the same of the few pictures that a device learns from
+LIT_FROM = 25.0  # luminance, 0 to 255
+CLIPPED_FROM = 250  # of every channel
+LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, of red, green and blue
+_LEAST = 1.0  # brightness of a picture without light, and a mean of a channel that is black
+_MOST = 255.0
 
 Ends = tuple[float, float]  # lowest and highest
 
@@ -55,8 +61,9 @@ class LightRange:
     def __post_init__(self) -> None:
         for name, ends in self._compared():
             numbers = isinstance(ends, tuple) and len(ends) == 2 and all(type(one) is float for one in ends)
-            if not numbers or not 0.0 < ends[0] <= ends[1] < math.inf:
-                raise ValueError(f"{name} must be two numbers above 0, the lower one first")
+            least = _LEAST if name == "brightness" else _LEAST / _MOST
+            if not numbers or not least <= ends[0] <= ends[1] <= _MOST:
+                raise ValueError(f"{name} must be two numbers from {least:.3g} to {_MOST:g}, the lower one first")
 
     def unlike(self, light: Light) -> str | None:
         """Say how a picture differs most from the range, by a word of `SIDES`; None where it lies within."""
@@ -67,16 +74,6 @@ class LightRange:
             found[SIDES[name][1]] = (value - math.log(high)) / width
         most = max(found, key=found.__getitem__)
         return most if found[most] > 0 else None
-
-    def with_range(self, other: "LightRange | None") -> "LightRange":
-        """Widen to what lies in either range, or between them; what is compared stays."""
-        if other is None:
-            return self
-        widened: dict[str, Ends] = {}
-        for name, (low, high) in self._compared():
-            ends = getattr(other, name)
-            widened[name] = (low, high) if ends is None else (min(low, ends[0]), max(high, ends[1]))
-        return LightRange(**widened)
 
     def to_json(self) -> dict[str, list[float]]:
         """Write the range as JSON values, without what is not compared."""
@@ -96,30 +93,47 @@ class LightRange:
 
 def measure_light(image: Pixels) -> Light:
     """Measure the light of an upright picture, (H, W, 3)."""
+    luminance = image.astype(np.float32) @ LUMINANCE
+    skin = luminance[(luminance >= LIT_FROM) & ~(image >= CLIPPED_FROM).all(axis=2)]
     red, green, blue = np.maximum(light_of(image), _LEAST)
-    brightness = math.sqrt((red**2 + green**2 + blue**2) / 3)
-    return Light(brightness=brightness, red_by_green=float(red / green), blue_by_green=float(blue / green))
+    return Light(
+        brightness=min(float(np.quantile(skin, 0.75)), _MOST) if skin.size else _LEAST,
+        red_by_green=float(red / green),
+        blue_by_green=float(blue / green),
+    )
 
 
-def range_of(lights: Sequence[Light], colour: Colour = "none", *, least: int = LEAST_PICTURES) -> LightRange | None:
-    """Find the range that leaves 0.5 % of a site's pictures outside at each end; None of fewer pictures than `least`.
+def range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
+    """Find the range that leaves 0.5 % of a site's pictures outside at each end; None of fewer than 100.
 
     Args:
-        lights: of the pictures that the site's model learned from, as the network takes them.
-        colour: what was done with the colour of their light. Shades of grey keep the brightness.
+        lights: of the pictures that the site's model learned from, as `colour` left them.
     """
-    if len(lights) < least:
+    if len(lights) < LEAST_PICTURES:
         return None
-    compared = SIDES if colour == "none" else ("brightness",)
-    return LightRange(**{name: _range([getattr(one, name) for one in lights]) for name in compared})
+    return _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE)
 
 
-def _range(values: list[float]) -> Ends:
-    low, high = np.quantile(values, (OUTSIDE, 1 - OUTSIDE))
-    return float(low), float(high)
+def own_range_of(lights: Sequence[Light]) -> LightRange | None:
+    """Find the range of what a device learned from: 5 % outside at each end, so one odd picture widens nothing.
+
+    None of fewer than 20 pictures.
+    """
+    return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE)
+
+
+def _range_of(lights: Sequence[Light], compared: Iterable[str], outside: float) -> LightRange:
+    found: dict[str, Ends] = {}
+    for name in compared:
+        low, high = np.quantile([getattr(one, name) for one in lights], (outside, 1 - outside))
+        found[name] = (float(low), float(high))
+    return LightRange(**found)
 
 
 def _ends(value: object) -> Ends:
     if not isinstance(value, list) or len(value) != 2 or not all(type(one) in (int, float) for one in value):
         raise ValueError("a range of light must be two numbers")
-    return float(value[0]), float(value[1])
+    try:
+        return float(value[0]), float(value[1])
+    except OverflowError as error:
+        raise ValueError("a range of light must be two numbers") from error

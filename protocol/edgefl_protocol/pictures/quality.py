@@ -21,19 +21,20 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    one range; what is grey (radiology, text), green or blue lies outside. Things of the colour of skin (wood, cork)
    pass: this is a rule against mistakes, not a proof.
 4. `dark_corners`: something stands around the picture, though it is not too dark: the ring of a dermatoscope, or a
-   frame of any colour. More than 10 % of the pixels are its surround, or one of its sides is even. What is not lit
-   counts as one colour. A model that did not learn from such pictures calls what is in a frame by the frame.
+   frame of any colour. More than 10 % of the pixels are not lit, or are a vignette, or one of its sides is even. What
+   is not lit counts as one colour. A model that did not learn from such pictures calls what is in a frame by the
+   frame.
 
-   Surround: pixels that are not lit, and those reached straight from a side over pixels within 3 levels, in each
-   channel, of its two corners, where these are alike and 25 levels away from the picture's middle: a round vignette.
+   Vignette: pixels reached straight from a side over pixels within 3 levels, in each channel, of its two corners,
+   where these are lit, alike and 25 levels away from the picture's middle: a round one.
    Even: 95 % of the outermost pixels are within 4 levels, or 3 % of a darker colour, of their median. No light on skin
    is so even. Or they are within 20, as of a narrow or a compressed frame, and the lines behind that are so too end in
    a step of 25 levels. No step on skin is so straight.
 
    Sides are looked at once more at 252 px: at 84 a frame of one pixel in 200 is mixed with the skin beside it.
 
-   A model that learned from black corners says how much (`usual_unlit`): its share counts for the surround, and an even
-   side that is not lit asks for nothing.
+   A model that learned from black corners says how much (`usual_unlit`): that share counts for what is not lit, and an
+   even side that is not lit asks for nothing.
 
 5. `shape`: one side is more than three times the other. The model reads a square, so it would see such a picture
    squeezed, or its middle alone.
@@ -49,8 +50,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from edgefl_protocol.pictures.imaging import Colour
-from edgefl_protocol.pictures.light import Light, LightRange, measure_light, range_of
+from edgefl_protocol.pictures.imaging import Colour, correct_colour
+from edgefl_protocol.pictures.light import (
+    CLIPPED_FROM,
+    LIT_FROM,
+    LUMINANCE,
+    Light,
+    LightRange,
+    measure_light,
+    range_of,
+)
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 Plane = NDArray[np.float32]  # (h, w)
@@ -58,11 +67,9 @@ Colours = NDArray[np.float32]  # (…, 3), RGB, 0 to 255
 
 SCALE_PX = 84
 FINE_PX = 252  # at which sides are looked at once more
-LIT_FROM = 25.0  # luminance
 LEAST_SHARPNESS = 4.6
 LEAST_BRIGHT = 36.0  # luminance, 95th percentile of the lit pixels
 LEAST_LIT = 0.05  # share of the pixels
-CLIPPED_FROM = 250  # of every channel
 MOST_CLIPPED = 0.10  # share of the pixels
 MOST_MEAN = 225.0  # luminance, mean of the lit pixels
 MOST_OBLONG = 3.0  # longer side by the shorter; no camera takes such pictures
@@ -78,7 +85,6 @@ GREY_WITHIN = 2  # levels between the largest and the smallest channel
 RED_BY_GREEN = (0.94, 2.3)
 GREEN_BY_BLUE = (0.74, 2.3)
 
-_LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _QUIET = 1.0  # added to the variance of the blurred picture: rounding and the noise of a flat picture leave about that
 _FEW = 50  # lit pixels with four lit neighbours below which sharpness is not judged
 _FEW_LINES = 8  # of a picture, below which no side is judged
@@ -98,7 +104,7 @@ class Quality:
     mean: float  # mean luminance of lit pixels; 0 where none is lit
     clipped: float  # share of the pixels with every channel at the top
     skin: float  # share of the lit pixels with a colour of skin; 0 where none is lit
-    surround: float  # share of the pixels that are unlit, or of one colour with two corners and joined to them
+    vignette: float  # share of the pixels that are lit, of one colour with two corners, and joined to them
     dark_side: bool  # whether a side of the picture is unlit from end to end
     even_side: bool  # whether a side that is lit is of one colour
     light: Light  # brightness and colour of the light, at the scale of the rules
@@ -124,20 +130,25 @@ class Quality:
             "shape": max(self.height_px, self.width_px) > MOST_OBLONG * min(self.height_px, self.width_px),
             "not_skin": self.skin < LEAST_SKIN,
             "dark_corners": self.lit >= LEAST_LIT
-            and (self.surround > unlit_above or self.even_side or (self.dark_side and unlit_above <= MOST_UNLIT)),
+            and (
+                1 - self.lit > unlit_above
+                or self.vignette > MOST_UNLIT
+                or self.even_side
+                or (self.dark_side and unlit_above <= MOST_UNLIT)
+            ),
         }
         return tuple(reason for reason, holds in found.items() if holds)
 
 
-def measure_quality(image: Pixels) -> Quality:
-    """Measure an upright picture, (H, W, 3)."""
+def measure_quality(image: Pixels, colour: Colour = "none") -> Quality:
+    """Measure an upright picture, (H, W, 3); its light as `colour` leaves it."""
     height_px, width_px = image.shape[:2]
     small = _at_scale(image)
-    luminance: Plane = small.astype(np.float32) @ _LUMINANCE  # (h, w)
+    luminance: Plane = small.astype(np.float32) @ LUMINANCE  # (h, w)
     lit = luminance >= LIT_FROM
     bright_part = luminance[lit]
-    shown = np.maximum(small, np.float32(LIT_FROM))
-    even = [*_even_sides(shown), *_even_sides(np.maximum(_at_scale(image, FINE_PX), np.float32(LIT_FROM)))]
+    shown = _with_one_black(small)
+    even = [*_even_sides(shown), *_even_sides(_with_one_black(_finer(image)))]
     return Quality(
         height_px=height_px,
         width_px=width_px,
@@ -147,10 +158,10 @@ def measure_quality(image: Pixels) -> Quality:
         mean=float(bright_part.mean()) if bright_part.size else 0.0,
         clipped=float((small >= CLIPPED_FROM).all(axis=2).mean()),
         skin=_skin_share(small[lit]),
-        surround=float((~lit | _corner_region(shown)).mean()),
+        vignette=float((lit & _corner_region(shown)).mean()),
         dark_side=any(colour.max() <= LIT_FROM for colour in even),
         even_side=any(colour.max() > LIT_FROM for colour in even),
-        light=measure_light(small),
+        light=measure_light(correct_colour(small, colour)),
     )
 
 
@@ -160,12 +171,16 @@ def usual_unlit(images: Iterable[Pixels]) -> float:
     Args:
         images: the pictures that the site's model learned from; of none it is 10 %.
     """
-    shares = [float(np.mean(_at_scale(one).astype(np.float32) @ _LUMINANCE < LIT_FROM)) for one in images]
+    shares = [float(np.mean(_at_scale(one).astype(np.float32) @ LUMINANCE < LIT_FROM)) for one in images]
     return max(MOST_UNLIT, float(np.quantile(shares, _USUAL)) if shares else 0.0)
 
 
 def usual_light(images: Iterable[Pixels], colour: Colour = "none") -> LightRange | None:
-    """Find in what light nearly all pictures of a site are, at the scale of the gate; see `light.range_of`."""
+    """Find in what light nearly all pictures of a site are, at the scale of the gate; see `light.range_of`.
+
+    Args:
+        images: the pictures that the site's model learned from, as `colour` left them.
+    """
     return range_of([measure_light(_at_scale(one)) for one in images], colour)
 
 
@@ -183,6 +198,18 @@ def _from_sides(picture: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """The picture as seen from its top, bottom, left and right: lines first, the outermost one at 0."""
     turned = picture.swapaxes(0, 1)
     return picture, picture[::-1], turned, turned[::-1]
+
+
+def _finer(image: Pixels) -> Pixels:
+    """The picture at `FINE_PX`, of every n-th pixel where it has many: much faster, and a frame stays even."""
+    step = max(1, min(image.shape[:2]) // (3 * FINE_PX))
+    return _at_scale(np.ascontiguousarray(image[::step, ::step]), FINE_PX)
+
+
+def _with_one_black(picture: Pixels) -> Colours:
+    """The picture with one colour wherever it is not lit, at the edge of what is: (h, w, 3)."""
+    unlit = picture.astype(np.float32) @ LUMINANCE < LIT_FROM
+    return np.where(unlit[..., None], np.float32(LIT_FROM), np.maximum(picture, np.float32(LIT_FROM)))
 
 
 def _even_sides(shown: Colours) -> list[Colours]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.pictures.light import LightRange
+from edgefl_protocol.pictures.light import Light, LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
@@ -98,6 +98,7 @@ class ReferralRules:
     suspicious_from: float | None
     unlit_above: float = MOST_UNLIT  # share of unlit pixels above which the gate refers
     light: LightRange | None = None  # of the pictures that the model learned from; None where nobody says
+    own_light: LightRange | None = None  # of those that personal values learned from, which is usual, too
 
     @property
     def suspicious_in_force(self) -> float | None:
@@ -135,9 +136,16 @@ def judge_picture(
     return JudgedPicture(
         gate=quality.reasons(network_px, rules.unlit_above),
         exposure=quality.exposure,
-        light=None if rules.light is None else rules.light.unlike(quality.light),
+        light=unlike_learned(quality.light, rules),
         transparent=transparent,
     )
+
+
+def unlike_learned(light: Light, rules: ReferralRules) -> str | None:
+    """Say how a picture's light differs from that of all that was learned from; None where it does not."""
+    if rules.light is None or (rules.own_light is not None and rules.own_light.unlike(light) is None):
+        return None
+    return rules.light.unlike(light)
 
 
 def entropy_nats(probabilities: NDArray[np.float32]) -> float:

@@ -1,8 +1,10 @@
 """The table that names the owner's pictures."""
 
+import numpy as np
 import pytest
 
-from edgefl_client.learning.picture_rows import LabelsError, read_labels
+from edgefl_client.learning.picture_rows import LabelsError, PreparedRows, fit_rows, read_labels
+from edgefl_protocol.pictures.light import Light
 
 CLASSES = ("MEL", "NV", "BCC")
 
@@ -35,3 +37,12 @@ def test_bad_tables_are_one_sentence(tmp_path, text, message):
     with pytest.raises(LabelsError, match=message) as error:
         read_labels(table, CLASSES)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_taken_rows_keep_their_own_light():
+    lights = tuple(Light(brightness=100.0 + n, red_by_green=1.2, blue_by_green=1.0) for n in range(4))
+    rows = PreparedRows(
+        np.zeros((4, 2, 2, 3), np.uint8), np.arange(4), tuple("abcd"), unfit=frozenset({1}), lights=lights
+    )
+    assert rows.take(np.array([True, False, False, True])).lights == (lights[0], lights[3])
+    assert fit_rows(rows).lights == (lights[0], lights[2], lights[3])

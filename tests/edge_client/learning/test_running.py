@@ -23,8 +23,6 @@ from edgefl_client.scoring.personal import load_personal
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import digest
-from edgefl_protocol.pictures.imaging import decode
-from edgefl_protocol.pictures.light import measure_light
 
 ONE = {"threads": 1}
 LONG = {"threads": 1, "epochs": 60}
@@ -55,10 +53,7 @@ def test_a_round_learns_and_is_scored_with(bundle, labels, home, lab):
     personal = load_personal(home, bundle)
     assert personal is not None and digest(personal.weights) == found["weights_sha256"]
     assert personal.seen == (True, True, False)
-    learned = [decode(path.read_bytes()) for path in sorted(labels.parent.rglob("*.png"))]
-    low, high = personal.light.brightness  # of 14 of these pictures
-    found_light = [measure_light(one).brightness for one in learned]
-    assert any(low <= value <= high for value in found_light) and min(found_light) <= low <= high <= max(found_light)
+    assert personal.light is None  # 14 pictures are too few to know their usual light
     score = Scorer(bundle, personal=personal).score(lab.photo(colour=(90, 60, 50)))
     assert score.predicted == "MEL"
     assert score.to_json()["model"]["state"] == {"kind": "personal", "sha256": found["weights_sha256"]}

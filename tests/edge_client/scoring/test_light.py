@@ -59,7 +59,7 @@ def test_light_is_no_fault_of_the_picture(make_bundle, lab, usual):
 
 def test_what_a_device_learned_from_no_longer_asks(make_bundle, lab, usual):
     bundle = make_bundle(metrics={"refer_light_outside": usual.to_json()})
-    own = LightRange(brightness=(90.0, 140.0))
+    own = LightRange(brightness=(90.0, 120.0))
     state = PersonalState(
         bundle_sha256=bundle.sha256,
         weights=bundle.weights,

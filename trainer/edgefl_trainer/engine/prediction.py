@@ -68,7 +68,10 @@ def predict_files(
             seen=predictor.seen,
             rules=rules,
             picture=judge_picture(
-                measure_quality(photo.pixels), run.preprocess.size, rules, transparent=photo.transparent
+                measure_quality(photo.pixels, run.preprocess.colour),
+                run.preprocess.size,
+                rules,
+                transparent=photo.transparent,
             ),
             expired=None,
             model=model,
