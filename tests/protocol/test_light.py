@@ -137,7 +137,7 @@ def test_a_range_travels_as_json(found):
     ],
 )  # fmt: skip
 def test_anything_else_is_refused(record):
-    with pytest.raises(ValueError, match=r"light|brightness"):
+    with pytest.raises(ValueError, match=r"light|brightness|red_by_green"):
         LightRange.from_json(record)
 
 
