@@ -24,8 +24,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 SMALL_BYTES = 64 * 2**10
 HEAD_BYTES = 4 * 2**10  # more than an envelope's clear header and all that stands before its payload
 _OF_ONE = 4  # a sender's share of the room is one such part
-_GRACE_S = 5.0  # a body that has come for less has no speed yet; of a crowd that comes at once few take longer
-_SLOW = 2**18  # bytes a second, from which on nobody gives way
+_GRACE_S = 5.0  # a body that has come for less has no pace yet
+_MOST_S = 60.0  # a body that takes no longer as a whole gives way to nobody
 
 
 class NotPassed(Exception):
@@ -64,11 +64,11 @@ class Place:
             raise NotPassed(503, "busy")
         return whole
 
-    def speed(self, now: float) -> float | None:
-        """Return bytes a second; None where it does not come any more, or only just begins."""
+    def takes_s(self, now: float) -> float:
+        """Return how long it takes as a whole, at its pace; 0 where it has come, or only just begins."""
         if self._reading is None or now - self.since < _GRACE_S:
-            return None
-        return self.body.arrived / (now - self.since)
+            return 0.0
+        return (now - self.since) * self.body.length / max(1, self.body.arrived)
 
     def give_away(self) -> None:
         """Stop reading."""
@@ -105,9 +105,9 @@ class LargeBodies:
     def _made_room(self, length: int) -> bool:
         """Have the slowest give way until there is room for so many bytes; nobody does where that is not enough."""
         missing, now = sum(one.body.length for one in self._held) + length - self.most, self._clock()
-        speeds = [(speed, one) for one in self._held if (speed := one.speed(now)) is not None and speed < _SLOW]
+        slow = [(takes_s, one) for one in self._held if (takes_s := one.takes_s(now)) > _MOST_S]
         leaving = list[Place]()
-        for _, one in sorted(speeds, key=lambda found: found[0]):
+        for _, one in sorted(slow, key=lambda found: -found[0]):
             if missing > 0:
                 leaving.append(one)
                 missing -= one.body.length
