@@ -23,6 +23,7 @@ from edgefl_trainer.errors import USAGE_CODES
 if TYPE_CHECKING:
     from edgefl_export.int8.calibration import Calibration
     from edgefl_export.parity.step_parity import StepParity
+    from edgefl_protocol.bundle import BundleFields
     from edgefl_protocol.pictures.class_info import ClassInfo
     from edgefl_trainer.engine.models import FinishedRun
 
@@ -210,7 +211,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     from edgefl_export.bundles.questions import OwnQuestions, own_questions
     from edgefl_export.bundles.shown_map import measured_map
     from edgefl_export.errors import ExportError
-    from edgefl_protocol.bundle import BundleFields, build_bundle
+    from edgefl_protocol.bundle import build_bundle
     from edgefl_protocol.durable import read_passphrase, write_atomic
     from edgefl_trainer.engine.models import open_run
 
@@ -234,17 +235,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         taught=asked.taught, report=_say,
     )  # fmt: skip
     files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
-    created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
-    days = options["expires_days"]
-    fields = BundleFields(
-        federation=options["federation"],
-        line=options["line"],
-        task=model.task,
-        version=options["version"],
-        created_ms=created_ms,
-        expires_ms=None if days is None else created_ms + days * DAY_MS,
-        min_runtime=members.min_runtime,
-    )
+    fields = _fields(options, model.task, members.min_runtime)
     try:
         data = build_bundle(files, fields, keys)
     except BundleError as error:  # our own members were refused: a failure here, not a matter of trust
@@ -259,6 +250,23 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         **model_facts(model, members, shown, steps),
     }
     click.echo(json.dumps(facts) if as_json else bundle_text(facts))
+
+
+def _fields(options: dict[str, Any], task: str, min_runtime: str) -> "BundleFields":
+    """What the manifest says besides its members."""
+    from edgefl_protocol.bundle import BundleFields
+
+    created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
+    days = options["expires_days"]
+    return BundleFields(
+        federation=options["federation"],
+        line=options["line"],
+        task=task,
+        version=options["version"],
+        created_ms=created_ms,
+        expires_ms=None if days is None else created_ms + days * DAY_MS,
+        min_runtime=min_runtime,
+    )
 
 
 def _class_info(file: Path | None, finished: "FinishedRun") -> "dict[str, ClassInfo]":

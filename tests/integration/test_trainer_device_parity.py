@@ -17,15 +17,18 @@ from PIL import Image, ImageFilter
 from tests.edge_client.scoring.drawn_pictures import score_with
 from tests.shared import Shared
 
+from edgefl_client import Scorer
 from edgefl_client.cli import cli as device_cli
 from edgefl_client.commands.score_text import human_line
 from edgefl_export.cli import main as export_cli
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
+from edgefl_protocol.pictures.imaging import decode, resize, shades_of_grey
 from edgefl_protocol.pictures.referral import GATE_REASONS
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.commands.results_text import score_line
 from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.engine.models import open_run, predict
 
 DATA = "lesions:sites=2,images=160,px=36"  # enough to know their usual light
 SIDE = 24  # px: four patches
@@ -140,6 +143,19 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         assert found["light"] == LIGHT[kind]
     assert (found["predicted"] is None) is bool({"size", "not_skin"} & set(faults))
     assert found["transparent"] is (kind == "transparent")
+
+
+def test_both_remove_the_colour_that_training_removed(signed, tmp_path):
+    """The run says so once; the oracle is the model on a picture corrected by hand, not by what the run tells."""
+    run, file, public = signed
+    bundle = load_bundle(file.read_bytes(), [read_public_key(public).public], 2**41)
+    assert bundle.preprocess.colour == "shades_of_grey_6"
+    picture = tmp_path / "photo.jpg"
+    picture.write_bytes(PHOTOS["in blue light"]())
+    corrected = shades_of_grey(resize(decode(picture.read_bytes()), SIDE))
+    expected = predict(open_run(run).predictor("site-1"), corrected[None]).probabilities[0]
+    found = Scorer(bundle, threads=1).score(picture.read_bytes())
+    np.testing.assert_allclose(list(found.probabilities.values()), expected, atol=1e-4)
 
 
 def test_turning_the_picture_by_exif_is_turning_the_pixels(signed, tmp_path):

@@ -68,10 +68,7 @@ class Scorer:
         self._classes = bundle.labels.classes
         # the classes, with what taught the values in use
         self.labels = bundle.labels if personal is None else replace(bundle.labels, seen=personal.seen)
-        try:
-            self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
-        except ValueError as error:
-            raise BundleError(f"{error}; ask the signer", "bad_card") from error
+        self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
         if personal is not None:
             self._rules = replace(self._rules, own_light=personal.light)
         self.network = Network(bundle, threads, None if personal is None else personal.weights, clock)

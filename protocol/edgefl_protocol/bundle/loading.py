@@ -51,7 +51,7 @@ from edgefl_protocol.bundle.manifest import (
     write_signatures,
 )
 from edgefl_protocol.bundle.manifest import check_update as check_update
-from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules
 from edgefl_protocol.bundle.onnx_rules import check_operators, check_score_graph
 from edgefl_protocol.bundle.onnx_training import check_graphs, read_plan
 from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
@@ -134,6 +134,7 @@ def load_bundle(
     preprocess = _read("preprocess", _preprocess, members["preprocess.json"])  # (7)
     labels = _read("labels", Labels.from_bytes, members["labels.json"])
     card = _read("card", Card.from_bytes, members["card.json"])
+    _read("card", lambda _: referral_rules(labels, card), b"")  # its thresholds, before anything takes the bundle up
     questions = _read("questions", QuestionTable.from_bytes, members[MEMBER]) if MEMBER in members else None
     weights = _weights(members["weights.safetensors"])  # (8)
     words = None if questions is None else questions.vocabulary.length

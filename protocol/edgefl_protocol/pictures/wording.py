@@ -198,6 +198,8 @@ def not_set(score: Score) -> list[str]:
         said.append(
             f"No threshold for suspicious classes could be chosen on pictures: {_against_limit(score)[1]} is a default."
         )
+    if "light" not in score.rules_tried:
+        said.append("No rule compares the light with that of the pictures learned from.")
     if "suspicious_class" not in score.rules_tried:
         said.append("This model knows benign classes only, so it cannot find a suspicious one.")
     return said

@@ -46,8 +46,9 @@ def test_a_card_without_a_range_asks_about_no_light(plain_bundle, lab):
 
 
 def test_a_range_that_cannot_be_read_is_a_faulty_card(make_bundle):
-    with pytest.raises(BundleError, match="ask the signer"):
-        Scorer(make_bundle(metrics={"refer_light_outside": {"brightness": [200, 100]}}), threads=1)
+    with pytest.raises(BundleError, match="brightness must be two numbers") as refused:
+        make_bundle(metrics={"refer_light_outside": {"brightness": [200, 100]}})
+    assert refused.value.code == "bad_card"
 
 
 def test_light_is_no_fault_of_the_picture(make_bundle, lab, usual):
