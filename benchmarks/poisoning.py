@@ -295,15 +295,22 @@ def cost_of_rules(world: World, rounds: int, deals: int) -> dict[str, dict[str, 
     return found
 
 
-def measured(world: World, rounds: int) -> dict[str, dict[str, Outcome]]:
-    """Every attack with every rule, and with the gate."""
+def measured(
+    world: World, rounds: int, names: Sequence[str] = tuple(RULES), gated: Sequence[str] = GATED
+) -> dict[str, dict[str, Outcome]]:
+    """Every attack with each of these rules, and with the gate.
+
+    Args:
+        names: of the rules without the gate.
+        gated: of the rules with it.
+    """
     limits = {
-        name: max(GATE.TAKEN, federation(world, "no attack", RULES[name], rounds).stamped + MARGIN) for name in GATED
+        name: max(GATE.TAKEN, federation(world, "no attack", RULES[name], rounds).stamped + MARGIN) for name in gated
     }
     return {
         attack: {
-            **{name: federation(world, attack, rule, rounds) for name, rule in RULES.items()},
-            **{f"{name} + gate": federation(world, attack, RULES[name], rounds, limits[name]) for name in GATED},
+            **{name: federation(world, attack, RULES[name], rounds) for name in names},
+            **{f"{name} + gate": federation(world, attack, RULES[name], rounds, limits[name]) for name in gated},
         }
         for attack in ATTACKS
     }

@@ -1,7 +1,8 @@
 """Our commands in forks of one process that has the large libraries loaded: each its own process, none loads them anew.
 
-What a command does to its process (working folder, environment, streams, signals) ends with its fork. All processes of
-one run of the tests share the loaded one. The first that needs it starts it; once none needs it any more it ends, and
+What a command does to its process (working folder, environment, streams, signals) ends with its fork. An export traces
+only what no process of the tests has traced yet (`tests/shared.py`). All processes of one run of the tests share the
+loaded one. The first that needs it starts it; once none needs it any more it ends, and
 the first waits for that. This file is also its program: `python tests/forks.py SOCKET`.
 """
 
@@ -71,7 +72,7 @@ class Forks:
             file.write_bytes(b"")
         asked = {
             "words": list(words), "module": COMMANDS[words[0]], "folder": str(folder), "out": str(out), "err": str(err),
-            "environment": dict(environment), "kill_after": kill_after,
+            "environment": dict(environment), "kill_after": kill_after, "shared": str(self._folder),
         }  # fmt: skip
         with self._connected(ASKED) as connection, connection.makefile("rw") as lines:
             lines.write(json.dumps(asked) + "\n")
@@ -179,7 +180,8 @@ def _command(asked: Mapping[str, Any]) -> None:
         sys.stdin, sys.argv = open(0, closefd=False), asked["words"]  # noqa: SIM115
         if asked["kill_after"]:
             _die_after(asked["kill_after"])
-        importlib.import_module(asked["module"]).main()
+        with _traced_once(asked) if asked["words"][0] == "edgefl-export" else contextlib.nullcontext():
+            importlib.import_module(asked["module"]).main()
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -191,6 +193,13 @@ def _command(asked: Mapping[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _traced_once(asked: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    sys.path.append(str(Path(__file__).parents[1]))
+    found = importlib.import_module("tests.shared").Shared(Path(asked["shared"])).traces()
+    assert isinstance(found, contextlib.AbstractContextManager)
+    return found
 
 
 def _die_after(ending: str) -> None:

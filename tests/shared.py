@@ -2,7 +2,7 @@
 
 A file lock holds the others back while one process makes a thing. A graph's name is the digest of all that was traced,
 values of the network included, so another network, another option or another step is another graph. Of the tensors
-that a graph for scoring takes, only the shapes count; parity gates compare it with the values of each model.
+that a graph takes, only the shapes count; gates compare it with the values of each model.
 """
 
 import fcntl
@@ -23,6 +23,8 @@ from unittest import mock
 import numpy as np
 import pytest
 from tests.forks import Forks
+
+FOLDER = "EDGEFL_TESTS_SHARED"  # where a process that is no test's own finds the folder of `Shared`
 
 
 class Shared:
@@ -59,8 +61,10 @@ class Shared:
             found = self._bytes("score", key, lambda: made().SerializeToString(deterministic=True))
             return onnx.load_from_string(found)
 
-        def training(*given: Any, **named: Any) -> bytes:
-            return self._bytes("step", (given, named), lambda: stepped(*given, **named))
+        def training(step: Any, tensors: Mapping[str, Any], *rest: Any, **named: Any) -> bytes:
+            shapes = [(name, value.dtype, value.shape) for name, value in tensors.items()]
+            key = (_fixed(step), shapes, rest, named)
+            return self._bytes("step", key, lambda: stepped(step, tensors, *rest, **named))
 
         with ExitStack() as patches:
             patches.enter_context(operators_read_once())
@@ -101,6 +105,19 @@ def forks(shared: Shared) -> Iterator[Forks]:
     found = Forks(shared.folder)
     yield found
     found.close()
+
+
+def _fixed(step: Any) -> object:
+    """What a graph holds of a step: FedCLF's takes the network's values and the rate, and batch and bank are free."""
+    from edgefl_export.methods.fedclf import FedCLFStep
+
+    own = getattr(step, "__self__", step)
+    if not isinstance(own, FedCLFStep):
+        return step
+    form = {name: (value.dtype, value.shape) for name, value in own.model.state_dict().items()}
+    names = {field.name for field in fields(own.plan)} - {"batch", "queue", "lr", "epochs", "seed"}
+    plan = {name: getattr(own.plan, name) for name in sorted(names)}
+    return type(own), getattr(step, "__name__", None), str(own.model), form, plan, own.mean, own.std
 
 
 def _export_modules() -> list[types.ModuleType]:

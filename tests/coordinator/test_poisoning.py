@@ -89,7 +89,7 @@ def test_a_trigger_that_the_gate_does_not_know_passes(poisoning, world) -> None:
 @pytest.mark.slow
 def test_the_benchmark_on_fewer_pictures(poisoning) -> None:
     """Check 47 on drawn lesions: what happens unprotected, and that `median` holds most of it."""
-    found = poisoning.measured(poisoning.drawn_world(60, 0), 20)
+    found = poisoning.measured(poisoning.drawn_world(60, 0), 20, ("none", "median"), ("median",))
     honest = found["no attack"]["median"].accuracy
     assert honest > 0.8 and found["sign flip"]["none"].accuracy < honest - 0.3
     assert all(found[attack]["median"].accuracy >= honest - 0.12 for attack in OPEN)

@@ -93,12 +93,18 @@ def test_the_shown_lines_find_their_place_in_the_table(root: Path) -> None:
 
 
 def make_copy(root: Path, folder: Path) -> None:
-    """What git tracks, with the environment of this one in `.venv`, which `make` takes for its own."""
+    """What git tracks, with the environment of this one in `.venv`, which `make` takes for its own.
+
+    Modules bring what Python compiled them to; it counts only where the source has the same time and size.
+    """
     listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, check=True)
-    for name in filter(None, listed.stdout.split("\0")):
-        if (root / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, folder / name)
+    for source in (root / name for name in listed.stdout.split("\0") if name):
+        compiled = source.parent.glob(f"__pycache__/{source.stem}.*.pyc") if source.suffix == ".py" else ()
+        for file in (source, *compiled):
+            if file.is_file():
+                copied = folder / file.relative_to(root)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, copied)
     for words in (["init", "-q"], ["add", "-A"]):
         subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True)
     (folder / ".venv").mkdir()
@@ -123,12 +129,18 @@ def test_the_page_is_followed_in_a_copy(root: Path, tmp_path: Path) -> None:
     environment = {**ours, "PYTHONPATH": paths, "EDGEFL_CACHE": str(tmp_path / "cache"), "MAKEFLAGS": ""}
     environment |= {"WORKERS": "1"}  # each process collects all tests, to run a few
     environment |= {"MYPY_CACHE_DIR": str(root / ".mypy_cache")}  # a minute, which `make check` need not take again
+    passed = []
     for command in commands:
         words = ["bash", "-c", command]
         done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}{done.stderr[-6000:]}"
         if "-k lgfedavg" in command:
-            passed = re.search(r"(\d+) passed", done.stdout)
-            least = 20 if "test_conformance.py" in command else 30  # the contract's suites alone, or all that name it
-            assert passed and int(passed[1]) >= least and "Installing" not in done.stdout, done.stdout[-2000:]
+            found = re.search(r"(\d+) passed", done.stdout)
+            assert found and "Installing" not in done.stdout, done.stdout[-2000:]
+            passed.append(int(found[1]))
+            # The second command would try again what the first one tried.
+            ran = [f"--deselect={word}" for word in re.findall(r"tests/\S+\.py", command)]
+            environment["PYTEST_ADDOPTS"] = " ".join(ran)
+    contract, others = passed
+    assert contract >= 20 and others >= 10
     assert json.loads((copy / "runs/lgfedavg/summary.json").read_text())["method"] == "lgfedavg"

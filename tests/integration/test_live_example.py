@@ -1,27 +1,42 @@
 """`examples/live_federation.py --tiny` as a person runs it: eight processes, TLS, two methods, three rounds each.
 
+Its exports trace only what no process of the tests has traced yet; their gates are asked as always.
+
 Source: docs/design.md 1 (devices and GPU servers in one federation), STYLE 3 (every example runs in the tests).
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.shared import FOLDER, Shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
+# The script, whose commands are forked from a process that has imported these modules.
+RUN = """
+import live_processes
+live_processes.FORKING.set_forkserver_preload([*live_processes.IMPORTED, "tests.integration.traced_once"])
+import live_federation
+live_federation.main()
+"""
 METHODS = {"fedevprompt": ("fedevprompt", 3), "fedclf": ("fedclf", 4)}  # folder → method, exchanges (a warm one)
 
 
-def test_servers_and_devices_learn_both_methods_together(tmp_path: Path) -> None:
+def test_servers_and_devices_learn_both_methods_together(tmp_path: Path, shared: Shared) -> None:
     """Everybody answers every exchange; hospitals end with the digest that the coordinator shows; results are runs."""
     out = tmp_path / "out"
-    script = [sys.executable, str(ROOT / "examples/live_federation.py"), "--tiny", "--out", str(out)]
-    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
+    paths = os.pathsep.join([str(ROOT / "examples"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, FOLDER: str(shared.folder)}
+    script = [sys.executable, "-c", RUN, "--tiny", "--out", str(out)]
+    done = subprocess.run(
+        script, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=3600, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     shown = re.findall(r"^digest of the whole federation: ([0-9a-f]{64})$", done.stdout, re.M)
     assert len(shown) == len(METHODS)
