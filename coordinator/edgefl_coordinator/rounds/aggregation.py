@@ -28,7 +28,7 @@ from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.shared_commit import may_be_kept
+from edgefl_coordinator.store.shared_commit import done_again, may_be_kept
 from edgefl_coordinator.store.store import Blob, Store
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
@@ -64,7 +64,8 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
 
 
 def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
-    due = next_job(coordinator)
+    done_again(lambda: sweep_uploads(coordinator))
+    due = done_again(lambda: next_job(coordinator))
     if due is None:
         return False
     store = coordinator.store
@@ -74,7 +75,7 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
         lay_out(store, folder, due.job)
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
-        commit(coordinator, due, result)
+        done_again(lambda: commit(coordinator, due, result))
     except (EdgeflError, OSError) as error:
         known = error if isinstance(error, EdgeflError) else _machine_failed(error)
         if known.code != STOPPED:
@@ -107,7 +108,6 @@ def _machine_failed(error: OSError) -> StorageError:
 
 def next_job(coordinator: Coordinator) -> Due | None:
     """Return the job that is due now, or None."""
-    sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
     with coordinator.store.transaction() as connection:
         inbox.forget(connection, now_ms)
