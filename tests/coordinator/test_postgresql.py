@@ -381,6 +381,44 @@ def test_a_database_of_others_is_left_alone(federated, running, change, said) ->
 
 
 @slow
+def test_an_empty_database_does_not_empty_the_folder(federated, running, clock) -> None:
+    """A wrong or new database in the place of the one that names the blobs: refused, and not a file is touched."""
+    home, url = federated.store.home, federated.settings.database
+    federated.store.put_blob(b"kept")
+    federated.store.close()
+    empty = running.database()
+    home.config.write_text(home.config.read_text().replace(url, empty))
+    for _ in range(2):
+        with pytest.raises(StorageError, match="empty although there are blobs"):
+            open_coordinator(home)
+    assert running.run("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()", empty) == [(0,)]
+    assert len(list(home.blobs.iterdir())) == 1
+    running.drop(empty)
+
+
+@slow
+def test_init_tries_the_database(running, tmp_path) -> None:
+    """One that does not answer, or is taken, is refused before anything is made."""
+    url, runner = running.database(), CliRunner()
+
+    def made(name: str, database: str) -> Any:
+        options = ["--federation", "skin", "--method", "fedavg", "--classes", "a,b", "--port", "0", "--preset", "tiny"]
+        return runner.invoke(main, ["init", str(tmp_path / name), *options, "--database", database])
+
+    said = made("one", url)
+    assert said.exit_code == 0, said.stderr
+    open_coordinator(store.CoordinatorHome(tmp_path / "one")).store.close()
+    for database, why in (
+        (url, "belongs to another coordinator"),
+        (url.replace("user=postgres", "user=nobody"), 'role "nobody" does not exist'),
+        ("postgresql:///fl?host=/nowhere", "does not answer"),
+        ("mysql://db/fl", "must begin with postgresql://"),
+    ):
+        said = made("other", database)
+        assert said.exit_code in (1, 2) and why in said.stderr and not (tmp_path / "other").exists()
+
+
+@slow
 def test_a_database_that_could_lose_or_change_things_is_refused(running, make_coordinator, tmp_path) -> None:
     running.run("CREATE DATABASE plain ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
     home = store.CoordinatorHome(tmp_path)

@@ -144,12 +144,14 @@ def open_coordinator(
         StorageError: a file cannot be read.
         KeyMaterialError: a key file is unusable.
     """
-    settings = load_settings(home)
+    seen, settings = _files_seen(home), load_settings(home)
     store = open_store(home, wait_s, settings.database, joins=joins)
     try:
         # Only now: whoever had the store open may have changed the keys.
-        coordinator = Coordinator(settings, store, load_keys(home, passphrase), clock)
+        coordinator = Coordinator(settings, store, load_keys(home, passphrase), clock, seen=seen)
         store.claim(coordinator.derive("store").hex())
+        if store.database.shared and not joins:
+            store.sweep()
         return coordinator
     except BaseException:
         store.close()

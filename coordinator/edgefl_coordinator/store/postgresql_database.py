@@ -37,6 +37,7 @@ _LOOKING: Final = 8  # connections that look up senders
 _PAUSE_S: Final = 0.1
 _LOCAL: Final = ("", "localhost", "127.0.0.1", "::1")
 _MET: Final = ("40001", "40P01")  # serialization_failure, deadlock_detected
+_AWAY: Final = ("", "08", "28", "3D", "57")  # no answer, connection, authorization, no such database, shutdown
 _SESSION: Final = {
     "application_name": "edgefl-coordinator",
     "connect_timeout": "10",
@@ -134,7 +135,7 @@ class PostgresqlDatabase:
             raise self.storage_error(error) from error
         return self._leader is not None
 
-    def prepare(self, connection: Connection) -> None:
+    def prepare(self, connection: Connection) -> bool:
         """Make the tables, as `Database` says.
 
         An `OperatorError` where the server is set up to lose what it acknowledged, or to change texts.
@@ -144,12 +145,13 @@ class PostgresqlDatabase:
         if not found:
             metadata.create_all(connection)
             KEEP_FACT.run(connection, key=_VERSION, value=str(VERSION))
-            return
+            return True
         version = FACT.value(connection, key=_VERSION) if "facts" in found else None
         if version is None or not version.isdigit():
             raise OperatorError("the database holds tables of something else; give the coordinator an empty one")
         if int(version) > VERSION:
             raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
+        return False
 
     def _check_server(self, connection: Connection) -> None:
         number = connection.scalar(text("SHOW server_version"))
@@ -170,8 +172,9 @@ class PostgresqlDatabase:
             return StorageError(f"the store undid a transaction that met another one ({name})", MET)
         if state.startswith("23"):
             return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
-        if state[:2] in ("", "08", "57"):
-            return StorageError(f"the store's database does not answer ({name}): see whether it runs", "storage")
+        if state[:2] in _AWAY:
+            told = (str(cause).splitlines() or [name])[0][:200]
+            return StorageError(f"the store's database does not answer: {told}", "storage")
         return StorageError(f"the store cannot be read or written ({name})", "storage")
 
     def close(self) -> None:

@@ -56,8 +56,8 @@ class Database(Protocol):
     def lead(self, wait_s: float = 0.0) -> bool:
         """Tell whether this process does what one alone may do, from now until it ends or loses the database."""
 
-    def prepare(self, connection: Connection) -> None:
-        """Make the tables where there are none, and bring older ones to this version.
+    def prepare(self, connection: Connection) -> bool:
+        """Make the tables where there are none, and bring older ones to this version; return whether there were none.
 
         An `OperatorError` where there are other tables, or those of a newer version; nothing was changed.
         """

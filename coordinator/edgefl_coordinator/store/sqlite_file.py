@@ -101,11 +101,11 @@ class SqliteFile:
         """Lead: nobody else has the file."""
         return True
 
-    def prepare(self, connection: Connection) -> None:
+    def prepare(self, connection: Connection) -> bool:
         """Make the tables, as `Database` says."""
         version = connection.scalar(text("PRAGMA user_version"))
         if version == VERSION:
-            return
+            return False
         found = {tuple(row) for row in connection.execute(_COLUMNS)}
         if version > VERSION:
             raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
@@ -121,6 +121,7 @@ class SqliteFile:
             for index in table.indexes:
                 index.create(connection, checkfirst=True)
         connection.execute(text("PRAGMA user_version = 2"))
+        return not found
 
     def storage_error(self, error: BaseException) -> StorageError:
         """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone."""

@@ -227,12 +227,12 @@ class Store:
 
 
 def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joins: bool = False) -> Store:
-    """Open the store, make its tables where there are none, and sweep what a crash left.
+    """Open the store, make its tables where there are none, and sweep what a crash left in the folder of a file.
 
     Args:
         wait_s: how long to wait for another process that has it open, or leads.
-        url: of a PostgreSQL database; "" for the file in the folder.
-        joins: open it beside other processes where the database can be shared, and leave the sweep to who leads.
+        url: of a PostgreSQL database, which is swept once it is known whose it is; "" for the file in the folder.
+        joins: open it beside other processes where the database can be shared.
 
     Raises:
         OperatorError: another process has it open, or another version of this program made it with other tables.
@@ -242,8 +242,7 @@ def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joi
     try:
         for folder in (home.blobs, home.jobs):
             folder.mkdir(mode=0o700, exist_ok=True)
-        leads = database.lead() if joins else database.lead(wait_s)
-        if not (leads or joins):
+        if not joins and not database.lead(wait_s):
             told = f"another process leads the coordinator of {home.root}; stop it, or wait until it is done"
             raise OperatorError(told, IN_USE)
         store = Store(home, database)
@@ -254,8 +253,12 @@ def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joi
         raise
     try:
         with store.transaction() as connection:
-            database.prepare(connection)
-        if leads:
+            if database.prepare(connection) and database.shared and any(home.blobs.iterdir()):
+                told = (
+                    f"the database is empty although there are blobs in {home.blobs}: restore it, or name the right one"
+                )
+                raise StorageError(told, "damaged")
+        if not database.shared:
             store.sweep()
     except BaseException:
         store.close()

@@ -81,6 +81,8 @@ class _Leader:
     def begin(self) -> None:
         """Say in the audit log that this process leads, and see to the keys."""
         coordinator = self.coordinator
+        if coordinator.store.database.shared:
+            coordinator.store.sweep()
         settings, events = coordinator.settings, EventLog(coordinator)
         rounds = settings.rounds
         with coordinator.store.transaction() as connection:
@@ -113,7 +115,6 @@ class _Leader:
             try:
                 leads = await asyncio.to_thread(store.database.lead)
                 if leads and self._admin is None:
-                    await asyncio.to_thread(store.sweep)
                     await asyncio.to_thread(self.begin)
                     log.info("this process leads from now on")
                     await self.start()
