@@ -4,6 +4,8 @@ What both databases promise alike is held by the modules marked `both_databases`
 docs/security.md check 66 and reliability; PostgreSQL, "Appendix A: Error Codes" and "Advisory Locks".
 """
 
+import contextlib
+import itertools
 import os
 import threading
 import time
@@ -20,14 +22,15 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.rounds import stored_rounds
-from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.aggregation import commit, lay_out, next_job, step
+from edgefl_coordinator.rounds.jobs import read_result
 from edgefl_coordinator.settings import settings_from_table, settings_to_table
 from edgefl_coordinator.store import audit, store
 from edgefl_coordinator.store.audit_chain import check_log
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.store.postgresql_database import session
 from edgefl_coordinator.store.store import open_store
-from edgefl_coordinator.store.tables import VERSION, facts, replies
+from edgefl_coordinator.store.tables import VERSION, broadcasts, facts, replies
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError, StorageError
@@ -288,6 +291,38 @@ def test_a_database_that_goes_away_and_comes_back(federated, running, clock, too
 
 
 @slow
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_a_database_that_is_killed_while_members_send(federated, another, running, tools, kills) -> None:
+    """docs/security.md, reliability: what either process acknowledged is there after the database recovered, once."""
+    crowd = [tools.quick_member(federated, f"clinic-{number:03}") for number in range(8 * kills)]
+    tools.start_rounds(federated)
+
+    def sends(number: int) -> None:
+        member, processes, answer = crowd[number], (federated, another), None
+        until = time.monotonic() + 120
+        for attempt in itertools.count():
+            at = tools.Member(processes[(number + attempt) % 2], member.name, signing=member.signing,
+                              sealing=member.sealing, counter=member.counter)  # fmt: skip
+            with contextlib.suppress(StorageError):
+                answer = at.reply(1)
+                if isinstance(answer, Payload):
+                    return
+            time.sleep(0.05)
+            assert time.monotonic() < until, answer
+
+    with ThreadPoolExecutor(8) as pool:
+        for kill in range(kills):
+            sent = [pool.submit(sends, number) for number in range(8 * kill, 8 * kill + 8)]
+            time.sleep(0.02 * (kill % 4))
+            running.stop("immediate")
+            running.start()
+            for one in sent:
+                one.result(180)
+    assert sorted(row.skid for row in rows(federated)) == sorted(one.signing.key_id for one in crowd)
+    assert events(federated).count("reply_accepted") == len(crowd) == stored_round(another).replies
+
+
+@slow
 def test_a_commit_of_unknown_end_is_asked_for_again(federated, tools) -> None:
     """The connection breaks after the commit: the sender hears `internal`, sends the work again, and it counts once."""
     member = tools.quick_member(federated, "clinic-a")
@@ -325,6 +360,28 @@ def test_one_leads_and_another_follows_it(federated, another, running) -> None:
     assert second.lead(wait_s=10) and not first.lead()
     another.store.close()
     assert first.lead(wait_s=10)
+
+
+@slow
+def test_a_job_that_two_processes_did_counts_once(federated, another, tools) -> None:
+    """Whoever lost the lead in the middle of a job brings its result late: nothing changes, and no file stays."""
+    tools.quick_member(federated, "clinic-a")
+    tools.start_rounds(federated)
+    tools.quick_member(federated, "clinic-b")  # who joins in the open round, and lacks a broadcast
+    work = []
+    for coordinator in (federated, another):
+        due = next_job(coordinator)
+        folder = coordinator.store.home.jobs / f"job-{len(work)}"
+        folder.mkdir()
+        lay_out(coordinator.store, folder, due.job)
+        tools.toy_worker(folder, 60.0)
+        work.append((coordinator, due, read_result(folder)))
+    commit(*work[0])
+    kept, before = rows(federated, broadcasts), {path.name for path in federated.store.home.blobs.iterdir()}
+    commit(*work[1])
+    assert rows(federated, broadcasts) == kept and len(kept) == 2
+    assert {path.name for path in federated.store.home.blobs.iterdir()} == before
+    assert events(federated).count("broadcasts_made") == 1
 
 
 @slow

@@ -101,9 +101,13 @@ class PostgresqlDatabase:
         """Give a connection of the pool; each statement sees what is committed."""
         try:
             with self._looking.connect() as connection:
-                yield connection
+                try:
+                    yield connection
+                except psycopg.Error:
+                    with contextlib.suppress(*self.errors):  # tells the pool where all its connections have broken
+                        connection.exec_driver_sql("SELECT 1")
+                    raise
         except self.errors as error:
-            self.engine.dispose()  # those that wait in the pool have broken, too
             raise self.storage_error(error) from error
 
     def lead(self, wait_s: float = 0.0) -> bool:
