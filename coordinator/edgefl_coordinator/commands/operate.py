@@ -34,8 +34,8 @@ _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` 
 def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", "json"], log_level: str) -> None:
     """Serve until interrupted.
 
-    Enrolments, approvals, rounds, refusals and failures are logged as they happen. On a PostgreSQL database several serve
-    at once, and one of them leads.
+    Enrolments, approvals, rounds, refusals and failures are logged as they happen. On a PostgreSQL database several
+    serve at once, and one of them leads.
     """
     from edgefl_coordinator.settings import CoordinatorHome, load_settings
     from edgefl_coordinator.store.coordinator import open_coordinator
