@@ -33,10 +33,10 @@ class Cluster:
 
     def __init__(self, folder: Path, found: Path) -> None:
         self.folder, self._programs = folder, found
-        self._user = None
+        self._user: str | None = None
         if os.geteuid() == 0:
-            self._user = next((one.pw_name for one in pwd.getpwall() if one.pw_name in (_USER, "nobody")), None)
-            assert self._user is not None
+            known = {one.pw_name for one in pwd.getpwall()}
+            self._user = next(name for name in (_USER, "nobody") if name in known)
             shutil.chown(folder, self._user)
         self._numbers = itertools.count(1)
         data = ["--pgdata", str(folder / "data")]
