@@ -109,6 +109,25 @@ def test_two_servers_answer_and_the_second_leads_where_the_first_is_killed(prepa
     assert not any("Traceback" in line for served in (first, second, third) for line in served.lines)
 
 
+def test_who_loses_the_lead_leaves_the_next_one_alone(prepared, serve, postgres) -> None:
+    """Its session ends and it lives on: the operator reaches whoever leads then, and no file of that one is touched."""
+    coordinator, _ = prepared(1)
+    first, second = serve(coordinator.store.home), serve(coordinator.store.home)
+    held = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1162233422"
+    for _ in range(3):
+        before = sum("this process leads from now on" in line for one in (first, second) for line in one.lines)
+        assert postgres.run(held) == [(True,)]
+        until = time.monotonic() + SOON_S
+        while time.monotonic() < until:
+            now = sum("this process leads from now on" in line for one in (first, second) for line in one.lines)
+            if now > before:
+                break
+            time.sleep(0.1)
+        time.sleep(2.5)  # the other one has looked again
+        assert first.operate("status")["members"]
+    assert first.process.poll() is None and second.process.poll() is None
+
+
 def test_a_new_key_and_a_setting_reach_every_server(prepared, serve) -> None:
     """The operator speaks to who leads; the next request at another finds what changed."""
     coordinator, (member,) = prepared(1)

@@ -76,6 +76,7 @@ class _Leader:
         self._run_worker = run_worker or self.worker
         self._events: EventLog | None = None  # while it leads
         self._admin: asyncio.Server | None = None
+        self._socket = 0  # which file it listens on: who leads next puts another in its place
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -99,6 +100,7 @@ class _Leader:
         if self._events is None:
             return
         self._admin = await serve_admin(self.coordinator)
+        self._socket = self.coordinator.store.home.socket.stat().st_ino
         works = (
             _run_rounds(self.coordinator, self._run_worker),
             _tend_keys(self.coordinator),
@@ -132,8 +134,9 @@ class _Leader:
         events, self._events, self.coordinator.serving = self._events, None, False
         if self._admin is not None:
             self._admin.close()
-            self._admin = None
-            self.coordinator.store.home.socket.unlink(missing_ok=True)
+            self._admin, path = None, self.coordinator.store.home.socket
+            if path.exists() and path.stat().st_ino == self._socket:
+                path.unlink(missing_ok=True)
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
