@@ -174,8 +174,7 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
             if due.left != frozenset(shut_out.ever_shut_out(connection)):
                 return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
             if job.kind == "broadcast":
-                lacking = {member.skid for member in stored_rounds.without_broadcast(connection, job.number)}
-                if not made.keys() <= lacking:
+                if made.keys() & stored_rounds.others_in_broadcasts(connection, job.number).keys():
                     return  # another process, which leads now, has made them
                 stored_rounds.add_broadcasts(connection, job.number, made)
                 detail = {"members": len(made)}
