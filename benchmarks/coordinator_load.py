@@ -5,10 +5,14 @@ starts. One process sends them over TLS on kept connections to the real `serve` 
 the one under TMPDIR: an answer means that the reply is durable. A round takes one reply of each member, so where there
 are fewer members than uploads the next round is opened in between, by its row alone. Nothing is aggregated.
 
+On PostgreSQL the server is one of our own, with its usual settings, on the same disk; several `serve` share it, and the
+sender deals its connections to them in turn. Their processor time is told beside that of the database.
+
 The floor, in the same run on one core: verify and open the same envelopes and seal the answers, with the project's own
 primitives, no store, no HTTP. The ratio is one of processor time, which a busy machine changes less than the clock.
 
-    python benchmarks/coordinator_load.py [--members N]... [--uploads N] [--connections N] [--suite 1|2] [--json]
+    python benchmarks/coordinator_load.py [--members N]... [--database sqlite|postgresql]... [--processes N]...
+        [--uploads N] [--connections N] [--suite 1|2] [--json]
 """
 
 import asyncio
@@ -24,9 +28,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from postgresql_cluster import Cluster
 
 VALUES = 1000  # float32 of a reply: 4 KiB with names and the envelope
 FLOOR = 400  # envelopes that the floor is measured on, at most
@@ -47,18 +54,19 @@ def serve(home: Path) -> None:
     from edgefl_coordinator.store.coordinator import open_coordinator
     from edgefl_coordinator.web import service
 
-    service.serve(open_coordinator(CoordinatorHome(home)), lambda port: tell(port=port))
+    service.serve(open_coordinator(CoordinatorHome(home), joins=True), lambda port: tell(port=port))
 
 
-def send(file: Path, ca: Path, port: int, connections: int) -> None:
+def send(file: Path, ca: Path, ports: Sequence[int], connections: int) -> None:
     """Send the envelopes of a file, each connection one after the other, and tell how long each answer took."""
-    tell(**asyncio.run(_send(list(frames(file)), ssl.create_default_context(cafile=ca), port, connections)))
+    tell(**asyncio.run(_send(list(frames(file)), ssl.create_default_context(cafile=ca), ports, connections)))
 
 
-async def _send(bodies: list[bytes], context: ssl.SSLContext, port: int, connections: int) -> dict[str, Any]:
+async def _send(bodies: list[bytes], context: ssl.SSLContext, ports: Sequence[int], connections: int) -> dict[str, Any]:
     door = asyncio.Semaphore(AT_THE_DOOR)
 
-    async def come_in() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def come_in(number: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        port = ports[number % len(ports)]
         async with door:
             found = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="127.0.0.1")
             assert (await ask(*found, "GET", "/healthz", b""))[0] == 200
@@ -74,7 +82,7 @@ async def _send(bodies: list[bytes], context: ssl.SSLContext, port: int, connect
 
     took_ms: list[float] = []
     statuses: dict[int, int] = {}
-    inside = await asyncio.gather(*(come_in() for _ in range(min(connections, len(bodies)))))
+    inside = await asyncio.gather(*map(come_in, range(min(connections, len(bodies)))))
     started, processor = time.perf_counter(), time.process_time()
     await asyncio.gather(*(work(*found) for found in inside))
     seconds, processor_s = time.perf_counter() - started, time.process_time() - processor
@@ -108,7 +116,7 @@ def frames(file: Path) -> Iterator[bytes]:
 class Federation:
     """A coordinator's folder with approved members, and their keys."""
 
-    def __init__(self, root: Path, members: int, suite: int) -> None:
+    def __init__(self, root: Path, members: int, suite: int, database: str) -> None:
         from edgefl_coordinator.commands.setup import make_home
         from edgefl_coordinator.settings import CoordinatorHome
         from edgefl_coordinator.store.coordinator import open_coordinator
@@ -116,12 +124,14 @@ class Federation:
 
         self.home = CoordinatorHome(root / "home")
         make_home(self.home, {
-            "federation": "bench", "public_url": "https://127.0.0.1:8443", "port": 0, "suite": suite,
+            "federation": "bench", "database": database, "public_url": "https://127.0.0.1:8443", "port": 0,
+            "suite": suite,
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
             "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
             "limits": {"one_address": 1000},
         })  # fmt: skip
+        self.database = database
         self.signing = [generate_signing_key() for _ in range(members)]
         self.sealing = [generate_sealing_key(suite) for _ in range(members)]
         self.round = 0
@@ -155,16 +165,19 @@ class Federation:
 
     def open_round(self) -> None:
         """Open the next round by its row, from beside: the server finds it at its next look."""
-        import sqlite3
+        from sqlalchemy import create_engine, insert, update
+
+        from edgefl_coordinator.store.tables import rounds
 
         self.round, now_ms = self.round + 1, time.time_ns() // 10**6
-        with contextlib.closing(sqlite3.connect(self.home.database, timeout=30)) as connection, connection:
-            connection.execute("UPDATE rounds SET state = 'done'")
-            row = (self.round, "train", "open", now_ms, now_ms + 86_400_000, 0)
-            connection.execute(
-                "INSERT INTO rounds (number, phase, state, opened_ms, deadline_ms, tried) VALUES (?, ?, ?, ?, ?, ?)",
-                row,
-            )
+        file = f"sqlite:///{self.home.database}"
+        engine = create_engine(self.database.replace("postgresql:", "postgresql+psycopg:") or file)
+        row = {"number": self.round, "phase": "train", "state": "open", "opened_ms": now_ms,
+               "deadline_ms": now_ms + 86_400_000, "tried": 0}  # fmt: skip
+        with engine.begin() as connection:
+            connection.execute(update(rounds).values(state="done"))
+            connection.execute(insert(rounds).values(row))
+        engine.dispose()
 
     def seal(self, count: int) -> list[bytes]:
         """Replies of the open round, of one member each."""
@@ -213,7 +226,7 @@ class Federation:
         from edgefl_coordinator.store.store import open_store
         from edgefl_coordinator.store.tables import replies
 
-        store = open_store(self.home)
+        store = open_store(self.home, wait_s=20.0, url=self.database)
         try:
             with store.transaction() as connection:
                 rows = connection.execute(select(replies.c.blob, replies.c.sha256)).all()
@@ -235,36 +248,52 @@ def memory_mib(process: int) -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def measure(root: Path, members: int, uploads: int, connections: int, suite: int) -> dict[str, Any]:
-    federation = Federation(root, members, suite)
+def measure(
+    root: Path, members: int, uploads: int, connections: int, suite: int, processes: int, cluster: "Cluster | None"
+) -> dict[str, Any]:
+    federation = Federation(root, members, suite, cluster.database() if cluster else "")
     command = [sys.executable, __file__, "--role"]
-    server = subprocess.Popen([*command, "serve", str(federation.home.root)], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
+    servers = [
+        subprocess.Popen([*command, "serve", str(federation.home.root)], stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
     found: list[dict[str, Any]] = []
-    spent_s, memory, floor = 0.0, [], dict[str, float]()
+    memory, floor = [], dict[str, float]()
+    spent_s, database_s = 0.0, 0.0
+
+    def spent() -> tuple[float, float]:
+        return sum(processor_s(one.pid) for one in servers), cluster.processor_s() if cluster else 0.0
+
     try:
-        port = json.loads(server.stdout.readline())["port"]
+        ports = [json.loads(one.stdout.readline())["port"] for one in servers if one.stdout is not None]
         while (left := uploads - sum(len(one["took_ms"]) for one in found)) > 0:
             federation.open_round()
             bodies = federation.seal(min(left, members))
             floor = floor or federation.floor(bodies[:FLOOR])
             write_frames(root / "uploads", bodies)
-            before_s = processor_s(server.pid)
-            asked = [*command, "send", str(root / "uploads"), str(federation.home.tls / "ca.pem"), port, connections]
+            before = spent()
+            told = ",".join(map(str, ports))
+            asked = [*command, "send", str(root / "uploads"), str(federation.home.tls / "ca.pem"), told, connections]
             done = subprocess.run(list(map(str, asked)), check=True, stdout=subprocess.PIPE, text=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
-            spent_s += processor_s(server.pid) - before_s
-            memory.append(memory_mib(server.pid))
+            after = spent()
+            spent_s, database_s = spent_s + after[0] - before[0], database_s + after[1] - before[1]
+            memory.append(sum(memory_mib(one.pid) for one in servers))
             assert found[-1]["statuses"] == {"200": len(bodies)}, found[-1]["statuses"]
     finally:
-        server.terminate()
-        server.wait()
-        server.stdout.close()
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait()
+            if server.stdout is not None:
+                server.stdout.close()
     took_ms = sorted(one for each in found for one in each["took_ms"])
     assert federation.stored() == len(took_ms) == uploads
     server_ms = spent_s / uploads * 1000
     return {
         "members": members, "uploads": uploads, "connections": connections, "suite": suite,
+        "database": "postgresql" if cluster else "sqlite", "processes": processes,
+        "database_ms": database_s / uploads * 1000,
         "per_s": uploads / sum(one["seconds"] for one in found),
         "p50_ms": took_ms[len(took_ms) // 2], "p99_ms": took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)],
         "server_ms": server_ms, "sender_ms": sum(one["processor_s"] for one in found) / uploads * 1000,
@@ -274,32 +303,54 @@ def measure(root: Path, members: int, uploads: int, connections: int, suite: int
 
 ROLES: dict[str, Any] = {
     "serve": lambda home: serve(Path(home)),
-    "send": lambda file, ca, port, connections: send(Path(file), Path(ca), int(port), int(connections)),
+    "send": lambda file, ca, ports, connections: send(
+        Path(file), Path(ca), [int(port) for port in ports.split(",")], int(connections)
+    ),
 }
 
 
 @click.command()
 @click.option("--members", metavar="N", multiple=True, default=(100,), show_default=True, help="Once or more often.")
+@click.option("--database", "databases", type=click.Choice(["sqlite", "postgresql"]), multiple=True,
+              default=("sqlite",), show_default=True, help="Once or twice.")  # fmt: skip
+@click.option("--processes", metavar="N", multiple=True, default=(1,), show_default=True,
+              help="Servers on PostgreSQL; once or more often. SQLite has one.")  # fmt: skip
 @click.option("--uploads", metavar="N", default=1000, show_default=True, help="Replies to send.")
 @click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the sender.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True, help="Of all sealing keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(members: tuple[int, ...], uploads: int, connections: int, suite: str, as_json: bool) -> None:
+def main(
+    members: tuple[int, ...],
+    databases: tuple[str, ...],
+    processes: tuple[int, ...],
+    uploads: int,
+    connections: int,
+    suite: str,
+    as_json: bool,
+) -> None:
     """Measure sealed, durable uploads a second beside the cryptographic floor."""
+    from postgresql_cluster import running
+
     rows = []
     for count in members:
-        with tempfile.TemporaryDirectory() as root:
-            rows.append(measure(Path(root), count, uploads, connections, int(suite)))
+        for database in databases:
+            for servers in processes if database == "postgresql" else (1,):
+                with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
+                    cluster = ends.enter_context(running()) if database == "postgresql" else None
+                    rows.append(measure(Path(root), count, uploads, connections, int(suite), servers, cluster))
     if as_json:
         print(json.dumps(rows))
         return
-    print("| members | uploads a second | p50 ms | p99 ms | server, processor ms | floor | ratio | sender | MiB |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| members | store | processes | uploads a second | p50 ms | p99 ms | server, processor ms | database | floor "
+        "| ratio | sender | MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| {row['members']} | {row['per_s']:.0f} | {row['p50_ms']:.0f} | {row['p99_ms']:.0f} "
-            f"| {row['server_ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.1f} | {row['sender_ms']:.2f} "
-            f"| {row['mib_first']:.0f} to {row['mib_last']:.0f} |"
+            f"| {row['members']} | {row['database']} | {row['processes']} | {row['per_s']:.0f} | {row['p50_ms']:.0f} "
+            f"| {row['p99_ms']:.0f} | {row['server_ms']:.2f} | {row['database_ms']:.2f} | {row['floor_ms']:.2f} "
+            f"| {row['ratio']:.1f} | {row['sender_ms']:.2f} | {row['mib_first']:.0f} to {row['mib_last']:.0f} |"
         )
 
 

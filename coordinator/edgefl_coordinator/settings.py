@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -173,6 +174,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ca: str = "tls/ca.pem"  # PEM file whose first certificate invites pin; "" for a public authority
     proxy_ends_tls: bool = False  # a reverse proxy, not this server, has the certificate that members meet
     root_key_id: str = ""  # of the federation's offline root key; "" for none
+    database: str = ""  # postgresql://… for a store that several processes share; "" for the file in the folder
     task: TaskSettings
     rounds: RoundSettings
     protection: ProtectionSettings = ProtectionSettings()
@@ -183,6 +185,10 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             raise ValueError(f"federation {self.federation!r} must be 1 to 32 lower-case letters, digits or '-'")
         if not self.public_url.startswith("https://"):
             raise ValueError(f"public_url {self.public_url!r} must begin with https://")
+        if self.database and not self.database.startswith(("postgresql://", "postgres://")):
+            raise ValueError("database must begin with postgresql://, or be empty for the file in the folder")
+        if _holds_password(self.database):
+            raise ValueError("database holds a password: put it into a password file (PGPASSFILE, or ~/.pgpass)")
 
 
 class CoordinatorHome:
@@ -249,7 +255,14 @@ def settings_from_table(table: Mapping[str, Any]) -> CoordinatorSettings:
 def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
     """Return the plain nested dict that TOML can hold; `settings_from_table` reads it back."""
     table: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=dict)
+    if not settings.database:
+        del table["database"]  # a version from before it reads this, too
     return table
+
+
+def _holds_password(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.password is not None or "password" in parse_qs(parts.query, keep_blank_values=True)
 
 
 def _sentence(message: str, table: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result
 from edgefl_coordinator.settings import CoordinatorHome
-from edgefl_coordinator.store import store
+from edgefl_coordinator.store import sqlite_file
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -241,7 +241,7 @@ def start_rounds(coordinator: Coordinator) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _statements() -> Iterator[None]:
     """Have SQLAlchemy compile a statement once: it keeps those of an engine, and each store of a test has its own."""
-    made, dialect, compiled = store.create_engine, None, {}
+    made, dialect, compiled = sqlite_file.create_engine, None, {}
 
     def create(*given: Any, **named: Any) -> Any:
         nonlocal dialect
@@ -250,7 +250,7 @@ def _statements() -> Iterator[None]:
         engine.update_execution_options(compiled_cache=compiled)
         return engine
 
-    with mock.patch.object(store, "create_engine", create):
+    with mock.patch.object(sqlite_file, "create_engine", create):
         yield
 
 
@@ -270,15 +270,52 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what is marked so on SQLite, and on PostgreSQL in the slow tier: the contract of the store."""
+    if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases"):
+        on = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+        metafunc.parametrize("database", on, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A running PostgreSQL of this test process."""
+    import postgresql_cluster  # of benchmarks/, which only pytest has on its path
+
+    if postgresql_cluster.programs() is None:
+        pytest.skip("PostgreSQL's initdb and pg_ctl are not installed (apt-get install postgresql)")
+    memory = Path("/dev/shm")
+    with postgresql_cluster.running(memory if memory.is_dir() else None) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def make_coordinator(folder: Path, clock: Clock) -> Iterator[Callable[..., Coordinator]]:
+def database(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
+    """Gives the setting `database` of a new coordinator: a file, or PostgreSQL tables of its own."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield lambda: ""
+        return
+    cluster = request.getfixturevalue("postgres")
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(cluster.database())
+        return made[-1]
+
+    yield make
+    for url in made:
+        cluster.drop(url)
+
+
+@pytest.fixture
+def make_coordinator(folder: Path, clock: Clock, database: Callable[[], str]) -> Iterator[Callable[..., Coordinator]]:
     """Make a coordinator in a folder of its own; the same folder name opens the same one again."""
     opened: list[Coordinator] = []
 
     def make(name: str = "home", **changes: Any) -> Coordinator:
         home = CoordinatorHome(folder / name)
         if not home.config.exists():
-            make_home(home, settings_table(**changes))
+            make_home(home, settings_table(**{"database": database(), **changes}))
         coordinator = open_coordinator(home, clock=clock)
         opened.append(coordinator)
         return coordinator

@@ -27,6 +27,8 @@ from edgefl_protocol.envelopes.keys import generate_signing_key
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.pae import pae
 
+pytestmark = pytest.mark.both_databases
+
 Rows = list[LogRow]
 
 

@@ -13,6 +13,8 @@ from edgefl_coordinator.store import audit_words
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 
+pytestmark = pytest.mark.both_databases
+
 TOLD = {"clinic-b": "it claims 5000 images and weighs as 200, 2 times the median"}
 ODD = {"clinic-c": "it holds maps of 1 class all alike"}
 

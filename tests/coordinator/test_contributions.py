@@ -6,6 +6,8 @@ import pytest
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal
 
+pytestmark = pytest.mark.both_databases
+
 GOOD = np.array([[0.25, 1.0, 0.0, 0.5]], np.float16)
 SHA = {"site_sha256": "0" * 64}
 

@@ -17,6 +17,8 @@ from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import ROUTES, EmptyRequest, EnrolProofRequest, EnrolReply, Refusal
 from edgefl_protocol.pae import pae
 
+pytestmark = pytest.mark.both_databases
+
 HOUR_MS = 3_600_000
 
 

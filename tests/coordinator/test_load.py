@@ -18,7 +18,19 @@ def test_a_tiny_run() -> None:
     (found,) = json.loads(run.stdout)
     assert (found["members"], found["uploads"], found["connections"], found["suite"]) == (20, 40, 8, 1)
     assert found["per_s"] > 0 and 0 < found["p50_ms"] <= found["p99_ms"]
+    assert (found["database"], found["processes"], found["database_ms"]) == ("sqlite", 1, 0)
     assert found["ratio"] == found["server_ms"] / found["floor_ms"] and found["mib_last"] > 0
+
+
+@pytest.mark.slow
+def test_a_tiny_run_on_postgresql(postgres) -> None:
+    """Two servers share one database: each upload is in the store once."""
+    sizes = ("--members", "20", "--uploads", "40", "--connections", "8", "--suite", "1", "--json")
+    more = ("--database", "postgresql", "--processes", "2")
+    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], (*sizes, *more))
+    (found,) = json.loads(run.stdout)
+    assert (found["database"], found["processes"], found["uploads"]) == ("postgresql", 2, 40)
+    assert found["per_s"] > 0 and found["database_ms"] > 0
 
 
 def test_frames(tmp_path) -> None:

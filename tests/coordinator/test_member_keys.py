@@ -20,6 +20,8 @@ from edgefl_protocol.records.record_form import make_several
 from edgefl_protocol.records.revocation import verify_revoked
 from edgefl_protocol.records.rotation import OVERLAP_MS, make_rotation
 
+pytestmark = pytest.mark.both_databases
+
 IDEM = "rotation-00000001"
 
 

@@ -28,6 +28,8 @@ from edgefl_protocol.errors import KeyMaterialError, RecordError
 from edgefl_protocol.records.coordinator_records import verify_key_record
 from edgefl_protocol.records.root import Root, make_root, split_chain
 
+pytestmark = pytest.mark.both_databases
+
 DAY_MS = 24 * 3600 * 1000
 
 

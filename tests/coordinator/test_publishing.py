@@ -22,6 +22,8 @@ from edgefl_protocol.messages.requests import BroadcastRequest, BundleReply, Bun
 from edgefl_protocol.records.coordinator_records import Index, verify_index
 from edgefl_protocol.records.root import Root, make_root
 
+pytestmark = pytest.mark.both_databases
+
 BUNDLE_SIGNER = SigningKey(bytes(range(32))).public  # tests/vectors/bundles/README.md
 BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
 

@@ -20,6 +20,8 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.messages.requests import ReplyReply, TaskReply
 
+pytestmark = pytest.mark.both_databases
+
 SENT = np.zeros(4, np.float32)
 FAR = "it lies 20 times as far from the broadcast as the median reply; 8 times is allowed for its 764 images, and "
 FAR += "more with a grant of 764"

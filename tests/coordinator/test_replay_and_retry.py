@@ -13,6 +13,8 @@ from edgefl_coordinator.web import admission
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
 
+pytestmark = pytest.mark.both_databases
+
 
 def stored(coordinator) -> int:
     with coordinator.store.transaction() as connection:

@@ -21,6 +21,8 @@ from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages.requests import BroadcastRequest, Refusal, TaskReply
 
+pytestmark = pytest.mark.both_databases
+
 
 def count(coordinator: Any, table: Any) -> int:
     with coordinator.store.transaction() as connection:

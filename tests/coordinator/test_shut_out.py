@@ -10,6 +10,8 @@ from edgefl_coordinator.rounds.jobs import Job, JobResult, read_job, read_result
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
 def seen() -> list[Job]:

@@ -11,9 +11,9 @@ from sqlalchemy import create_engine, inspect, select, text
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
-from edgefl_coordinator.store import store, tables
+from edgefl_coordinator.store import sqlite_file, tables
 from edgefl_coordinator.store.coordinator import open_coordinator
-from edgefl_coordinator.store.store import has_wal_reset_defect
+from edgefl_coordinator.store.sqlite_file import has_wal_reset_defect
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -114,9 +114,9 @@ def test_journal_gate(version, affected) -> None:
 @pytest.mark.parametrize(("version", "mode"), [((3, 40, 1), "delete"), ((3, 51, 3), "wal")])
 def test_the_file_has_the_mode_and_flushes_its_folder(make_coordinator, monkeypatch, version, mode) -> None:
     """Check 65: the mode that is reported is the file's; synchronous is EXTRA (3)."""
-    monkeypatch.setattr(store.sqlite3, "sqlite_version_info", version)
+    monkeypatch.setattr(sqlite_file.sqlite3, "sqlite_version_info", version)
     coordinator = make_coordinator()
-    assert coordinator.store.journal_mode == mode
+    assert coordinator.store.database.name == mode
     with coordinator.store.transaction() as connection:
         assert connection.scalar(text("PRAGMA journal_mode")) == mode
         assert connection.scalar(text("PRAGMA synchronous")) == 3

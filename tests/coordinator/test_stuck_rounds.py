@@ -15,6 +15,8 @@ from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import BroadcastRequest, Refusal, TaskReply
 
+pytestmark = pytest.mark.both_databases
+
 _SET = "edgefl-coordinator set "
 INVITE = "edgefl-coordinator invite NAME --role device"
 OLD = {"quorum_min": 2, "quorum_target": 3, "min_cohort": 3, "start": "automatic"}

@@ -97,12 +97,17 @@ def upgrade(home: Path, dry_run: bool, as_json: bool) -> None:
 
     `serve` does the same when it starts. Make a backup before.
     """
+    from edgefl_coordinator.errors import OperatorError
     from edgefl_coordinator.settings import CoordinatorHome, load_settings
     from edgefl_coordinator.store import upgrading
     from edgefl_coordinator.web.admin import is_served
 
     folder = CoordinatorHome(home.resolve())
-    load_settings(folder)
+    if load_settings(folder).database:
+        raise OperatorError(
+            "the store is a PostgreSQL database: serve brings it to this version when it starts; copy it with pg_dump "
+            "before"
+        )
     found = upgrading.found(folder)
     if found != upgrading.KNOWN and not is_served(folder):
         (upgrading.tried if dry_run else upgrading.done)(folder)

@@ -70,6 +70,9 @@ from edgefl_protocol.sentences import counted
               help="Fewest other members that must have contributed to a broadcast.  [default: 3; with fewer members, "
                    "all others]")  # fmt: skip
 @click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 2; the audit log records it.")
+@click.option("--database", metavar="URL", default="",
+              help="PostgreSQL database of its own for the store, postgresql://USER@HOST/NAME, which several processes "
+                   "share.  [default: a file in DIR]")  # fmt: skip
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True,
               help="How messages are encrypted: 1 is X25519, 2 is ML-KEM-768 with X25519.")  # fmt: skip
 @PASSPHRASE
@@ -80,6 +83,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     It holds keys, a development certificate and the settings.
     """
     from edgefl_coordinator.commands.setup import (
+        check_database,
         check_finishable,
         check_free,
         check_table,
@@ -94,6 +98,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     home = CoordinatorHome(folder.resolve())
     check_free(home)
     _check_early(options)
+    check_database(options["database"])
     secret = read_passphrase(passphrase_file)
     click.echo("trying the method and its settings with PyTorch, which takes some seconds to load", err=True)
     table = settings_table(options)
@@ -178,6 +183,7 @@ def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int)
         "host": host,
         "port": port,
         "suite": int(options["suite"]),
+        "database": options["database"],
         "task": task,
         "rounds": {
             "count": count,

@@ -34,20 +34,21 @@ _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` 
 def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", "json"], log_level: str) -> None:
     """Serve until interrupted.
 
-    Enrolments, approvals, rounds, refusals and failures are logged as they happen.
+    Enrolments, approvals, rounds, refusals and failures are logged as they happen. On a PostgreSQL database several
+    serve at once, and one of them leads.
     """
-    from edgefl_coordinator.settings import CoordinatorHome
+    from edgefl_coordinator.settings import CoordinatorHome, load_settings
     from edgefl_coordinator.store.coordinator import open_coordinator
     from edgefl_coordinator.web import admin, log_lines, service, tls
 
     log_lines.configure_logging(sys.stderr, log_format, log_level)
     log = log_lines.log
     folder, passphrase = CoordinatorHome(home.resolve()), read_passphrase(passphrase_file)
-    if admin.is_served(folder):
+    if not load_settings(folder).database and admin.is_served(folder):
         log.warning("a server runs for this folder; waiting %g s for it to stop", _OTHERS_S)
-    coordinator = open_coordinator(folder, passphrase, wait_s=_OTHERS_S)
+    coordinator = open_coordinator(folder, passphrase, wait_s=_OTHERS_S, joins=True)
     settings, store = coordinator.settings, coordinator.store
-    log.info("federation %s, store in %s journal mode, synchronous EXTRA", settings.federation, store.journal_mode)
+    log.info("federation %s, %s", settings.federation, store.database.described)
     if settings.rounds.small_cohort:
         log.warning("broadcasts need only %s", counted(settings.rounds.min_cohort, "other contributor"))
     try:

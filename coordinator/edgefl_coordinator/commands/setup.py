@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from edgefl_coordinator.settings import (
 )
 from edgefl_coordinator.store.coordinator import SECRET_FILE_BYTES, wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
+from edgefl_coordinator.store.statements import FACT
+from edgefl_coordinator.store.store import OWNER, open_store
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
@@ -125,6 +128,26 @@ def reply_cap(state_bytes: int) -> int:
     """
     mebibytes = -(-2 * state_bytes // 2**20)
     return min(LimitSettings().reply_bytes + mebibytes * 2**20, MAX_BLOB_BYTES)
+
+
+def check_database(url: str) -> None:
+    """Connect to the PostgreSQL database of a new coordinator, if it has one.
+
+    Raises:
+        OperatorError: it holds something, or is set up in a way that the store cannot use.
+        StorageError: it does not answer.
+    """
+    if not url:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        home = CoordinatorHome(Path(folder))
+        store = open_store(home, url=url)
+        try:
+            with store.transaction() as connection:
+                if FACT.value(connection, key=OWNER) is not None:
+                    raise OperatorError("the database belongs to another coordinator: give each its own", USAGE)
+        finally:
+            store.close()
 
 
 def check_names(run: Path | None, method: str, backbone: str | None, assignments: Sequence[str]) -> None:

@@ -4,11 +4,12 @@ Guarantees: a grant belongs to one member for good, whichever keys it uses, and 
 has none is bounded by what the others claim (`rounds.bounding`). Source: docs/security.md 4.
 """
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.statements import KEEP_FACT
 from edgefl_coordinator.store.tables import facts
 
 _GRANTED = "images_"  # the facts that hold the images of a member, by its first key id
@@ -16,8 +17,7 @@ _GRANTED = "images_"  # the facts that hold the images of a member, by its first
 
 def grant(connection: Connection, now_ms: int, member: MemberRow, images: int) -> None:
     """Let a member's replies weigh up to so many images; a later grant replaces this one."""
-    row = {"key": _GRANTED + member.skid, "value": str(images)}
-    connection.execute(insert(facts).prefix_with("OR REPLACE").values(row))
+    KEEP_FACT.run(connection, key=_GRANTED + member.skid, value=str(images))
     audit.append(connection, now_ms, "granted", member.name, {"images": images})
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, 
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
-from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
+from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement, keep_first
 from edgefl_coordinator.store.tables import facts, invites, member_keys, members
 from edgefl_coordinator.store.tables import revocations as revoked_keys
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
@@ -37,6 +37,7 @@ _BY_FIRST_KEY = Statement(_SELECTED.where(members.c.skid == bindparam("skid")))
 _BY_LATER_KEY = Statement(
     _SELECTED.join(member_keys, member_keys.c.member == members.c.skid).where(member_keys.c.skid == bindparam("skid"))
 )
+_KEEP_KEY = keep_first(member_keys)
 _KEY = Statement(
     select(member_keys.c.signing_public, member_keys.c.until_ms).where(member_keys.c.skid == bindparam("skid"))
 )
@@ -251,9 +252,7 @@ def rotate(connection: Connection, now_ms: int, member: MemberRow, rotation: Rot
         raise RefusedError("known_key", "this key is in use already; make new keys")
     until_ms = now_ms + OVERLAP_MS
     old_row = {"skid": rotation.old.key_id, "member": member.skid, "signing_public": rotation.old.public}
-    connection.execute(
-        insert(member_keys).prefix_with("OR IGNORE").values(**old_row, added_ms=member.enrolled_ms, until_ms=None)
-    )
+    _KEEP_KEY.run(connection, **old_row, added_ms=member.enrolled_ms, until_ms=None, record=None)
     ended = update(member_keys).where(member_keys.c.skid == rotation.old.key_id)
     connection.execute(ended.values(until_ms=until_ms))
     new_row = {"skid": rotation.new.key_id, "member": member.skid, "signing_public": rotation.new.public}

@@ -28,7 +28,7 @@ from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.shared_commit import may_be_kept
+from edgefl_coordinator.store.shared_commit import done_again, may_be_kept
 from edgefl_coordinator.store.store import Blob, Store
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
@@ -64,7 +64,8 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
 
 
 def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
-    due = next_job(coordinator)
+    done_again(lambda: sweep_uploads(coordinator))
+    due = done_again(lambda: next_job(coordinator))
     if due is None:
         return False
     store = coordinator.store
@@ -74,7 +75,7 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
         lay_out(store, folder, due.job)
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
-        commit(coordinator, due, result)
+        done_again(lambda: commit(coordinator, due, result))
     except (EdgeflError, OSError) as error:
         known = error if isinstance(error, EdgeflError) else _machine_failed(error)
         if known.code != STOPPED:
@@ -107,7 +108,6 @@ def _machine_failed(error: OSError) -> StorageError:
 
 def next_job(coordinator: Coordinator) -> Due | None:
     """Return the job that is due now, or None."""
-    sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
     with coordinator.store.transaction() as connection:
         inbox.forget(connection, now_ms)
@@ -174,6 +174,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
             if due.left != frozenset(shut_out.ever_shut_out(connection)):
                 return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
             if job.kind == "broadcast":
+                if made.keys() & stored_rounds.others_in_broadcasts(connection, job.number).keys():
+                    return  # another process, which leads now, has made them
                 stored_rounds.add_broadcasts(connection, job.number, made)
                 detail = {"members": len(made)}
                 audit.append(connection, coordinator.clock(), "broadcasts_made", str(job.number), detail)

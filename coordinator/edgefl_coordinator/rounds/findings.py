@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from edgefl_coordinator.rounds.jobs import JobFiles
 from edgefl_coordinator.store import audit, counts
+from edgefl_coordinator.store.statements import KEEP_FIRST_FACT
 from edgefl_coordinator.store.tables import facts
 
 _BOUNDED = "bounded_{}"  # the fact that holds whose reply of a round counted for less than it said
@@ -42,7 +43,7 @@ def noticed_in(connection: Connection, number: int) -> list[dict[str, object]]:
 
 def refused_rounds(connection: Connection) -> dict[int, str]:
     """Return the rounds that the gate refused, with what it said: their replies are in no state."""
-    found = select(facts.c.key, facts.c.value).where(facts.c.key.between(REFUSED, REFUSED + "~"))
+    found = select(facts.c.key, facts.c.value).where(facts.c.key >= REFUSED, facts.c.key < REFUSED + "~")
     told = {int(row.key.removeprefix(REFUSED)): json.loads(row.value) for row in connection.execute(found)}
     return dict(sorted(told.items()))
 
@@ -61,4 +62,4 @@ def _found(connection: Connection, key: str, number: int) -> list[dict[str, obje
 
 
 def _remember(connection: Connection, key: str, value: object) -> None:
-    connection.execute(insert(facts).prefix_with("OR IGNORE").values(key=key, value=json.dumps(value)))
+    KEEP_FIRST_FACT.run(connection, key=key, value=json.dumps(value))

@@ -7,10 +7,11 @@ what a state was made without is noted in the transaction that stores it. Source
 import json
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from edgefl_coordinator.rounds.stored_rounds import fact
-from edgefl_coordinator.store.tables import facts, members
+from edgefl_coordinator.store.statements import KEEP_FACT
+from edgefl_coordinator.store.tables import members
 
 _LEFT = "left"  # the fact that holds the key ids
 
@@ -30,5 +31,4 @@ def still_in_state(connection: Connection, shut_out: Mapping[str, str]) -> tuple
 
 def note_left(connection: Connection, shut_out: Collection[str]) -> None:
     """Note that the state just stored holds nothing of these members, by first key id."""
-    row = {"key": _LEFT, "value": json.dumps(sorted(shut_out))}
-    connection.execute(insert(facts).prefix_with("OR REPLACE").values(row))
+    KEEP_FACT.run(connection, key=_LEFT, value=json.dumps(sorted(shut_out)))

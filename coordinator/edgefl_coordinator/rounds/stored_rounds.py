@@ -22,9 +22,9 @@ from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_
 from edgefl_coordinator.rounds.states import NOTHING, Close, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit, counts
-from edgefl_coordinator.store.statements import FACT, Statement
+from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
 from edgefl_coordinator.store.store import Blob
-from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
+from edgefl_coordinator.store.tables import broadcasts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.store.tables import members as member_table
 
 _CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
@@ -373,7 +373,7 @@ def overdue_ms(connection: Connection, number: int) -> int | None:
 
 def set_fact(connection: Connection, key: str, value: object) -> None:
     """Remember a plain value; an existing one is kept."""
-    connection.execute(insert(facts).prefix_with("OR IGNORE").values(key=key, value=json.dumps(value)))
+    KEEP_FIRST_FACT.run(connection, key=key, value=json.dumps(value))
 
 
 def fact(connection: Connection, key: str) -> object:

@@ -102,7 +102,7 @@ class WorkerProcess:
                 raise OperatorError("no job begins any more", STOPPED)
             if self._running is None:
                 pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
-                secrets = {PASSPHRASE_VARIABLE}  # it opens no key
+                secrets = {PASSPHRASE_VARIABLE, "PGPASSWORD"}  # it opens no key, and no database
                 self._running = subprocess.Popen(  # noqa: S603 - our own module
                     self._program,
                     stdin=pipe,

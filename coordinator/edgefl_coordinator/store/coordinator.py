@@ -8,6 +8,7 @@ import hmac
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, load_settings
@@ -17,7 +18,7 @@ from edgefl_coordinator.store.store import Store, open_store
 from edgefl_protocol.durable import read_private
 from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem
 from edgefl_protocol.envelopes.keys import SealingKey, SigningKey
-from edgefl_protocol.errors import KeyMaterialError
+from edgefl_protocol.errors import EdgeflError, KeyMaterialError
 from edgefl_protocol.pae import pae
 from edgefl_protocol.records.coordinator_records import make_key_record
 from edgefl_protocol.records.root import join_chain
@@ -57,7 +58,24 @@ class Coordinator:
     clock: Callable[[], int] = wall_clock_ms
     serving: bool = False  # whether this process runs the rounds
     told_stuck: tuple[int, int, str] | None = None  # a round, when members were told how it stands, and the sentence
+    seen: tuple[tuple[int, int], ...] = ()  # which files of settings and keys this process has read
     all_served: tuple[int, int] | None = None  # a round, and the members' changes until which nobody lacks a broadcast
+
+    def keep_up(self) -> None:
+        """Take over settings and keys that another process of this coordinator has changed; keep one's own meanwhile.
+
+        What is not whole yet is looked at again the next time.
+        """
+        if not self.store.database.shared or self.seen == (found := _files_seen(self.store.home)):
+            return
+        if not self.keys.changing.acquire(blocking=False):
+            return
+        try:
+            with suppress(EdgeflError):
+                settings, keys = load_settings(self.store.home), load_keys(self.store.home, self.keys.passphrase)
+                self.settings, self.keys.signing, self.keys.ring, self.seen = settings, keys.signing, keys.ring, found
+        finally:
+            self.keys.changing.release()
 
     def derive(self, purpose: str, *parts: str) -> bytes:
         """Return 32 bytes that only this coordinator can compute, the same each time for the same words."""
@@ -74,6 +92,16 @@ class Coordinator:
         """Return the published root sets, one on each line; empty where there are none."""
         with self.store.transaction() as connection:
             return join_chain(revocations.chain(connection))
+
+
+def _files_seen(home: CoordinatorHome) -> tuple[tuple[int, int], ...]:
+    """Tell the files of settings and keys as they are now from those of before: each change makes another file."""
+    found = []
+    for path in (home.config, home.sealing_ring, home.signing):
+        with suppress(OSError):
+            status = path.stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)
 
 
 def load_keys(home: CoordinatorHome, passphrase: bytes | None = None) -> Keys:
@@ -100,19 +128,31 @@ def open_coordinator(
     passphrase: bytes | None = None,
     clock: Callable[[], int] = wall_clock_ms,
     wait_s: float = 0.0,
+    *,
+    joins: bool = False,
 ) -> Coordinator:
-    """Open settings, keys and store of a home, waiting `wait_s` for another process; close it with `store.close()`.
+    """Open settings, keys and store of a home; close it with `store.close()`.
+
+    Args:
+        passphrase: of the keys.
+        clock: gives Unix milliseconds.
+        wait_s: how long to wait for another process.
+        joins: serve beside other processes, where the store can be shared.
 
     Raises:
         OperatorError: settings are wrong, or another process has the store open.
         StorageError: a file cannot be read.
         KeyMaterialError: a key file is unusable.
     """
-    settings = load_settings(home)
-    store = open_store(home, wait_s)
+    seen, settings = _files_seen(home), load_settings(home)
+    store = open_store(home, wait_s, settings.database, joins=joins)
     try:
         # Only now: whoever had the store open may have changed the keys.
-        return Coordinator(settings, store, load_keys(home, passphrase), clock)
+        coordinator = Coordinator(settings, store, load_keys(home, passphrase), clock, seen=seen)
+        store.claim(coordinator.derive("store").hex())
+        if store.database.shared and not joins:
+            store.sweep()
+        return coordinator
     except BaseException:
         store.close()
         raise

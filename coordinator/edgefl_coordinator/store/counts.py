@@ -27,4 +27,4 @@ def keep(connection: Connection, number: int, count: int) -> int:
 
 def drop(connection: Connection) -> None:
     """Drop all counts: other replies count now."""
-    connection.execute(delete(facts).where(facts.c.key.between("counted_", "counted_~")))
+    connection.execute(delete(facts).where(facts.c.key >= "counted_", facts.c.key < "counted_~"))

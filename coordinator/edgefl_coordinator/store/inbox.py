@@ -7,10 +7,9 @@ first answer; with another payload it is refused. Source: docs/security.md, repl
 """
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
-from sqlalchemy.dialects.sqlite import insert as upsert
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.store.statements import Statement
+from edgefl_coordinator.store.statements import Statement, keep_first, keep_last
 from edgefl_coordinator.store.tables import idempotency, mids, windows
 from edgefl_protocol.envelopes.header import Header
 from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, NO_HIGHEST, judge
@@ -18,13 +17,8 @@ from edgefl_protocol.errors import ReplayError, SequenceError
 
 _SEEN = Statement(select(mids.c.mid).where(mids.c.skid == bindparam("skid"), mids.c.mid == bindparam("mid")))
 _WINDOW = Statement(select(windows.c.highest, windows.c.bitmap).where(windows.c.skid == bindparam("skid")))
-_MOVED = upsert(windows)
-_KEEP_WINDOW = Statement(
-    _MOVED.on_conflict_do_update(
-        index_elements=["skid"], set_={"highest": _MOVED.excluded.highest, "bitmap": _MOVED.excluded.bitmap}
-    )
-)
-_KEEP_MID = Statement(insert(mids).prefix_with("OR IGNORE"))
+_KEEP_WINDOW = keep_last(windows)
+_KEEP_MID = keep_first(mids)
 _FORGET = Statement(delete(mids).where(mids.c.until_ms < bindparam("now_ms")))
 _ANSWER = Statement(
     select(idempotency.c.payload_sha256, idempotency.c.answer).where(

@@ -13,11 +13,13 @@ from sqlalchemy import Connection, func, insert, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.statements import KEEP_FACT, keep_first
 from edgefl_coordinator.store.tables import facts, revocations, roots
 from edgefl_protocol.records.revocation import MAX_REVOKED
 from edgefl_protocol.records.root import MAX_CHAIN_BYTES, MAX_VERSIONS, Root, newest_root, unverified_root
 
 MAX_SIGNERS = MAX_REVOKED // 2  # revoked signers always stand in the list; of members the newest that fit
+_ADD = keep_first(revocations)
 _FLOOR = "revoked_floor"  # the fact that holds what the list's number counts from
 
 
@@ -25,7 +27,7 @@ def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iter
     """Revoke keys of a kind, "member" or "signer"; one that is revoked stays as it is. `name` is for the audit log."""
     for key_id in key_ids:
         row = {"key_id": key_id, "kind": kind, "name": name, "revoked_ms": now_ms}
-        if connection.execute(insert(revocations).prefix_with("OR IGNORE").values(row)).rowcount == 1:
+        if _ADD.run(connection, **row).rowcount == 1:
             audit.append(connection, now_ms, "key_revoked", name, {"kind": kind, "key_id": key_id})
 
 
@@ -52,8 +54,7 @@ def number_anew(connection: Connection, now_ms: int) -> None:
 
     A list that was lost counted from an earlier time, and nobody revokes a key each millisecond: its number was lower.
     """
-    row = {"key": _FLOOR, "value": json.dumps(max(now_ms, _floor(connection)))}
-    connection.execute(insert(facts).prefix_with("OR REPLACE").values(row))
+    KEEP_FACT.run(connection, key=_FLOOR, value=json.dumps(max(now_ms, _floor(connection))))
 
 
 def _floor(connection: Connection) -> int:

@@ -3,27 +3,70 @@
 Guarantees:
     One thread at a time uses the connection; its work stands or falls alone (a savepoint). What it read may be
     another's work that is not committed yet, so nobody leaves before the commit that holds both: then all of the group
-    go on, or all get the `StorageError` of the commit and nobody is told that it was kept. So is it where SQLite ends
-    the transaction itself: on a full disk, without memory, at a read that fails.
+    go on, or all get the `StorageError` of the commit and nobody is told that it was kept. So is it where the database
+    ends the transaction itself: SQLite on a full disk, without memory, at a read that fails; PostgreSQL when it stops.
+    A connection that broke between two groups is replaced before anybody notices.
     Whoever leaves while nobody waits for the connection commits for the group; so does the last one that a group may
     have. A group is as large as the crowd, and one that comes alone waits for nobody.
 Source: docs/security.md, reliability; docs/decisions/0055; DeWitt et al., "Implementation Techniques for Main Memory
 Database Systems" (group commit), SIGMOD 1984.
 """
 
-import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, Final, Protocol, TypeVar
 
-from sqlalchemy import Connection, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, RootTransaction
 
 from edgefl_protocol.errors import StorageError
 
-DATABASE_ERRORS = (DBAPIError, sqlite3.Error)  # of SQLAlchemy, and of the driver where `statements` calls it
 MOST = 128  # transactions in one commit: the first of them waits for the work of the others
+MET: Final = "met"  # code of the StorageError where a transaction met another one: undone for sure, to be tried again
+_TRIES: Final = 25  # of a transaction that meets others
+_UNDONE: Final = frozenset({"disk_full", MET})
+
+Value = TypeVar("Value")
+
+
+class Database(Protocol):
+    """A database that holds the store's tables.
+
+    One transaction after another changes it, whichever thread or process it is of; what is committed is durable.
+    """
+
+    name: str  # for `status`
+    described: str  # for the log
+    shared: bool  # whether several processes may have it open at once
+    engine: Engine
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """Errors that SQLAlchemy or the driver raise."""
+
+    def writer(self, before: Connection | None = None) -> Connection:
+        """Return the connection through which all is changed: `before`, or another in the place of one that broke."""
+
+    def in_transaction(self, driver: Any) -> bool:
+        """Tell whether the driver's connection is in a transaction that may go on or be undone."""
+
+    def looking(self) -> AbstractContextManager[Connection] | None:
+        """Give a connection that reads what is committed, beside the writer's; None where there is only that one."""
+
+    def lead(self, wait_s: float = 0.0) -> bool:
+        """Tell whether this process does what one alone may do, from now until it ends or loses the database."""
+
+    def prepare(self, connection: Connection) -> bool:
+        """Make the tables where there are none, and bring older ones to this version; return whether there were none.
+
+        An `OperatorError` where there are other tables, or those of a newer version; nothing was changed.
+        """
+
+    def storage_error(self, error: BaseException) -> StorageError:
+        """Say in one sentence what one of `errors` means."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 class _Group:
@@ -37,11 +80,12 @@ class _Group:
 
 
 class SharedCommits:
-    """Hands out the one connection, in transactions."""
+    """Hands out the one connection of this process, in transactions."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Take over a connection that begins no transaction by itself."""
-        self._connection = connection
+    def __init__(self, database: Database) -> None:
+        """Connect to a database."""
+        self._database = database
+        self._connection = database.writer()
         self._turn = threading.Lock()  # held by whoever uses the connection
         self._counting = threading.Lock()
         self._waiting = 0
@@ -60,8 +104,8 @@ class SharedCommits:
         Returns, or passes the error on, once what was done and read here is durable.
 
         Raises:
-            StorageError: nobody in the group may count on anything. Where a flush after the commit failed, it may have
-                been kept all the same (`may_be_kept`).
+            StorageError: nobody in the group may count on anything. Where a flush after the commit failed, or the
+                connection broke in it, it may have been kept all the same (`may_be_kept`).
         """
         return self._transaction(waits=True)
 
@@ -83,23 +127,21 @@ class SharedCommits:
         except BaseException as error:
             self._undo(group, error, marked=waits)
             self._leave(group, waits=True)
-            if isinstance(error, DATABASE_ERRORS):
-                raise storage_error(error) from error
+            if isinstance(error, self._database.errors):
+                raise self._database.storage_error(error) from error
             raise
         self._leave(group, waits=waits)
 
     @property
-    def _driver(self) -> sqlite3.Connection:
-        driver: Any = self._connection.connection.driver_connection
-        found: sqlite3.Connection = driver
-        return found
+    def _driver(self) -> Any:
+        return self._connection.connection.driver_connection
 
     def _run(self, statement: str) -> None:
         self._driver.execute(statement)
 
     def _check_open(self, group: _Group) -> None:
-        """Fail a group whose transaction SQLite has ended by itself, as it may at any statement, a reading one too."""
-        if self._group is group and not self._driver.in_transaction:
+        """Fail a group whose transaction the database has ended by itself."""
+        if self._group is group and not self._database.in_transaction(self._driver):
             raise StorageError("the store ended a transaction by itself: look at its disk and memory", "storage")
 
     def _begin(self, *, marks: bool) -> _Group:
@@ -113,9 +155,7 @@ class SharedCommits:
                 self._waiting -= 1
         try:
             if self._group is None:
-                if self._driver.in_transaction:  # left over from a group whose rollback failed
-                    self._driver.rollback()
-                self._group = _Group(self._connection.begin())
+                self._group = _Group(self._opened())
             self._group.size += 1
             if marks:
                 self._run("SAVEPOINT one")
@@ -124,9 +164,21 @@ class SharedCommits:
             if self._group is not None:
                 self._fail(self._group, error)
             self._turn.release()
-            if isinstance(error, DATABASE_ERRORS):
-                raise storage_error(error) from error
+            if isinstance(error, self._database.errors):
+                raise self._database.storage_error(error) from error
             raise
+
+    def _opened(self) -> RootTransaction:
+        """Begin a transaction, over another connection where the one before has broken."""
+        self._connection = self._database.writer(self._connection)
+        try:
+            return self._connection.begin()
+        except self._database.errors:
+            renewed = self._database.writer(self._connection)
+            if renewed is self._connection:
+                raise
+            self._connection = renewed
+            return renewed.begin()
 
     def _undo(self, group: _Group, error: BaseException, *, marked: bool) -> None:
         """Undo one's own work; where SQLite has ended the whole transaction, everybody's is gone."""
@@ -136,7 +188,7 @@ class SharedCommits:
                 self._run("RELEASE one")
             self._check_open(group)
         except BaseException as second:  # noqa: BLE001 - no memory, too: the others wait for the end of this group
-            self._fail(group, error if isinstance(error, DATABASE_ERRORS) else second)
+            self._fail(group, error if isinstance(error, self._database.errors) else second)
 
     def _leave(self, group: _Group, *, waits: bool) -> None:
         """Commit for all, or leave it to one who waits for the connection; return once it is done, or at once."""
@@ -157,7 +209,7 @@ class SharedCommits:
             group.root.commit()
         except BaseException as error:
             self._fail(group, error)
-            if not isinstance(error, (*DATABASE_ERRORS, StorageError)):
+            if not isinstance(error, (*self._database.errors, StorageError)):
                 raise
         else:
             self._group = None
@@ -165,8 +217,8 @@ class SharedCommits:
 
     def _fail(self, group: _Group, error: BaseException) -> None:
         """Tell everybody in a group that it failed, and end its transaction."""
-        if isinstance(error, DATABASE_ERRORS):
-            group.error = storage_error(error)
+        if isinstance(error, self._database.errors):
+            group.error = self._database.storage_error(error)
         elif isinstance(error, StorageError):
             group.error = error
         else:
@@ -179,25 +231,20 @@ class SharedCommits:
             self._connection.connection.rollback()  # whatever SQLAlchemy thinks of the transaction that failed
 
 
+def done_again(work: Callable[[], Value]) -> Value:
+    """Do what is one transaction, again where the database undid it because it met another one."""
+    for _ in range(_TRIES - 1):
+        try:
+            return work()
+        except StorageError as error:
+            if error.code != MET:
+                raise
+    return work()
+
+
 def may_be_kept(error: StorageError) -> bool:
-    """Tell whether the work of a failed transaction may lie on the disk: of a full one SQLite has undone it for sure.
+    """Tell whether the work of a failed transaction may lie on the disk: some the database has undone for sure.
 
-    Whoever wrote files for that work leaves them where they are; the sweep at the next start removes what no row names.
+    Whoever wrote files for that work leaves them where they are; a later sweep removes what no row names.
     """
-    return error.code != "disk_full"
-
-
-def storage_error(error: DBAPIError | sqlite3.Error) -> StorageError:
-    """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone too."""
-    chain: list[BaseException] = [error]
-    while chain[-1].__context__ is not None:
-        chain.append(chain[-1].__context__)
-    first = next(found for found in reversed(chain) if isinstance(found, sqlite3.Error))
-    name = getattr(first, "sqlite_errorname", "")
-    if name == "SQLITE_FULL":
-        return StorageError("the store is full: free space on its disk, then send again", "disk_full")
-    if isinstance(first, sqlite3.IntegrityError):
-        return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
-    return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")
+    return error.code not in _UNDONE

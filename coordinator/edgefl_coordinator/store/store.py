@@ -1,48 +1,44 @@
-"""The store: one SQLite file with one writer connection, and a folder of blobs.
+"""The store: a database with its tables, and a folder of blobs.
 
 Guarantees:
-    Only one process has the store open (lock file), through one connection; every transaction is `BEGIN IMMEDIATE`,
-    and what was committed survives a power cut (`durable.keep_commits` says how).
-    The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
-    3.50.7): there it is DELETE. `journal_mode` says which.
+    One transaction after another changes the database (`shared_commit`), and what was committed survives a power cut.
     A blob is written and flushed before the transaction that names it, and deleted after the one that strikes it out.
-    A small one lies in the file of the database: it is written in the transaction that names it, and one commit makes
-    those of many requests durable.
-    What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens.
+    A small one lies in the database: it is written in the transaction that names it, and one commit makes those of many
+    requests durable.
+    What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens; where other
+    processes may be writing, only what has lain there for an hour.
     A full disk is a `StorageError` with code `disk_full`; nothing already accepted is touched.
-Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
+Source: docs/security.md, decision 7 and reliability; docs/decisions/0058.
 """
 
 import contextlib
-import fcntl
 import hashlib
-import os
 import secrets
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, insert, select
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
-from edgefl_coordinator.errors import IN_USE, OperatorError
+from edgefl_coordinator.errors import IN_USE, USAGE, OperatorError
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
-from edgefl_coordinator.store.shared_commit import SharedCommits, storage_error
-from edgefl_coordinator.store.statements import Statement
+from edgefl_coordinator.store.shared_commit import Database, SharedCommits
+from edgefl_coordinator.store.sqlite_file import SqliteFile
+from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
 from edgefl_protocol import durable
+from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.errors import StorageError
 
 MAX_STORED_BYTES = 2**31
 _WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
-CACHE = "cache_size=-32768"  # KiB: the rows of ten thousand members
+_OLD_S = 3600.0  # a blob that another process writes gets its row within seconds
+OWNER = "coordinator"  # the fact that says whose a database is
 _SMALL = "small-"  # what the name of such a blob begins with; a file's begins with hex digits
 _KEEP_SMALL = Statement(insert(tables.small_blobs))
 _DROP_SMALL = delete(tables.small_blobs).where(tables.small_blobs.c.name == bindparam("gone"))
@@ -65,45 +61,48 @@ class Blob:
     size: int
 
 
-def has_wal_reset_defect(version: tuple[int, int, int]) -> bool:
-    """Tell whether a SQLite version may lose a WAL reset when several connections are used."""
-    fixed_branches = (version[:2] == (3, 44) and version >= (3, 44, 6)) or (
-        version[:2] == (3, 50) and version >= (3, 50, 7)
-    )
-    return (3, 7, 0) <= version < (3, 51, 3) and not fixed_branches
-
-
 class Store:
     """The open store; close it at the end.
 
     Every method that touches a file raises StorageError where the disk is full or fails, or the blob is missing.
     """
 
-    def __init__(self, home: CoordinatorHome, engine: Engine, lock: int, journal_mode: str) -> None:
-        """Take over an open engine and lock; use `open_store`."""
+    def __init__(self, home: CoordinatorHome, database: Database) -> None:
+        """Take over an open database; use `open_store`."""
         self.home = home
-        self.journal_mode = journal_mode  # of SQLite
-        self._engine = engine
-        self._lock_descriptor = lock
-        self._commits = SharedCommits(engine.connect())
+        self.database = database
+        self._engine = database.engine
+        self._commits = SharedCommits(database)
         self.waiting_large = threading.BoundedSemaphore(_WAITING_LARGE)  # held by who has `large`, or waits for it
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
     def close(self) -> None:
-        """Close the file and release the lock."""
-        self._commits.close()
-        self._engine.dispose()
-        if self._lock_descriptor >= 0:
-            os.close(self._lock_descriptor)
-            self._lock_descriptor = -1
+        """Close the database."""
+        try:
+            self._commits.close()
+        finally:
+            self.database.close()
+
+    def claim(self, owner: str) -> None:
+        """Make the database that of one coordinator for good; an `OperatorError` where it is another's."""
+        if not self.database.shared:
+            return
+        with self.transaction() as connection:
+            KEEP_FIRST_FACT.run(connection, key=OWNER, value=owner)
+            found = FACT.value(connection, key=OWNER)
+        if found != owner:
+            raise OperatorError(
+                "the database belongs to another coordinator: give each its own, or restore the folder that it was "
+                "made with"
+            )
 
     def transaction(self) -> contextlib.AbstractContextManager[Connection]:
         """Give the only connection in a transaction: committed at the end, rolled back on any error."""
         return self._commits.transaction()
 
     def look(self) -> contextlib.AbstractContextManager[Connection]:
-        """Give the connection to read what a transaction of the caller's asks again; this waits for no commit."""
-        return self._commits.look()
+        """Give a connection to read what a transaction of the caller's asks again; this waits for no commit."""
+        return self.database.looking() or self._commits.look()
 
     def put_blob(self, data: bytes) -> Blob:
         """Write a blob durably; its name is new each time, so equal content never shares a file."""
@@ -206,10 +205,16 @@ class Store:
                 connection.execute(_DROP_SMALL, small)
 
     def sweep(self) -> int:
-        """Remove temporary files, blobs without a row and old job folders; return how many."""
+        """Remove temporary files, blobs without a row and old job folders; return how many.
+
+        Files that lie there since a moment may be another process's, where there may be others.
+        """
+        until = time.time() - _OLD_S if self.database.shared else None
+        files = {path.name for path in self.home.blobs.iterdir() if until is None or path.stat().st_ctime < until}
         with self.transaction() as connection:
             named = {name for column in BLOB_COLUMNS for name in connection.scalars(select(column))}
-        orphans = self.blob_names() - named  # a row without a blob names None
+            small = set(connection.scalars(select(tables.small_blobs.c.name)))
+        orphans = (files | small) - named  # a row without a blob names None
         self.drop_blobs(orphans)
         removed = len(orphans)
         for path in self.home.jobs.iterdir():
@@ -221,77 +226,55 @@ class Store:
         return removed
 
 
-def open_store(home: CoordinatorHome, wait_s: float = 0.0) -> Store:
-    """Open the store, make its tables where there are none, and sweep what a crash left.
+def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joins: bool = False) -> Store:
+    """Open the store, make its tables where there are none, and sweep what a crash left in the folder of a file.
 
     Args:
-        wait_s: how long to wait for another process that has it open.
+        wait_s: how long to wait for another process that has it open, or leads.
+        url: of a PostgreSQL database, which is swept once it is known whose it is; "" for the file in the folder.
+        joins: open it beside other processes where the database can be shared.
 
     Raises:
         OperatorError: another process has it open, or another version of this program made it with other tables.
         StorageError: it cannot be read or written.
     """
-    lock = _take_lock(home, wait_s)
+    database = _database(home, wait_s, url)
     try:
         for folder in (home.blobs, home.jobs):
             folder.mkdir(mode=0o700, exist_ok=True)
-        if not home.database.exists():
-            durable.write_atomic(home.database, b"", mode=0o600)
-        elif home.database.stat().st_size == 0 and any(home.blobs.iterdir()):
-            raise StorageError(
-                f"{home.database} is empty although there are blobs: restore it from the backup", "damaged"
-            )
-        mode = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
-        store = Store(home, _engine(home, mode), lock, mode)
-    except DBAPIError as error:
-        os.close(lock)
-        raise storage_error(error) from error
-    except BaseException:
-        os.close(lock)
+        if not joins and not database.lead(wait_s):
+            told = f"another process leads the coordinator of {home.root}; stop it, or wait until it is done"
+            raise OperatorError(told, IN_USE)
+        store = Store(home, database)
+    except BaseException as error:
+        database.close()
+        if isinstance(error, database.errors):
+            raise database.storage_error(error) from error
         raise
     try:
         with store.transaction() as connection:
-            tables.prepare(connection)
-        store.sweep()
+            if database.prepare(connection) and database.shared and any(home.blobs.iterdir()):
+                told = (
+                    f"the database is empty although there are blobs in {home.blobs}: restore it, or name the right one"
+                )
+                raise StorageError(told, "damaged")
+        if not database.shared:
+            store.sweep()
     except BaseException:
         store.close()
         raise
     return store
 
 
+def _database(home: CoordinatorHome, wait_s: float, url: str) -> Database:
+    if not url:
+        return SqliteFile(home, wait_s)
+    if find_spec("psycopg") is None:
+        raise OperatorError(f"the setting database needs {needs_extra('postgresql')}", USAGE)
+    from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
+
+    return PostgresqlDatabase(url)
+
+
 def _fresh_name(prefix: str) -> str:
     return f"{prefix[:32]}-{secrets.token_hex(8)}"
-
-
-def _take_lock(home: CoordinatorHome, wait_s: float) -> int:
-    until = time.monotonic() + wait_s
-    descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.05)
-                continue
-            os.close(descriptor)
-            told = f"another process uses {home.root}; stop it, or wait until it is done"
-            raise OperatorError(told, IN_USE) from None
-        return descriptor
-
-
-def _engine(home: CoordinatorHome, mode: str) -> Engine:
-    engine = create_engine(
-        f"sqlite:///{home.database}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0}
-    )
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # we begin transactions ourselves, the driver must not
-        for pragma in (f"journal_mode={mode}", durable.SYNCHRONOUS, "foreign_keys=ON", "trusted_schema=OFF", CACHE):
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine

@@ -1,36 +1,32 @@
-"""Tables of the store, and what an older store must look like to be opened.
+"""Tables of the store, in SQLite as in PostgreSQL.
 
-Guarantees: this module alone says what the tables are; `prepare` makes them in an empty file, adds those that came
-later, and leaves a file with other tables as it is. Secrets do not enter: of an invite only the token's SHA-256, of a
-reply only the name of its blob; the name is NULL once the blob is no longer needed. Times are Unix milliseconds. What
-is asked with each message, or at each look at the rounds, has an index. Source: docs/security.md, reliability.
+Guarantees: this module alone says what the tables are; `sqlite_file` and `postgresql_database` make them. Secrets do
+not enter: of an invite only the token's SHA-256, of a reply only the name of its blob; the name is NULL once the blob
+is no longer needed. Times are Unix milliseconds. Whole numbers have 64 bits and texts are ordered by their code points
+in both. What is asked with each message, or at each look at the rounds, has an index. Source: docs/security.md,
+reliability.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
-    Connection,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     Table,
-    Text,
     UniqueConstraint,
     text,
 )
+from sqlalchemy import Integer as PlainInteger
+from sqlalchemy import Text as PlainText
 
-from edgefl_coordinator.errors import OperatorError
-
-VERSION = 2  # PRAGMA user_version
-_COLUMNS = text(  # of every table but the one in which stores without a version kept their history
-    'SELECT held.name, one.name, one.type, one."notnull" OR one.pk > 0, one.pk FROM sqlite_schema AS held '
-    "JOIN pragma_table_info(held.name) AS one WHERE held.type = 'table' AND held.name <> 'migrations'"
-)
+VERSION = 2  # of the tables
+Integer = PlainInteger().with_variant(BigInteger, "postgresql")
+Text = PlainText().with_variant(PlainText(collation="C"), "postgresql")
 metadata = MetaData()
 
 
@@ -40,7 +36,7 @@ def _table(name: str, *parts: Any, **options: Any) -> Table:
 
 def _column(name: str, kind: Any, *constraints: Any, **options: Any) -> "Column[Any]":
     """Return a column that is never NULL."""
-    return Column(name, kind, *constraints, nullable=False, **options)
+    return Column(name, kind, *constraints, nullable=False, autoincrement=False, **options)
 
 
 def _member(**options: Any) -> "Column[Any]":
@@ -60,7 +56,8 @@ members = _table(
     Column("approved_ms", Integer),
     Column("revoked_ms", Integer),
 )
-Index("members_name", members.c.name, unique=True, sqlite_where=text("state <> 'revoked'"))
+_LIVING = text("state <> 'revoked'")
+Index("members_name", members.c.name, unique=True, sqlite_where=_LIVING, postgresql_where=_LIVING)
 Index("members_state", members.c.state, members.c.name)
 
 member_keys = _table(  # signing keys of a member after its first change of keys; before, there are none here
@@ -227,37 +224,4 @@ audit = _table(
 )
 Index("audit_event", audit.c.event, audit.c.number)
 
-_LATER = (small_blobs,)  # tables that a store of version 1 lacks
-
-
-def prepare(connection: Connection) -> None:
-    """Make the tables in an empty file; in an older one, if it has the same tables, those that came later.
-
-    An `OperatorError` where the file has other tables; nothing was changed.
-    """
-    version = connection.scalar(text("PRAGMA user_version"))
-    if version == VERSION:
-        return
-    found = {tuple(row) for row in connection.execute(_COLUMNS)}
-    if version > VERSION:
-        raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
-    older = {row for table in metadata.tables.values() if table not in _LATER for row in _described(table)}
-    if found and found != older:
-        raise OperatorError(
-            "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that "
-            "version can open; make a new coordinator in another folder with `edgefl-coordinator init`, and invite "
-            "its members again"
-        )
-    metadata.create_all(connection)
-    for table in metadata.tables.values():
-        for index in table.indexes:
-            index.create(connection, checkfirst=True)
-    connection.execute(text("PRAGMA user_version = 2"))
-
-
-def _described(table: Table) -> Iterator[tuple[str, str, str, int, int]]:
-    """Give what `_COLUMNS` selects of a file that has this table."""
-    keys = list(table.primary_key.columns)
-    for column in table.columns:
-        place = keys.index(column) + 1 if column.primary_key else 0
-        yield table.name, column.name, column.type.compile(), int(not column.nullable), place
+LATER = (small_blobs,)  # tables that a store of version 1 lacks

@@ -2,7 +2,7 @@
 
 Guarantees: `tried` changes nothing in the folder but its folder of jobs, where the copy lies meanwhile; it does to the
 copy what opening the store does. A store of other tables, or of a newer version, is refused and left as it is
-(`tables.prepare`). Source: docs/decisions/0056.
+(`Database.prepare`). Source: docs/decisions/0056.
 """
 
 import contextlib

@@ -4,7 +4,8 @@ Guarantees: the replay row of a member's message is committed before a byte of i
 that was refused for whatever reason, or that stopped the process, is a replay when it comes again. A member whose state
 bars it from the route is refused there too, unread. The effect has a transaction of its own and happens only after
 admission: a crash between the two loses nothing that was acknowledged, and the retry is a new envelope around the same
-work item. Every refusal after the signature leaves one audit row. Source: docs/security.md, order of checks.
+work item. Every refusal after the signature leaves one audit row. A transaction that the database undid because it met
+another one is done again, a few times. Source: docs/security.md, order of checks, and check 66.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.shared_commit import done_again
 from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
 from edgefl_protocol.messages.requests import Route
 
@@ -44,12 +46,16 @@ def admit(call: Call) -> None:
         RefusedError: replayed, out of the window, or this member may not use the route now.
         StorageError: what it kept nobody may count on.
     """
-    with _refusals_written(call) as (connection, member):
-        keep_window(connection, call)
-        if member is not None:
-            membership.note_heard(connection, member.skid, call.now_ms)
-        check_round(call)
-        _entitled(member, call.route)
+
+    def admitted() -> None:
+        with _refusals_written(call) as (connection, member):
+            keep_window(connection, call)
+            if member is not None:
+                membership.note_heard(connection, member.skid, call.now_ms)
+            check_round(call)
+            _entitled(member, call.route)
+
+    done_again(admitted)
 
 
 def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
@@ -65,18 +71,26 @@ def transact(call: Call, effect: Effect[Value]) -> Value:
 
     A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nobody may count on it.
     """
-    try:
+
+    def carried_out() -> Value:
         with call.coordinator.store.transaction() as connection:
             member = membership.by_skid(connection, call.opened.header.skid)
             return effect(connection, _entitled(member, call.route))
+
+    try:
+        return done_again(carried_out)
     except RefusedError as refused:
         refuse(call, refused, refused.__cause__)
 
 
 def refuse(call: Call, refused: RefusedError, cause: BaseException | None = None) -> NoReturn:
     """Refuse an admitted message outside a transaction: write the audit row and raise `RefusedError`."""
-    with _refusals_written(call):
-        raise refused from cause
+
+    def written() -> NoReturn:
+        with _refusals_written(call):
+            raise refused from cause
+
+    done_again(written)
 
 
 def keep_window(connection: Connection, call: Call) -> None:

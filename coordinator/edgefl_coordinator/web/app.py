@@ -60,6 +60,7 @@ class _App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        self.coordinator.keep_up()
         if scope["method"] == "POST":
             answer = await self._sealed(scope["path"], (await receive())["body"])
         else:

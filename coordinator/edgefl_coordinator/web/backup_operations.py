@@ -7,6 +7,7 @@ backup keeps no request waiting. The audit log says when. Source: docs/security.
 from collections.abc import Mapping
 from typing import Any
 
+from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.gate import command_of
 from edgefl_coordinator.store import audit, snapshot
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -19,8 +20,13 @@ def begin_backup(coordinator: Coordinator, _: Arguments) -> Facts:
     """Take a snapshot: {} → {snapshot, federation, made_ms, outside}.
 
     `outside` are files that the settings name and that are not in it: the gate's program, and what lies elsewhere. A
-    `StorageError` where the disk is full.
+    `StorageError` where the disk is full; an `OperatorError` where the store is no file.
     """
+    if coordinator.store.database.shared:
+        raise OperatorError(
+            "the store is a PostgreSQL database, which this command does not copy: stop every serve, then copy it with "
+            "pg_dump, and the folder beside it"
+        )
     settings, now_ms, home = coordinator.settings, coordinator.clock(), coordinator.store.home
     with coordinator.store.transaction() as connection:
         audit.append(connection, now_ms, "backup", settings.federation)

@@ -10,7 +10,7 @@ disk, and the same piece is the same each time. Source: docs/security.md 2.2, do
 import hashlib
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, select
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
@@ -19,6 +19,7 @@ from edgefl_coordinator.members.uploads import Upload
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.shared_commit import may_be_kept
+from edgefl_coordinator.store.statements import keep_first
 from edgefl_coordinator.store.tables import offers
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
 from edgefl_protocol import Payload
@@ -42,6 +43,7 @@ from edgefl_protocol.messages.blob_messages import (
 )
 
 ENVELOPE_BYTES = 64 * 2**10  # more than an envelope adds to its payload
+_KEEP_OFFER = keep_first(offers)
 
 
 def blob_route(call: Call) -> Payload:
@@ -100,8 +102,7 @@ def offer(call: Call, blob: str) -> BlobReference:
 
         def keep(connection: Connection, member: MemberRow) -> Row[Any] | None:
             values = {"id": made, "blob": blob, "bytes": plain_bytes, "sha256": hasher.hexdigest()}
-            ask = insert(offers).prefix_with("OR IGNORE")  # it may have been asked for twice at once
-            connection.execute(ask.values(skid=member.skid, **values))
+            _KEEP_OFFER.run(connection, skid=member.skid, **values)  # it may have been asked for twice at once
             return known(connection, member)
 
         row = transact(call, keep)

@@ -77,8 +77,10 @@ class ListeningSocket(socket.socket):
     door: Door
 
     @classmethod
-    def open(cls, host: str, port: int, backlog: int, door: Door) -> Self:
+    def open(cls, host: str, port: int, backlog: int, door: Door, *, shared: bool = False) -> Self:
         """Listen; an `OSError` where the address cannot be had.
+
+        Where it is `shared` the system deals connections to all processes of this user that listen so.
 
         Its protocol is named, and not 0: only then asyncio sets TCP_NODELAY, without which each answer on a kept
         connection waits 40 ms for an acknowledgement.
@@ -87,6 +89,8 @@ class ListeningSocket(socket.socket):
         listening = cls(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listening.bind((host, port))
             listening.listen(backlog)
         except OSError:

@@ -188,7 +188,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         "shut_out": shut_out,
         "bundles": bundles,
         "certificate_problem": _certificate_problem(coordinator),
-        "journal_mode": coordinator.store.journal_mode,
+        "journal_mode": coordinator.store.database.name,
         "last_event": last,
     }
 

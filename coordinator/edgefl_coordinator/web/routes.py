@@ -16,6 +16,7 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
+from edgefl_coordinator.store.shared_commit import done_again
 from edgefl_coordinator.web.admission import Call, check_round, keep_window, read, refuse, transact
 from edgefl_coordinator.web.blob_route import blob_route, offer
 from edgefl_coordinator.web.reply_route import reply_route
@@ -41,19 +42,23 @@ from edgefl_protocol.records.rotation import verify_rotation
 
 def _enrol(call: Call) -> Payload:
     request = read(call, EnrolRequest.from_payload)
-    refused: RefusedError | None = None
-    with call.coordinator.store.transaction() as connection:
-        try:
-            with connection.begin_nested():
-                check_round(call)
-                member = membership.enrol(connection, call.now_ms, request, call.sealing)
-                # The window is kept for members only: a newcomer with a wrong token leaves nothing but an audit row.
-                keep_window(connection, call)
-        except RefusedError as error:
-            refused = error
-            audit.append(connection, call.now_ms, "enrol_refused", request.name, {"code": error.code})
-    if refused is not None:
-        raise refused
+
+    def enrolled() -> MemberRow | RefusedError:
+        with call.coordinator.store.transaction() as connection:
+            try:
+                with connection.begin_nested():
+                    check_round(call)
+                    member = membership.enrol(connection, call.now_ms, request, call.sealing)
+                    # The window is kept for members only: one with a wrong token leaves nothing but an audit row.
+                    keep_window(connection, call)
+                    return member
+            except RefusedError as error:
+                audit.append(connection, call.now_ms, "enrol_refused", request.name, {"code": error.code})
+                return error
+
+    member = done_again(enrolled)
+    if isinstance(member, RefusedError):
+        raise member
     return EnrolReply(state="pending", nonce=_nonce(call.coordinator, member.skid)).to_payload()
 
 

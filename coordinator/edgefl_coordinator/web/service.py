@@ -1,8 +1,10 @@
 """`serve`: uvicorn with TLS and our receive deadline, the administration socket, and the loop that runs the rounds.
 
-Guarantees: one process, one store; a signal ends it after the answers under way; a killed one continues where the store
-stands. A failed job is tried again after 10 s, then at growing intervals up to 10 minutes. Source: docs/security.md,
-decisions 7 to 9.
+Guarantees: a signal ends it after the answers under way; a killed one continues where the store stands. Of several
+processes that share a store each answers members, and one *leads*: it runs the rounds, tends the keys, signs and logs
+what happens, and listens to the operator. Where it ends, or loses the database, another leads within seconds. A failed
+job is tried again after 10 s, then at growing intervals up to 10 minutes. Source: docs/security.md, decisions 7 to 9;
+docs/decisions/0058.
 """
 
 import asyncio
@@ -37,6 +39,7 @@ _KEYS_S = 60.0  # between two looks at the keys
 _RETRY_S = 10.0
 _MAX_RETRY_S = 600.0
 _BACKLOG = 512
+_LEAD_S = 1.0  # between two looks whether this process leads
 
 
 def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: RunWorker | None = None) -> None:
@@ -49,22 +52,96 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     Raises:
         OperatorError: the port is taken or the certificate cannot be used.
     """
-    settings, coordinator.serving = coordinator.settings, True
+    settings = coordinator.settings
     raise_descriptors()
-    limits = settings.limits
+    limits, database = settings.limits, coordinator.store.database
     door = Door(limits.connections, limits.connections if settings.proxy_ends_tls else limits.one_address)
-    listening = _listen(settings.host, settings.port, door)
+    listening = _listen(settings.host, settings.port, door, shared=database.shared)
     server = _Server(_config(coordinator), ready, listening.getsockname()[1])
-    rounds, events = settings.rounds, EventLog(coordinator)
-    with coordinator.store.transaction() as connection:
-        detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
-        audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
-        stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed
-    coordinator_keys.tend_keys(coordinator)
-    coordinator_keys.note_keys(coordinator)
-    events.catch_up()  # before "listening", in the order of time
+    leader = _Leader(coordinator, run_worker)
+    if database.lead():
+        leader.begin()
+    else:
+        log.info("another process leads; this one answers members, and leads when that one ends")
     with contextlib.closing(listening), asyncio.Runner(loop_factory=DoorLoop) as runner:
-        runner.run(_run(coordinator, server, listening, run_worker, events))
+        runner.run(_run(coordinator, server, listening, leader))
+
+
+class _Leader:
+    """What one process does for all of them."""
+
+    def __init__(self, coordinator: Coordinator, run_worker: RunWorker | None) -> None:
+        self.coordinator = coordinator
+        self.worker = WorkerProcess()
+        self._run_worker = run_worker or self.worker
+        self._events: EventLog | None = None  # while it leads
+        self._admin: asyncio.Server | None = None
+        self._socket = 0  # which file it listens on: who leads next puts another in its place
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Say in the audit log that this process leads, and see to the keys."""
+        coordinator = self.coordinator
+        if coordinator.store.database.shared:
+            coordinator.store.sweep()
+        settings, events = coordinator.settings, EventLog(coordinator)
+        rounds = settings.rounds
+        with coordinator.store.transaction() as connection:
+            detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
+            audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
+            stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed
+        coordinator_keys.tend_keys(coordinator)
+        coordinator_keys.note_keys(coordinator)
+        events.catch_up()  # before "listening", in the order of time
+        self._events, coordinator.serving = events, True
+
+    async def start(self) -> None:
+        """Do it, where this process leads, until `end`."""
+        if self._events is None:
+            return
+        self._admin = await serve_admin(self.coordinator)
+        self._socket = self.coordinator.store.home.socket.stat().st_ino
+        works = (
+            _run_rounds(self.coordinator, self._run_worker),
+            _tend_keys(self.coordinator),
+            _sign_log(self.coordinator),
+            _log_events(self._events),
+        )
+        self._tasks = [asyncio.create_task(work) for work in works]
+
+    async def follow(self) -> None:
+        """Lead when it falls to this process, and stop where it does not any more."""
+        store = self.coordinator.store
+        while True:
+            await asyncio.sleep(_LEAD_S)
+            try:
+                leads = await asyncio.to_thread(store.database.lead)
+                if leads and self._admin is None:
+                    await asyncio.to_thread(self.begin)
+                    log.info("this process leads from now on")
+                    await self.start()
+            except EdgeflError as error:
+                log.error("nobody can lead: %s", error, extra={"once_a_minute": True})
+                leads = False
+            if not leads and self._events is not None:
+                log.warning("this process does not lead any more")
+                await self.end()
+
+    async def end(self) -> EventLog | None:
+        """Stop leading; return the log of events where this process led."""
+        for task in self._tasks:
+            task.cancel()
+        events, self._events, self.coordinator.serving = self._events, None, False
+        if self._admin is not None:
+            self._admin.close()
+            self._admin, path = None, self.coordinator.store.home.socket
+            if path.exists() and path.stat().st_ino == self._socket:
+                path.unlink(missing_ok=True)
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+        return events
 
 
 class _Server(uvicorn.Server):
@@ -95,40 +172,24 @@ class _Server(uvicorn.Server):
             self._ready(self._port)
 
 
-async def _run(
-    coordinator: Coordinator,
-    server: uvicorn.Server,
-    listening: socket.socket,
-    run_worker: RunWorker | None,
-    events: EventLog,
-) -> None:
-    admin = await serve_admin(coordinator)
-    worker = WorkerProcess()
-    tasks = [
-        asyncio.create_task(work)
-        for work in (
-            _run_rounds(coordinator, run_worker or worker),
-            _tend_keys(coordinator),
-            _sign_log(coordinator),
-            _log_events(events),
-        )
-    ]
+async def _run(coordinator: Coordinator, server: uvicorn.Server, listening: socket.socket, leader: _Leader) -> None:
+    await leader.start()
+    following = asyncio.create_task(leader.follow()) if coordinator.store.database.shared else None
     try:
         await server.serve(sockets=[listening])
         log.info("the server stops; the federation goes on when it is served again")
     finally:
-        for task in tasks:
-            task.cancel()
-        worker.stop()
-        admin.close()
-        coordinator.store.home.socket.unlink(missing_ok=True)
-        for task in tasks:
+        if following is not None:
+            following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
-        with contextlib.suppress(EdgeflError):
-            note_stop(coordinator)
-            events.catch_up()
-            _sign(coordinator)
+                await following
+        events = await leader.end()
+        leader.worker.stop()
+        if events is not None:
+            with contextlib.suppress(EdgeflError):
+                note_stop(coordinator)
+                events.catch_up()
+                _sign(coordinator)
 
 
 def note_stop(coordinator: Coordinator) -> None:
@@ -212,9 +273,9 @@ def _config(coordinator: Coordinator) -> uvicorn.Config:
     return config
 
 
-def _listen(host: str, port: int, door: Door) -> socket.socket:
+def _listen(host: str, port: int, door: Door, *, shared: bool = False) -> socket.socket:
     try:
-        return ListeningSocket.open(host, port, _BACKLOG, door)
+        return ListeningSocket.open(host, port, _BACKLOG, door, shared=shared)
     except OSError as error:
         raise OperatorError(
             f"cannot listen on {host} port {port}: {error.strerror}; for another port: edgefl-coordinator set port "

@@ -308,7 +308,7 @@ KILLS = [
     (reply_route, "check_reply",   "reply", None),
     (reply_route.stored_rounds, "accept_reply", "reply", None),
     (Store,   "drop_blobs",     "reply", "done"),
-    (blob_route,   "insert",         "fetch", 0),
+    (blob_route._KEEP_OFFER, "run", "fetch", 0),
 ]
 # fmt: on
 

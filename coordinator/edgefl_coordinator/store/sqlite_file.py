@@ -1,0 +1,174 @@
+"""The store's database as one SQLite file with one connection.
+
+Guarantees:
+    Only one process has it open (lock file); every transaction is `BEGIN IMMEDIATE`, and what was committed survives a
+    power cut (`durable.keep_commits` says how).
+    The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
+    3.50.7): there it is DELETE.
+    An empty file gets the tables, an older one those that came later; one with other tables is left as it is.
+Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
+"""
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, Table, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from edgefl_coordinator.errors import IN_USE, OperatorError
+from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store.tables import LATER, VERSION, metadata
+from edgefl_protocol import durable
+from edgefl_protocol.errors import StorageError
+
+CACHE = "cache_size=-32768"  # KiB: the rows of ten thousand members
+_COLUMNS = text(  # of every table but the one in which stores without a version kept their history
+    'SELECT held.name, one.name, one.type, one."notnull" OR one.pk > 0, one.pk FROM sqlite_schema AS held '
+    "JOIN pragma_table_info(held.name) AS one WHERE held.type = 'table' AND held.name <> 'migrations'"
+)
+
+
+def has_wal_reset_defect(version: tuple[int, int, int]) -> bool:
+    """Tell whether a SQLite version may lose a WAL reset when several connections are used."""
+    fixed_branches = (version[:2] == (3, 44) and version >= (3, 44, 6)) or (
+        version[:2] == (3, 50) and version >= (3, 50, 7)
+    )
+    return (3, 7, 0) <= version < (3, 51, 3) and not fixed_branches
+
+
+class SqliteFile:
+    """A `shared_commit.Database`."""
+
+    shared = False
+    errors = (DBAPIError, sqlite3.Error)  # of SQLAlchemy, and of the driver where `statements` calls it
+
+    def __init__(self, home: CoordinatorHome, wait_s: float = 0.0) -> None:
+        """Open the file of a home, waiting `wait_s` for another process.
+
+        Raises:
+            OperatorError: another process has it open.
+            StorageError: it is empty although there are blobs.
+        """
+        self._lock = _take_lock(home, wait_s)
+        try:
+            if not home.database.exists():
+                durable.write_atomic(home.database, b"", mode=0o600)
+            elif home.database.stat().st_size == 0 and any(home.blobs.iterdir()):
+                raise StorageError(
+                    f"{home.database} is empty although there are blobs: restore it from the backup", "damaged"
+                )
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.name = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
+        self.described = f"store in {self.name} journal mode, synchronous EXTRA"
+        self.engine = create_engine(
+            f"sqlite:///{home.database}",
+            poolclass=StaticPool,
+            connect_args={"check_same_thread": False, "timeout": 5.0},
+        )
+        event.listen(self.engine, "connect", self._connected)
+        event.listen(self.engine, "begin", _begin)
+
+    def _connected(self, connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves, the driver must not
+        modes = (f"journal_mode={self.name}", durable.SYNCHRONOUS, "foreign_keys=ON", "trusted_schema=OFF", CACHE)
+        for pragma in modes:
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    def writer(self, before: Connection | None = None) -> Connection:
+        """Return the only connection, in no transaction."""
+        if before is None:
+            return self.engine.connect()
+        driver: Any = before.connection.driver_connection
+        if driver.in_transaction:  # left over from a group whose rollback failed
+            driver.rollback()
+        return before
+
+    def in_transaction(self, driver: Any) -> bool:
+        """Tell whether the transaction is open: SQLite may end it by itself at any statement, a reading one too."""
+        return bool(driver.in_transaction)
+
+    def looking(self) -> None:
+        """Say that there is only the writer's connection."""
+
+    def lead(self, wait_s: float = 0.0) -> bool:
+        """Lead: nobody else has the file."""
+        return True
+
+    def prepare(self, connection: Connection) -> bool:
+        """Make the tables, as `Database` says."""
+        version = connection.scalar(text("PRAGMA user_version"))
+        if version == VERSION:
+            return False
+        found = {tuple(row) for row in connection.execute(_COLUMNS)}
+        if version > VERSION:
+            raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
+        older = {row for table in metadata.tables.values() if table not in LATER for row in _described(table)}
+        if found and found != older:
+            raise OperatorError(
+                "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that "
+                "version can open; make a new coordinator in another folder with `edgefl-coordinator init`, and "
+                "invite its members again"
+            )
+        metadata.create_all(connection)
+        for table in metadata.tables.values():
+            for index in table.indexes:
+                index.create(connection, checkfirst=True)
+        connection.execute(text("PRAGMA user_version = 2"))
+        return not found
+
+    def storage_error(self, error: BaseException) -> StorageError:
+        """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone."""
+        chain: list[BaseException] = [error]
+        while chain[-1].__context__ is not None:
+            chain.append(chain[-1].__context__)
+        first = next(found for found in reversed(chain) if isinstance(found, sqlite3.Error))
+        name = getattr(first, "sqlite_errorname", "")
+        if name == "SQLITE_FULL":
+            return StorageError("the store is full: free space on its disk, then send again", "disk_full")
+        if isinstance(first, sqlite3.IntegrityError):
+            return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
+        return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")
+
+    def close(self) -> None:
+        """Close the file and release the lock."""
+        self.engine.dispose()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _described(table: Table) -> Iterator[tuple[str, str, str, int, int]]:
+    """Give what `_COLUMNS` selects of a file that has this table."""
+    keys = list(table.primary_key.columns)
+    for column in table.columns:
+        place = keys.index(column) + 1 if column.primary_key else 0
+        yield table.name, column.name, column.type.compile(), int(not column.nullable), place
+
+
+def _take_lock(home: CoordinatorHome, wait_s: float) -> int:
+    until = time.monotonic() + wait_s
+    descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            told = f"another process uses {home.root}; stop it, or wait until it is done"
+            raise OperatorError(told, IN_USE) from None
+        return descriptor
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
