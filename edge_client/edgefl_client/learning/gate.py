@@ -120,7 +120,7 @@ def _answers(
                 probabilities=values, vacuity=float(vacuity), dissonance=float(dissonance), entropy_nats=0.0
             )
             chosen[row], named[row] = (_index(measures, seen) for seen in (question.among, question.seen))
-            # Light that is unusual for the bundle is no reason here: these pictures' own becomes usual.
+            # Light is left out: the bundle asks about nearly every picture of another camera (decision 0057).
             reasons = refer_reasons(measures, question.seen, question.rules, picture=JudgedPicture(), expired=None)
             told[row] = not reasons and row not in rows.unfit
         report(min(start + BATCH, len(rows)))
