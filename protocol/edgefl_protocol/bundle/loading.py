@@ -29,6 +29,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -133,8 +134,7 @@ def load_bundle(
     _check_members(manifest, members, archive.hashes)  # (6)
     preprocess = _read("preprocess", _preprocess, members["preprocess.json"])  # (7)
     labels = _read("labels", Labels.from_bytes, members["labels.json"])
-    card = _read("card", Card.from_bytes, members["card.json"])
-    _read("card", lambda _: referral_rules(labels, card), b"")  # its thresholds, before anything takes the bundle up
+    card = _read("card", partial(_card, labels), members["card.json"])
     questions = _read("questions", QuestionTable.from_bytes, members[MEMBER]) if MEMBER in members else None
     weights = _weights(members["weights.safetensors"])  # (8)
     words = None if questions is None else questions.vocabulary.length
@@ -291,6 +291,13 @@ def _preprocess(data: bytes) -> Preprocess:
     if not isinstance(record, dict):
         raise ValueError("not an object")
     return Preprocess.from_json(record)
+
+
+def _card(labels: Labels, data: bytes) -> Card:
+    """Read the card, its thresholds too: before anything takes the bundle up."""
+    card = Card.from_bytes(data)
+    referral_rules(labels, card)
+    return card
 
 
 def _read(name: str, reader: Callable[[bytes], _T], data: bytes) -> _T:
