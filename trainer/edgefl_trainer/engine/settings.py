@@ -201,6 +201,9 @@ def given_settings(
     _check_specs(data)
     types = None if any(map(asks_questions, data)) else setting_types(method)
     if types is not None:
+        for key, value in named.items():
+            if types.get(key) is int:
+                read_value(value, int, key)
         for key, value in [*named.items(), *(read_assignment(text, types) for text in assignments)]:
             check_range(method, key, value)
     return given, named, data
