@@ -1,15 +1,12 @@
-"""The store in PostgreSQL: what several processes share, and a database that fails.
+"""The store in PostgreSQL: what its sessions promise, and a database that fails.
 
 What both databases promise alike is held by the modules marked `both_databases`. Source: docs/decisions/0058;
-docs/security.md check 66 and reliability; PostgreSQL, "Appendix A: Error Codes" and "Advisory Locks".
+docs/security.md, reliability.
 """
 
 import contextlib
 import itertools
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,29 +14,22 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import select, text
+from tests.coordinator.on_postgresql.conftest import events, rows, stored_round
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.members import coordinator_keys
-from edgefl_coordinator.rounds import stored_rounds
-from edgefl_coordinator.rounds.aggregation import commit, lay_out, next_job, step
-from edgefl_coordinator.rounds.jobs import read_result
+from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import settings_from_table, settings_to_table
 from edgefl_coordinator.store import audit, store
-from edgefl_coordinator.store.audit_chain import check_log
-from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.postgresql_database import session
 from edgefl_coordinator.store.store import open_store
-from edgefl_coordinator.store.tables import VERSION, broadcasts, facts, replies
+from edgefl_coordinator.store.tables import VERSION, facts
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError, StorageError
-from edgefl_protocol.messages.requests import Refusal, ReplyRequest
 
 slow = pytest.mark.slow
-
-
-# What needs no server.
 
 
 @pytest.mark.parametrize(
@@ -80,50 +70,6 @@ def test_without_the_driver_the_extra_is_named(tmp_path, monkeypatch) -> None:
         open_store(store.CoordinatorHome(tmp_path), url="postgresql:///fl")
 
 
-# With a server. One cluster serves the tests of a process in turn, so a test may stop it.
-
-
-@pytest.fixture
-def running(postgres: Any) -> Iterator[Any]:
-    """The server, which a test may stop; it runs again afterwards."""
-    yield postgres
-    try:
-        postgres.run("SELECT 1")
-    except psycopg.Error:
-        postgres.start()
-
-
-@pytest.fixture
-def federated(running: Any, make_coordinator: Callable[..., Coordinator]) -> Iterator[Coordinator]:
-    """A coordinator whose store is in PostgreSQL."""
-    url = running.database()
-    coordinator = make_coordinator(database=url, port=0, rounds={"quorum_target": 100})
-    yield coordinator
-    coordinator.store.close()
-    if os.path.exists(running.folder / "data" / "postmaster.pid"):
-        running.drop(url)
-
-
-@pytest.fixture
-def another(federated: Coordinator, clock: Any) -> Iterator[Coordinator]:
-    """A second process of the same coordinator: it shares the folder and the database, and nothing else."""
-    coordinator = open_coordinator(federated.store.home, clock=clock, joins=True)
-    yield coordinator
-    coordinator.store.close()
-
-
-def rows(coordinator: Coordinator, table: Any = replies) -> list[Any]:
-    with coordinator.store.transaction() as connection:
-        return list(connection.execute(select(table)).all())
-
-
-def events(coordinator: Coordinator) -> list[str]:
-    """What the audit log tells, which is unbroken."""
-    with coordinator.store.transaction() as connection:
-        check_log(audit.kept_rows(connection))
-        return [row.event for row in audit.rows(connection, after=0, most=10_000)]
-
-
 @slow
 def test_what_a_session_is_set_to(federated) -> None:
     """An acknowledged commit is on the disk, a look at the store is true, and one that stands still is ended."""
@@ -133,129 +79,6 @@ def test_what_a_session_is_set_to(federated) -> None:
                               "lock_timeout", "fsync")}  # fmt: skip
     assert shown == {"synchronous_commit": "on", "transaction_isolation": "read committed",
                      "idle_in_transaction_session_timeout": "1min", "lock_timeout": "30s", "fsync": "on"}  # fmt: skip
-
-
-@slow
-def test_two_processes_accept_an_envelope_once(federated, another, tools) -> None:
-    """docs/security.md, replay and idempotency, checks 17 and 18: at both at the same time, twenty times."""
-    crowd = [tools.quick_member(federated, f"clinic-{number}") for number in range(20)]
-    tools.start_rounds(federated)
-    twins = {}
-    for member in crowd:
-        message = ReplyRequest(idem=f"{member.name:0>16}", reply=tools.maps_payload()).to_payload()
-        twins[member.name] = member.envelope("reply", message, rnd=1)
-    meet = threading.Barrier(2)
-
-    def send(coordinator: Coordinator, member: Any) -> str:
-        at = tools.Member(coordinator, member.name, signing=member.signing, sealing=member.sealing)
-        meet.wait(30)
-        answer = at.send("reply", twins[member.name])
-        return answer.code if isinstance(answer, Refusal) else "accepted"
-
-    with ThreadPoolExecutor(2) as pool:
-        for member in crowd:
-            one, two = pool.submit(send, federated, member), pool.submit(send, another, member)
-            assert {one.result(), two.result()} == {"accepted", "replayed"}
-    assert len(rows(federated)) == 20
-    assert stored_round(another) == stored_round(federated)
-
-
-def stored_round(coordinator: Coordinator) -> Any:
-    with coordinator.store.transaction() as connection:
-        return stored_rounds.current_round(connection)
-
-
-@slow
-def test_a_work_item_at_two_processes_has_one_effect(federated, another, tools) -> None:
-    """Check 18: the same work in two envelopes; both hear the first answer."""
-    crowd = [tools.quick_member(federated, f"clinic-{number}") for number in range(10)]
-    tools.start_rounds(federated)
-    meet = threading.Barrier(2)
-
-    def send(coordinator: Coordinator, member: Any, seq: int) -> Any:
-        at = tools.Member(coordinator, member.name, signing=member.signing, sealing=member.sealing)
-        message = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
-        request = at.envelope("reply", message, rnd=1, seq=seq)
-        meet.wait(30)
-        return at.send("reply", request)
-
-    with ThreadPoolExecutor(2) as pool:
-        for member in crowd:
-            sent = [pool.submit(send, one, member, seq) for seq, one in enumerate((federated, another), 1)]
-            first, second = (one.result() for one in sent)
-            assert isinstance(first, Payload) and first == second
-    assert len(rows(federated)) == 10
-    assert events(federated).count("reply_accepted") == 10
-
-
-@slow
-def test_what_a_member_may_have_open_is_counted_for_all_processes(federated, another, tools) -> None:
-    """Quotas lie in the database: a member that is shut out here is shut out there, at once."""
-    member = tools.quick_member(federated, "clinic-a")
-    there = tools.Member(another, member.name, signing=member.signing, sealing=member.sealing, counter=member.counter)
-    assert isinstance(there.call("task", Payload()), Payload)
-    OPERATIONS["revoke"](federated, {"name": "clinic-a"})
-    assert there.call("task", Payload()) == 401
-
-
-def met(store_: Any, times: int) -> Callable[[], None]:
-    """Let each commit fail so often with 40001, as PostgreSQL does: it has undone the transaction."""
-    dialect, left = store_.database.engine.dialect, {"now": times}
-    commit = type(dialect).do_commit
-
-    def commits(connection: Any) -> None:
-        if left["now"] > 0:
-            left["now"] -= 1
-            connection.rollback()
-            raise psycopg.errors.SerializationFailure("could not serialize access")
-        left["now"] = times
-        commit(dialect, connection)
-
-    dialect.do_commit = commits
-    return lambda: dialect.__dict__.pop("do_commit", None)
-
-
-def until_done(work: Callable[[], Any], times: int) -> Any:
-    """Do what an operator, or the loop of the rounds, does again."""
-    failed = 0
-    while True:
-        try:
-            return work()
-        except StorageError as error:
-            failed += 1
-            assert failed <= 2 * times, error
-
-
-@slow
-def test_transactions_that_meet_others_are_done_again(federated, tools) -> None:
-    """Check 66: 40001 at each commit, twenty times: members' requests succeed by themselves, the rest when it is done
-    again, and each has its effect once."""
-    undo = met(federated.store, 20)
-    try:
-        pair = []
-        for name in ("clinic-a", "clinic-b"):
-            member = tools.Member(federated, name)
-            facts_ = until_done(lambda name=name: tools.token_of(federated, name), 20)
-            proof = member.enrol(facts_)
-            typed = {"name": name, "fingerprint": proof.fingerprint}
-            until_done(lambda typed=typed: OPERATIONS["approve"](federated, typed), 20)
-            pair.append(member)
-        until_done(lambda: OPERATIONS["start"](federated, {}), 20)
-        for _ in range(200):
-            if until_done(lambda: step(federated, tools.toy_worker), 200):
-                break
-        for member in pair:
-            assert isinstance(member.call("task", Payload()), Payload)
-            assert isinstance(member.reply(1), Payload)
-            assert isinstance(member.call("index", Payload()), Payload)
-            assert member.reply(1, idem="another-item-0001").code == "already_replied"
-    finally:
-        undo()
-    told = events(federated)
-    for event, times in (("enrolled", 2), ("proved", 2), ("approved", 2), ("start", 1), ("round_opened", 1),
-                         ("reply_accepted", 2), ("refused", 2)):  # fmt: skip
-        assert told.count(event) == times, (event, told)
-    assert len(rows(federated)) == 2
 
 
 @slow
@@ -346,75 +169,6 @@ def test_a_commit_of_unknown_end_is_asked_for_again(federated, tools) -> None:
     (kept,) = rows(federated)
     assert federated.store.get_blob(kept.blob)
     assert events(federated).count("reply_accepted") == 1
-
-
-@slow
-def test_one_leads_and_another_follows_it(federated, another, running) -> None:
-    """Whoever leads holds it against others until its session ends, however that ends."""
-    first, second = federated.store.database, another.store.database
-    assert first.lead() and first.lead() and not second.lead()
-    with pytest.raises(OperatorError, match="another process leads"):
-        open_coordinator(federated.store.home)
-    leads = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1162233422"
-    assert running.run(leads) == [(True,)]
-    assert second.lead(wait_s=10) and not first.lead()
-    another.store.close()
-    assert first.lead(wait_s=10)
-
-
-@slow
-def test_a_job_that_two_processes_did_counts_once(federated, another, tools) -> None:
-    """Whoever lost the lead in the middle of a job brings its result late: nothing changes, and no file stays."""
-    tools.quick_member(federated, "clinic-a")
-    tools.start_rounds(federated)
-    tools.quick_member(federated, "clinic-b")  # who joins in the open round, and lacks a broadcast
-    work = []
-    for coordinator in (federated, another):
-        due = next_job(coordinator)
-        folder = coordinator.store.home.jobs / f"job-{len(work)}"
-        folder.mkdir()
-        lay_out(coordinator.store, folder, due.job)
-        tools.toy_worker(folder, 60.0)
-        work.append((coordinator, due, read_result(folder)))
-    commit(*work[0])
-    kept, before = rows(federated, broadcasts), {path.name for path in federated.store.home.blobs.iterdir()}
-    commit(*work[1])
-    assert rows(federated, broadcasts) == kept and len(kept) == 2
-    assert {path.name for path in federated.store.home.blobs.iterdir()} == before
-    assert events(federated).count("broadcasts_made") == 1
-
-
-@slow
-def test_others_take_over_keys_and_settings(federated, another, tools, asgi) -> None:
-    """What one process changes in the folder, the next request at another finds."""
-    member = tools.quick_member(federated, "clinic-a")
-    there, client = tools.Member(another, "clinic-a", signing=member.signing, sealing=member.sealing), asgi(another)
-    coordinator_keys.renew_sealing(federated)
-    OPERATIONS["set"](federated, {"changes": {"rounds.deadline_s": "77"}})
-    client.request("GET", "/healthz")
-    assert another.keys.ring.number == federated.keys.ring.number == 2
-    assert another.settings.rounds.deadline_s == 77
-    there.coordinator = federated  # whose key it seals for
-    request = there.envelope("task", Payload())
-    assert client.request("POST", "/v1/task", request).status == 200
-
-
-@slow
-def test_a_sweep_leaves_what_others_write(federated, another) -> None:
-    """A file without a row may be one that another process is about to name; an hour later it is not."""
-    young, old = another.store.put_blob(b"young"), another.store.put_blob(b"old")
-    path = federated.store.home.blobs / old.name
-    with federated.store.transaction() as connection:
-        named = federated.store.put_small(connection, b"orphan")
-    real = time.time
-    assert federated.store.sweep() == 1  # the small one: a row without a name is nobody's
-    assert {one.name for one in federated.store.home.blobs.iterdir()} == {young.name, path.name}
-    store.time.time = lambda: real() + 4000  # type: ignore[assignment]
-    try:
-        assert federated.store.sweep() == 2
-    finally:
-        store.time.time = real  # type: ignore[assignment]
-    assert named.name not in federated.store.blob_names() and not list(federated.store.home.blobs.iterdir())
 
 
 @slow
