@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import zipfile
 from os import environ
 from pathlib import Path
@@ -94,16 +95,28 @@ def test_a_range_leaves_half_a_percent_outside_at_each_end():
 @pytest.mark.parametrize("name", SIDES)
 def test_a_picture_outside_is_called_by_its_side(name):
     low, high = getattr(RANGE, name)
+    middle = {one: math.sqrt(math.prod(getattr(RANGE, one))) for one in SIDES}
     for value, side in ((low * 0.99, 0), (high * 1.01, 1)):
-        assert RANGE.unlike(Light(**{**WITHIN, name: value})) == SIDES[name][side]
+        named = {"red_by_green": "bluer"}.get(name, SIDES[name][side]) if side == 0 else SIDES[name][side]
+        assert RANGE.unlike(Light(**{**middle, name: value})) == named
     for value in (low, high):
         assert RANGE.unlike(Light(**{**WITHIN, name: value})) is None
     if name != "brightness":
         assert LightRange(brightness=RANGE.brightness).unlike(Light(**{**WITHIN, name: high * 2})) is None
 
 
+@pytest.mark.parametrize(
+    ("factors", "word"),
+    [((0.7, 1, 1.2), "bluer"), ((0.8, 1, 0.75), "greener"), ((1, 1, 0.6), "yellower"), ((1.5, 1, 1), "redder")],
+)
+def test_a_cast_is_called_by_its_colour(factors, word):
+    red, green, blue = factors
+    light = Light(brightness=150.0, red_by_green=1.24 * red / green, blue_by_green=0.99 * blue / green)
+    assert RANGE.unlike(light) == word
+
+
 def test_of_two_faults_the_larger_one_is_named():
-    assert RANGE.unlike(Light(brightness=205.0, red_by_green=0.5, blue_by_green=1.0)) == "greener"
+    assert RANGE.unlike(Light(brightness=205.0, red_by_green=0.5, blue_by_green=0.9)) == "greener"
 
 
 def test_one_odd_picture_widens_no_range_of_a_device():

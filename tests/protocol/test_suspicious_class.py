@@ -210,11 +210,11 @@ SAID = {
     ),
     "darker": (
         a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker")),
-        "again: it is darker than in the pictures that the",
+        "again: it is darker than the pictures that the",
     ),
     "bluer": (
         a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="bluer")),
-        "again: its light is bluer than in the pictures",
+        "again: its light is bluer than that of the pictures",
     ),
     "fault and melanoma": (
         a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("blur",))),

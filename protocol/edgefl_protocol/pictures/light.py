@@ -73,7 +73,17 @@ class LightRange:
             found[SIDES[name][0]] = (math.log(low) - value) / width
             found[SIDES[name][1]] = (value - math.log(high)) / width
         most = max(found, key=found.__getitem__)
-        return most if found[most] > 0 else None
+        return self._colour_word(most, light) if found[most] > 0 else None
+
+    def _colour_word(self, side: str, light: Light) -> str:
+        """Name a cast by both ratios: little red beside much blue is blue light, beside little blue it is green."""
+        if self.red_by_green is None or self.blue_by_green is None or side not in ("greener", "yellower"):
+            return side
+        little_red = light.red_by_green < math.sqrt(math.prod(self.red_by_green))
+        little_blue = light.blue_by_green < math.sqrt(math.prod(self.blue_by_green))
+        if side == "greener":
+            return "greener" if little_blue else "bluer"
+        return "greener" if little_red else "yellower"
 
     def to_json(self) -> dict[str, list[float]]:
         """Write the range as JSON values, without what is not compared."""

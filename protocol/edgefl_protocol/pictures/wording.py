@@ -39,12 +39,12 @@ _FAULTS = {
     "light": "it is in other light than the pictures that the model learned from",
 }
 _LIGHT = {
-    "darker": "it is darker",
-    "brighter": "it is brighter",
-    "redder": "its light is redder",
-    "greener": "its light is greener",
-    "yellower": "its light is yellower",
-    "bluer": "its light is bluer",
+    "darker": "it is darker than",
+    "brighter": "it is brighter than",
+    "redder": "its light is redder than that of",
+    "greener": "its light is greener than that of",
+    "yellower": "its light is yellower than that of",
+    "bluer": "its light is bluer than that of",
 }
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
@@ -215,7 +215,7 @@ def _fault(score: Score, reason: str) -> str:
     if reason == "exposure" and score.exposure is not None:
         return _EXPOSURE[score.exposure]
     if reason == "light" and score.light is not None:
-        return f"{_LIGHT[score.light]} than in the pictures that the model learned from"
+        return f"{_LIGHT[score.light]} the pictures that the model learned from"
     return _FAULTS[reason]
 
 

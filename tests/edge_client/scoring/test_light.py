@@ -25,9 +25,10 @@ def usual():
     ("colour", "side", "words"),
     [
         (SKIN, None, ""),
-        ((140, 105, 98), "darker", "it is darker than in the pictures that the model learned from"),
-        ((160, 150, 161), "greener", "its light is greener than in the pictures that the model learned from"),
-        ((200, 150, 175), "bluer", "its light is bluer than in the pictures that the model learned from"),
+        ((140, 105, 98), "darker", "it is darker than the pictures that the model learned from"),
+        ((160, 150, 125), "greener", "its light is greener than that of the pictures that the model learned from"),
+        ((160, 150, 161), "bluer", "its light is bluer than that of the pictures that the model learned from"),
+        ((200, 150, 175), "bluer", "its light is bluer than that of the pictures that the model learned from"),
     ],
 )
 def test_it_asks_and_says_how_the_light_differs(make_bundle, lab, usual, colour, side, words):
