@@ -392,3 +392,9 @@ def test_the_score_tells_programs_the_same() -> None:
         "unknown",
         None,
     )
+
+
+@pytest.mark.parametrize("fault", ["exposure", "not_skin"])
+def test_of_light_nothing_is_said_beside_what_spoils_it(fault: str) -> None:
+    score = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=(fault,), light="brighter"))
+    assert "light" in score.refer_reasons and "learned from" not in outcome(score)

@@ -11,6 +11,7 @@ from edgefl_protocol.pictures.score import Score
 
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
+_HIDES_LIGHT = {"exposure", "not_skin", "dark_corners"}
 PICTURE_REASONS = (*GATE_REASONS, "light")  # about the picture: a new one may mend it
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = ("suspicious_class", "vacuity", "dissonance", "unseen_class")  # found by what the network answers
@@ -152,8 +153,12 @@ def evidence_words(score: Score) -> str:
 
 
 def faults_in_words(score: Score) -> list[str]:
-    """Word as clauses what is wrong with the picture itself, which a new one may mend."""
-    return [_fault(score, reason) for reason in score.refer_reasons if reason in PICTURE_REASONS]
+    """Word as clauses what is wrong with the picture itself, which a new one may mend.
+
+    Of light nothing is said beside what makes it look other than it is: exposure, a frame, no skin.
+    """
+    told = [reason for reason in score.refer_reasons if reason in PICTURE_REASONS]
+    return [_fault(score, reason) for reason in told if reason != "light" or not _HIDES_LIGHT & {*told}]
 
 
 def reasons_in_words(score: Score) -> list[str]:
