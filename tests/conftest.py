@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from tests.shared import forks, shared
+from tests.slow_modules import pytest_collection_modifyitems, pytest_ignore_collect
 
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
@@ -32,7 +33,7 @@ from edgefl_protocol.pictures.referral import Suspicion
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
-__all__ = ["forks", "shared"]  # fixtures
+__all__ = ["forks", "pytest_collection_modifyitems", "pytest_ignore_collect", "shared"]  # fixtures and hooks
 # A busy machine is no fault of the code under test: no deadline, no complaint about slow generation. Here, above all
 # rooms: a module that another room imports is read before the conftest of its own.
 settings.register_profile("edgefl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,7 +43,6 @@ HERE = Path(__file__).parent
 # Tests that call networks, losses and methods themselves: there the shapes of tensors are checked at run time.
 SHAPED = [HERE / part for part in ("export", "trainer/learning", "trainer/methods", "trainer/models")]
 REPEATED = {"test_broadcasts.py", "test_contract.py"}  # which call what test_conformance.py calls, on the same networks
-SLOW = "mark.slow"  # stands in every module that has a slow test, or in the conftest of its folder
 
 
 def pytest_configure() -> None:
@@ -50,25 +50,6 @@ def pytest_configure() -> None:
     gc.disable()  # while tests are collected: what that makes is kept
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where slow tests alone are asked for, leave modules unread that have none: three of four."""
-    asked = config.option.markexpr == "slow" and collection_path.name.startswith("test_")
-    return True if asked and collection_path.is_file() and not _may_be_slow(collection_path) else None
-
-
-def _may_be_slow(module: Path) -> bool:
-    near = (folder / "conftest.py" for folder in module.parents if HERE in folder.parents)
-    return any(SLOW in file.read_text(encoding="utf-8") for file in (module, *near) if file.is_file())
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; a slow test whose module does not say so would not be found."""
-    hidden = {item.path for item in items if item.get_closest_marker("slow") and not _may_be_slow(item.path)}
-    if hidden:
-        raise pytest.UsageError(f"`make test-slow` would not find the slow tests of {', '.join(map(str, hidden))}")
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.hookimpl(tryfirst=True)
