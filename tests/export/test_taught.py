@@ -1,5 +1,6 @@
 """Which words a model was taught: retrained with a word in the questions of one site alone. docs/decisions/0051."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -109,3 +110,15 @@ def test_rows_that_are_asked_nothing_teach_no_words(place, tmp_path):
     run = learned(tmp_path, "local", ENTRIES)
     pictures = replace(federation_of(run), questions=None)
     assert taught_words(run.summary, pictures, "rad-head") is None
+
+
+def test_an_answer_that_a_device_refuses_for_the_pictures_light_is_not_counted(place, tmp_path):
+    run = learned(tmp_path, "local", ENTRIES)
+    site = {**run.calibration["sites"]["rad-chest"], "refer_above": math.log(len(run.classes)) - 1e-3}
+    counts = []
+    for brightness in ([1.0, 255.0], [1.0, 1.5]):
+        one = {**run.calibration, "sites": {"rad-chest": {**site, "light": {"brightness": brightness}}}}
+        told = own_questions(replace(run, calibration=one), "rad-chest", run.predictor("rad-chest"), print).tried
+        assert told is not None
+        counts.append(told.answered)
+    assert counts[0] > 0 and counts[1] == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edgefl_protocol.errors import QuestionError
 from edgefl_protocol.pictures.answer import REFUSALS, AnswerRules, MeasuredAnswers, make_answer, read_question
 from edgefl_protocol.pictures.answer_words import headline, learned_from, next_answers, not_read, what_it_is
+from edgefl_protocol.pictures.light import Light, LightRange
 from edgefl_protocol.pictures.score import ModelInfo
 from edgefl_protocol.rules.questions import Questions
 
@@ -27,6 +28,7 @@ def answer(probabilities=(0.2, 0.7, 0.1), question=KNOWN, **changes):
         unsure_above=changes.pop("unsure_above", 1.0),
         measured=changes.pop("measured", None),
         learned_from=changes.pop("learned_from", ()),
+        light=changes.pop("usual", None),
     )
     given = {"name": "a.png", "small": False, "expired": None, "model": MODEL, "milliseconds": 1.0} | changes
     outputs = None if probabilities is None else {"probabilities": np.array(probabilities, np.float32)}
@@ -59,15 +61,21 @@ def test_beside_a_confidence_stands_how_many_answers_were_right(answered, right,
 
 
 def test_an_answer_says_whose_pictures_the_model_learned_from():
-    """Nothing knows a photograph of skin from a radiograph, so each answer says that nobody looked."""
+    """Nothing knows what a picture shows, so each answer says what was compared, or that nobody looked."""
     one, two = answer(learned_from=("chest",)), answer(learned_from=("abdomen", "head"))
     assert learned_from(one) == (
         "It learned from pictures of the site chest; whether this is such a picture is not checked."
     )
     assert "of the sites abdomen and head; whether" in learned_from(two)
+    assert learned_from(answer(learned_from=("chest",), usual=GREY, light=RADIOGRAPH)) == (
+        "It learned from pictures of the site chest; of this one only brightness and colour were compared with these."
+    )
     assert two.to_json(1)["learned_from"] == ["abdomen", "head"]
 
 
+GREY = LightRange(brightness=(100.0, 200.0), red_by_green=(0.98, 1.02), blue_by_green=(0.98, 1.02))
+RADIOGRAPH = Light(brightness=150.0, red_by_green=1.0, blue_by_green=1.0)
+SKIN = Light(brightness=150.0, red_by_green=1.3, blue_by_green=0.9)
 WORD_RULES = ("no_known_word", "no_subject", "unknown_word", "unread_word", "negation")
 UNTAUGHT = read_question("Is there air?", VOCABULARY, {"is"})  # no question that was learned from had air
 REFUSED = {
@@ -84,6 +92,7 @@ REFUSED = {
         "negates (no)",
     ),
     "size": ({"small": True}, "fewer pixels than the model reads"),
+    "light": ({"usual": GREY, "light": SKIN}, "the picture is redder than nearly all that the model learned from"),
     "unsure": ({"unsure_above": 0.8}, "too unsure (entropy 0.802 nats; the rule refuses above 0.800)"),
     "unseen_answer": ({"seen": (True, False, True)}, "never met in its own questions"),
     "model_expired": ({"expired": True}, "past its expiry date"),
@@ -99,6 +108,18 @@ def test_each_rule_refuses_and_no_answer_is_named(reason):
     assert words in headline(found) and headline(found).startswith("No answer: ")
     assert not any(name in headline(found).split() for name in ANSWERS if name != "no")
     assert next_answers(found, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("usual", "light", "refuses", "tried"),
+    [(GREY, SKIN, True, True), (GREY, RADIOGRAPH, False, True), (None, SKIN, False, False), (GREY, None, False, False)],
+)
+def test_a_picture_unlike_those_learned_from_gets_no_answer(usual, light, refuses, tried):
+    found = answer(usual=usual, light=light)
+    assert (found.answer is None, "light" in found.refuse_reasons, "light" in found.rules_tried) == (
+        refuses, refuses, tried,
+    )  # fmt: skip
+    assert found.light == found.to_json(1)["light"] == ("redder" if refuses else None)
 
 
 def test_rules_without_a_threshold_or_date_are_not_tried():

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgefl_protocol.pictures.imaging import decode, light_of, shades_of_grey
-from edgefl_protocol.pictures.light import SIDES, Light, LightRange, measure_light, own_range_of, range_of
+from edgefl_protocol.pictures.light import (
+    SIDES,
+    Light,
+    LightRange,
+    asked_range_of,
+    measure_light,
+    own_range_of,
+    range_of,
+)
 from edgefl_protocol.pictures.quality import measure_quality, usual_light
 from edgefl_protocol.pictures.referral import ReferralRules, unlike_learned
 from edgefl_trainer.data.lesions import draw_lesion
@@ -124,6 +132,24 @@ def test_one_odd_picture_widens_no_range_of_a_device():
     odd = Light(brightness=1.0, red_by_green=1.2, blue_by_green=1.0)
     assert own_range_of([*lights, odd]).brightness[0] > 135
     assert own_range_of(lights[:19]) is None
+
+
+def test_a_photograph_is_outside_the_range_of_radiographs():
+    """Grey pictures of which some have a level more of one channel; of fewer than 40 nobody says what is usual."""
+    radiographs = [np.full((4, 4, 3), 120 + n, np.uint8) + np.array([n % 2, 0, 0], np.uint8) for n in range(40)]
+    found = asked_range_of([measure_light(one) for one in radiographs])
+    assert asked_range_of([measure_light(one) for one in radiographs[:39]]) is None
+    assert found.brightness == (pytest.approx(120 / 1.02, rel=0.005), pytest.approx(159 * 1.02, rel=0.005))
+    assert all(found.unlike(measure_light(one)) is None for one in radiographs)
+    assert found.unlike(measure_light(radiographs[3] + np.array([2, 0, 0], np.uint8))) is None
+    assert found.unlike(measure_light(drawn(4))) == "redder"
+    corrected = asked_range_of([measure_light(one) for one in radiographs], "shades_of_grey_6")
+    assert (corrected.red_by_green, corrected.blue_by_green) == (None, None)
+
+
+def test_the_range_of_radiographs_ends_where_light_does():
+    black, white = (Light(brightness=one, red_by_green=1.0, blue_by_green=1.0) for one in (1.0, 255.0))
+    assert asked_range_of([black, white] * 20).brightness == (1.0, 255.0)
 
 
 def test_what_a_device_learned_from_is_usual_too_and_nothing_between():

@@ -12,11 +12,14 @@ from edgefl_client.scoring.network import Network, Photo
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import shown_weaknesses
 from edgefl_protocol.bundle.figures import learned_from
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.question_words import kept_from_learning, measured, why_no_map
 from edgefl_protocol.bundle.shown_map import how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.answer import AnswerRules, PictureAnswer, ReadQuestion, make_answer, read_question
+from edgefl_protocol.pictures.light import Light
+from edgefl_protocol.pictures.quality import light_at_scale
 from edgefl_protocol.pictures.score import ModelInfo
 from edgefl_protocol.rules.hidden_regions import marks_nothing
 from edgefl_protocol.rules.questions import known_words
@@ -30,6 +33,7 @@ class AskedPicture:
     small: bool  # whether the photograph has fewer pixels, in either direction
     milliseconds: float  # what this took
     transparent: bool = False  # whether parts of the photograph were
+    light: Light | None = None  # of the photograph; None where nobody measured it
 
 
 class Asker:
@@ -58,6 +62,7 @@ class Asker:
             unsure_above=bundle.card.refer_above,
             measured=measured(bundle.questions),
             learned_from=learned_from(bundle.card),
+            light=referral_rules(bundle.labels, bundle.card).light,
         )
         self.model = ModelInfo(
             id=bundle.id,
@@ -100,7 +105,8 @@ class Asker:
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
         small = min(photo.pixels.shape[:2]) < self.network.side_px
-        return AskedPicture(pixels, small, (time.perf_counter() - started) * 1e3, photo.transparent)
+        light = light_at_scale(photo.pixels, self.network.bundle.preprocess.colour)
+        return AskedPicture(pixels, small, (time.perf_counter() - started) * 1e3, photo.transparent, light)
 
     def read(self, question: str) -> ReadQuestion:
         """Turn a question into what the network reads.
@@ -125,6 +131,7 @@ class Asker:
             model=self.model,
             milliseconds=picture.milliseconds + (time.perf_counter() - started) * 1e3,
             transparent=picture.transparent,
+            light=picture.light,
         )
 
     def explain(self, picture: AskedPicture, answer: PictureAnswer) -> Explanation:

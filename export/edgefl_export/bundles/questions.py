@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl_export.bundles.taught import TaughtWords, taught_words
 from edgefl_export.errors import ExportError
 from edgefl_export.int8.calibration import federation_of
 from edgefl_export.parity.score_parity import MIN_IMAGES, AskedWords, Pictures
 from edgefl_protocol.bundle.question_table import TriedQuestions
+from edgefl_protocol.pictures.light import LightRange
+from edgefl_protocol.pictures.quality import light_at_scale
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.models import FinishedRun
@@ -53,9 +56,22 @@ def own_questions(run: FinishedRun, site: str, predictor: Predictor, report: Cal
     tried = None
     if kept is not None:
         whole = None if taught is None else taught.read_whole
+        usual = None if federation is None or site not in federation.sites else _usual_light(run, federation, site)
+        if usual is not None:
+            whole = usual if whole is None else whole & usual
         tried = tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other, whole)
     images, questions = (None, None) if federation is None else _for_the_gates(federation, site, run.settings.seed)
     return OwnQuestions(images, questions, tried, taught)
+
+
+def _usual_light(run: FinishedRun, federation: Federation, site: str) -> NDArray[np.bool_] | None:
+    """Which `tune` questions are about a picture whose light is usual, (n,); None where the run tells of no light."""
+    told = run.calibration["sites"][site].get("light")
+    if told is None:
+        return None
+    usual, tune = LightRange.from_json(told), examples_of(federation, federation.sites[site].tune)
+    inside = {place: usual.unlike(light_at_scale(tune.images[place])) is None for place in np.unique(tune.places)}
+    return np.array([inside[place] for place in tune.places], dtype=np.bool_)
 
 
 def _for_the_gates(federation: Federation, site: str, seed: int) -> tuple[Pictures | None, AskedWords | None]:

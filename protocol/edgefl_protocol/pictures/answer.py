@@ -11,10 +11,12 @@ and the probabilities beside it are no finding. The rules, in the order in which
 6. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
 7. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-8. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions; where
+8. `light`: brightness or colour of the picture is unlike that of nearly all pictures that the model learned from
+   (`light.LightRange` of the card): a photograph is no radiograph. A card without a range never refuses for it.
+9. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions; where
    none was chosen, the confidence is below `DEFAULT_CONFIDENCE_FROM` (docs/decisions/0046).
-9. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-10. `model_expired`: the bundle is past its expiry date.
+10. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+11. `model_expired`: the bundle is past its expiry date.
 
 The first six look at the question alone (docs/decisions/0048 and 0051).
 
@@ -31,6 +33,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.pictures.light import Light, LightRange
 from edgefl_protocol.pictures.referral import entropy_nats, in_force
 from edgefl_protocol.pictures.score import ModelInfo, RolloutMap
 from edgefl_protocol.rules.questions import (
@@ -45,8 +48,8 @@ from edgefl_protocol.rules.questions import (
 )
 
 REFUSALS: Final = (
-    "no_known_word", "no_subject", "unknown_word", "untaught_word", "unread_word", "negation", "size", "unsure",
-    "unseen_answer", "model_expired",
+    "no_known_word", "no_subject", "unknown_word", "untaught_word", "unread_word", "negation", "size", "light",
+    "unsure", "unseen_answer", "model_expired",
 )  # fmt: skip
 
 
@@ -155,9 +158,8 @@ class PictureAnswer:
     model: ModelInfo  # which model answered
     milliseconds: float  # wall time of decoding, preparing and running
     measured: MeasuredAnswers | None = None  # how often such answers were right; None where nobody tried
-    learned_from: tuple[
-        str, ...
-    ] = ()  # sites whose pictures the model learned from; no rule compares this one with them
+    learned_from: tuple[str, ...] = ()  # sites whose pictures the model learned from
+    light: str | None = None  # how the picture differs from these in brightness or colour, a word of `light.SIDES`
     transparent: bool = False  # whether parts of the picture were, and were laid on white
     heatmap_fall: float | None = None  # of the answer's probability, by hiding the map's strongest part
     map: RolloutMap | None = field(default=None, repr=False, compare=False)  # where the network looked; not in the JSON
@@ -201,6 +203,7 @@ class PictureAnswer:
             "entropy_from": self.entropy_from,
             "heatmap": self.heatmap,
             "heatmap_fall": self.heatmap_fall,
+            "light": self.light,
             "transparent": self.transparent,
             "model": {**self.model.to_json(), "looks": self.model.better_than_chance},
             "milliseconds": round(self.milliseconds, 3),
@@ -216,6 +219,7 @@ class AnswerRules:
     unsure_above: float | None  # entropy in nats; None where no threshold was chosen
     measured: MeasuredAnswers | None = None  # None where nobody tried
     learned_from: tuple[str, ...] = ()  # sites
+    light: LightRange | None = None  # of the pictures learned from; None where nobody says
 
     @property
     def unsure_in_force(self) -> float | None:
@@ -239,6 +243,7 @@ def make_answer(
     model: ModelInfo,
     milliseconds: float,
     transparent: bool = False,
+    light: Light | None = None,
 ) -> PictureAnswer:
     """Judge one question from what the network gave for it.
 
@@ -248,7 +253,9 @@ def make_answer(
         small: whether the picture has fewer pixels than the network reads.
         expired: whether the model is past its date; None for a model without one.
         transparent: whether parts of the picture were.
+        light: of the picture; None where nobody measured it.
     """
+    unlike = None if light is None or rules.light is None else rules.light.unlike(light)
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
     best = None if outputs is None else int(probabilities.argmax())
@@ -261,6 +268,7 @@ def make_answer(
         "unread_word": question.known and bool(question.cut_off),
         "negation": question.known and bool(question.negations),
         "size": small,
+        "light": unlike is not None,
         "unsure": unsure,
         "unseen_answer": best is not None and not rules.seen[best],
         "model_expired": expired is True,
@@ -273,7 +281,9 @@ def make_answer(
         probabilities=_ranked(rules.answers, probabilities),
         met_answers=frozenset(name for name, seen in zip(rules.answers, rules.seen, strict=True) if seen),
         refuse_reasons=reasons,
-        rules_tried=_tried(question, ran=outputs is not None, expired=expired),
+        rules_tried=_tried(
+            question, ran=outputs is not None, compared=light is not None and rules.light is not None, expired=expired
+        ),
         entropy_nats=entropy,
         entropy_from=rules.unsure_in_force,
         heatmap=None,
@@ -281,14 +291,16 @@ def make_answer(
         milliseconds=milliseconds,
         measured=rules.measured,
         learned_from=rules.learned_from,
+        light=unlike,
         transparent=transparent,
         map=None if outputs is None or "map" not in outputs else outputs["map"].copy(),
     )
 
 
-def _tried(question: ReadQuestion, *, ran: bool, expired: bool | None) -> tuple[str, ...]:
+def _tried(question: ReadQuestion, *, ran: bool, compared: bool, expired: bool | None) -> tuple[str, ...]:
     asked = {
         "untaught_word": question.untaught is not None,
+        "light": compared,
         "unsure": ran,
         "unseen_answer": ran,
         "model_expired": expired is not None,

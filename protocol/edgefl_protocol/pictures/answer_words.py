@@ -38,9 +38,11 @@ def headline(answer: PictureAnswer) -> str:
 
 
 def learned_from(answer: PictureAnswer) -> str:
-    """Say whose pictures the model learned from, and that nobody looks whether this is such a one."""
+    """Say whose pictures the model learned from, and whether anything compared this one with them."""
     sites = answer.learned_from
     whose = f"the {'site' if len(sites) == 1 else 'sites'} {listed(sites)}" if sites else "sites that it does not name"
+    if "light" in answer.rules_tried:
+        return f"It learned from pictures of {whose}; of this one only brightness and colour were compared with these."
     return f"It learned from pictures of {whose}; whether this is such a picture is not checked."
 
 
@@ -119,6 +121,10 @@ def _reason(answer: PictureAnswer, reason: str) -> str:
         return f"the model was never taught {_few(answer.question.never_taught)}"
     if reason == "unread_word":
         return f"the question is too long, of which the model reads the first {len(answer.question.tokens)} words"
+    if reason == "light":
+        return (
+            f"the picture is {answer.light} than nearly all that the model learned from, so it may be of another kind"
+        )
     if reason == "negation":
         return f"the question negates ({_few(answer.question.negations)}), and the model weighs words, not logic"
     if reason != "unsure" or answer.entropy_nats is None:

@@ -25,6 +25,9 @@ from edgefl_protocol.strict_json import check_keys
 OUTSIDE = 0.005  # share of a site's pictures left outside at each end of a range
 LEAST_PICTURES = 100  # below which no range is told: its ends would be single pictures
 OWN_OUTSIDE, LEAST_OWN = 0.05, 20  # the same of the few pictures that a device learns from
+# The same of pictures that questions are asked about. They are mostly grey, often with a level more of one channel,
+# so ends of a ratio are this much wider.
+LEAST_ASKED, ASKED_WIDER = 40, 1.02
 LIT_FROM = 25.0  # luminance, 0 to 255
 CLIPPED_FROM = 250  # of every channel
 LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, of red, green and blue
@@ -130,6 +133,24 @@ def own_range_of(lights: Sequence[Light]) -> LightRange | None:
     None of fewer than 20 pictures.
     """
     return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE)
+
+
+def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
+    """Find the range of pictures that questions are asked about: radiographs are grey, photographs are not.
+
+    As `range_of`, of 40 pictures or more, and 2 % wider at each end.
+    """
+    if len(lights) < LEAST_ASKED:
+        return None
+    found = _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE)
+    wider = {
+        name: (
+            max(low / ASKED_WIDER, _LEAST if name == "brightness" else _LEAST / _MOST),
+            min(high * ASKED_WIDER, _MOST),
+        )
+        for name, (low, high) in found._compared()
+    }
+    return LightRange(**wider)
 
 
 def _range_of(lights: Sequence[Light], compared: Iterable[str], outside: float) -> LightRange:

@@ -57,6 +57,7 @@ from edgefl_protocol.pictures.light import (
     LUMINANCE,
     Light,
     LightRange,
+    asked_range_of,
     measure_light,
     range_of,
 )
@@ -175,13 +176,20 @@ def usual_unlit(images: Iterable[Pixels]) -> float:
     return max(MOST_UNLIT, float(np.quantile(shares, _USUAL)) if shares else 0.0)
 
 
-def usual_light(images: Iterable[Pixels], colour: Colour = "none") -> LightRange | None:
+def light_at_scale(image: Pixels, colour: Colour = "none") -> Light:
+    """Measure the light of an upright picture, (H, W, 3), at the scale of the gate and as `colour` leaves it."""
+    return measure_light(correct_colour(_at_scale(image), colour))
+
+
+def usual_light(images: Iterable[Pixels], colour: Colour = "none", *, asked: bool = False) -> LightRange | None:
     """Find in what light nearly all pictures of a site are, at the scale of the gate; see `light.range_of`.
 
     Args:
         images: the pictures that the site's model learned from, as `colour` left them.
+        asked: whether questions are asked about them (`light.asked_range_of`).
     """
-    return range_of([measure_light(_at_scale(one)) for one in images], colour)
+    lights = [light_at_scale(one) for one in images]
+    return asked_range_of(lights, colour) if asked else range_of(lights, colour)
 
 
 def _at_scale(image: Pixels, most_px: int = SCALE_PX) -> Pixels:

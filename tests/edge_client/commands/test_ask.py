@@ -19,7 +19,7 @@ from edgefl_protocol.pictures.imaging import decode, prepare
 KEYS = [
     "image", "question", "answer", "confidence", "measured", "learned_from", "answers", "refused", "refuse_reasons",
     "rules_tried", "unknown_words", "untaught_words", "unread_words", "negating_words", "entropy_nats", "entropy_from",
-    "heatmap", "heatmap_fall", "transparent", "model", "milliseconds",
+    "heatmap", "heatmap_fall", "light", "transparent", "model", "milliseconds",
 ]  # fmt: skip
 
 

@@ -55,6 +55,19 @@ def test_no_rule_about_photographs_of_skin_is_asked(lab):
     assert not asker.ask(GREY[:SIZE, :SIZE], "which organ?").refused
 
 
+def test_a_photograph_of_skin_is_no_radiograph():
+    """Its colour is unlike that of the pictures that the model learned from: docs/decisions/0061."""
+    usual = {"brightness": [20, 250], "red_by_green": [0.98, 1.02], "blue_by_green": [0.98, 1.02]}
+    asker = Asker(loaded(unsure_above=1.6, metrics={"refer_light_outside": usual}), threads=1)
+    skin = np.full((60, 50, 3), (200, 150, 140), np.uint8)
+    found = asker.ask(skin, "which organ?")
+    assert (found.answer, found.refuse_reasons, found.light) == (None, ("light",), "redder")
+    grey = asker.ask(GREY, "which organ?")
+    assert grey.answer == "lung" and "light" in grey.rules_tried
+    said = Asker(loaded(unsure_above=1.6), threads=1).ask(skin, "which organ?")  # a card without a range
+    assert said.answer == "lung" and "light" not in said.rules_tried
+
+
 def test_the_network_is_not_run_where_no_word_is_known(monkeypatch):
     asker = Asker(loaded(), threads=1)
 

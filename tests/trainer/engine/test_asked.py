@@ -3,11 +3,13 @@
 import json
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from tests.trainer.conftest import edgefl_train, make_asked
 
+from edgefl_protocol.pictures.light import measure_light
 from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import resolve
@@ -34,9 +36,10 @@ def learned(cached, tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("asked-runs")
     data = f"vqa-rad:{make_asked(root / 'data', {'HEAD': 40, 'CHEST': 36}, test=18)}"
     long_enough = ("--rounds", 1, "--epochs", 8, "--set", "lr=0.003")
-    for picture in ("seen", "hidden"):
-        done = run("local", data, root / picture, *long_enough, "--set", f"picture={picture}")
-        assert done.code == 0, done.err
+    with mock.patch("edgefl_protocol.pictures.light.LEAST_ASKED", 20):
+        for picture in ("seen", "hidden"):
+            done = run("local", data, root / picture, *long_enough, "--set", f"picture={picture}")
+            assert done.code == 0, done.err
     return {picture: root / picture for picture in ("seen", "hidden")}
 
 
@@ -65,6 +68,20 @@ def test_open_and_closed_questions_are_told_apart(learned):
             assert low <= figures[f"accuracy{part}"] <= high
     sites = [figures["accuracy"] for figures in summary(learned["seen"])["sites"].values()]
     assert summary(learned["seen"])["worst_accuracy"] == min(sites)
+
+
+def test_a_run_tells_in_what_light_its_training_pictures_are(learned):
+    """The nearest and furthest of them, counted here, but for 0.5 % and wider by 2 %: docs/reference/answers.md."""
+    finished = open_run(learned["seen"])
+    federation = load_data(finished.settings, 36)
+    for name, site in federation.sites.items():
+        told = finished.calibration["sites"][name]
+        seen = [measure_light(federation.images[place]) for place in np.unique(federation.places(site.train))]
+        assert "unlit_above" not in told and len(seen) >= 20
+        for ratio, (low, high) in told["light"].items():
+            values = [getattr(one, ratio) for one in seen]
+            assert low == pytest.approx(np.quantile(values, 0.005) / 1.02)
+            assert high == pytest.approx(min(np.quantile(values, 0.995) * 1.02, 255))
 
 
 def test_a_run_keeps_its_words(learned):

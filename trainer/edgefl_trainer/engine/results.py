@@ -275,13 +275,12 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
 def _usual(site: Site, colour: Colour) -> dict[str, Any]:
     """How nearly all training pictures of a site are lit: how much of them is not, and in which light.
 
-    Pictures that questions are asked about are radiographs and the like, of which no light is judged.
+    Pictures that questions are asked about are radiographs and the like, which are black in part.
     """
-    if site.task.questions:
-        return {}
-    light = usual_light(_pictures(site.train), colour)
+    asked = site.task.questions is not None
+    light = usual_light(_pictures(site.train), colour, asked=asked)
     told = {} if light is None else {"light": light.to_json()}
-    return {"unlit_above": usual_unlit(_pictures(site.train)), **told}
+    return told if asked else {"unlit_above": usual_unlit(_pictures(site.train)), **told}
 
 
 def score(predictor: Predictor, rows: Examples, federation: Federation, site: str, device: torch.device) -> Scored:

@@ -57,13 +57,13 @@ def tried_questions(
     seen: Sequence[bool],
     unsure_above: float,
     other: OtherPicture | None,
-    read_whole: Bool[np.ndarray, " n"] | None = None,
+    not_refused: Bool[np.ndarray, " n"] | None = None,
 ) -> TriedQuestions | None:
     """Count what a device would answer to a site's `tune` questions, and rightly; None of no question.
 
     Args:
         targets: the right answers; one below 0 is never given.
-        read_whole: which of the questions a device does not refuse for their words; None: it refuses none.
+        not_refused: which of them a device refuses neither for their words nor for the picture's light; None: all.
     """
     if not len(targets):
         return None
@@ -76,7 +76,7 @@ def tried_questions(
         else entropy_nats(probabilities) <= unsure_above
     )
     answered = sure & np.asarray(seen, dtype=bool)[best]
-    answered &= True if read_whole is None else read_whole
+    answered &= True if not_refused is None else not_refused
     return TriedQuestions(
         questions=len(targets),
         right=int(right.sum()),
