@@ -226,6 +226,10 @@ class AnswerRules:
         """Above which entropy an answer is refused; None where no threshold says: entropy is ln K at most."""
         return in_force(self.unsure_above, math.log(len(self.answers)))
 
+    def unlike(self, light: Light | None) -> str | None:
+        """Say how a picture's light differs from that of the pictures learned from; None where nobody can tell."""
+        return None if light is None or self.light is None else self.light.unlike(light)
+
     def too_unsure(self, entropy: float, confidence: float) -> bool:
         """Tell whether an answer is refused, by the threshold or, without one, by default."""
         above = self.unsure_in_force
@@ -255,7 +259,7 @@ def make_answer(
         transparent: whether parts of the picture were.
         light: of the picture; None where nobody measured it.
     """
-    unlike = None if light is None or rules.light is None else rules.light.unlike(light)
+    unlike = rules.unlike(light)
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
     best = None if outputs is None else int(probabilities.argmax())
@@ -281,9 +285,7 @@ def make_answer(
         probabilities=_ranked(rules.answers, probabilities),
         met_answers=frozenset(name for name, seen in zip(rules.answers, rules.seen, strict=True) if seen),
         refuse_reasons=reasons,
-        rules_tried=_tried(
-            question, ran=outputs is not None, compared=light is not None and rules.light is not None, expired=expired
-        ),
+        rules_tried=_tried(question, rules, light, ran=outputs is not None, expired=expired),
         entropy_nats=entropy,
         entropy_from=rules.unsure_in_force,
         heatmap=None,
@@ -297,10 +299,12 @@ def make_answer(
     )
 
 
-def _tried(question: ReadQuestion, *, ran: bool, compared: bool, expired: bool | None) -> tuple[str, ...]:
+def _tried(
+    question: ReadQuestion, rules: AnswerRules, light: Light | None, *, ran: bool, expired: bool | None
+) -> tuple[str, ...]:
     asked = {
         "untaught_word": question.untaught is not None,
-        "light": compared,
+        "light": light is not None and rules.light is not None,
         "unsure": ran,
         "unseen_answer": ran,
         "model_expired": expired is not None,

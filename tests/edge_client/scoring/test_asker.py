@@ -56,7 +56,7 @@ def test_no_rule_about_photographs_of_skin_is_asked(lab):
 
 
 def test_a_photograph_of_skin_is_no_radiograph():
-    """Its colour is unlike that of the pictures that the model learned from: docs/decisions/0061."""
+    """Its colour is unlike that of the pictures that the model learned from: docs/decisions/0060."""
     usual = {"brightness": [20, 250], "red_by_green": [0.98, 1.02], "blue_by_green": [0.98, 1.02]}
     asker = Asker(loaded(unsure_above=1.6, metrics={"refer_light_outside": usual}), threads=1)
     skin = np.full((60, 50, 3), (200, 150, 140), np.uint8)
