@@ -263,7 +263,6 @@ def make_answer(
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
     best = None if outputs is None else int(probabilities.argmax())
-    unsure = entropy is not None and rules.too_unsure(entropy, float(probabilities.max()))
     found = {
         "no_known_word": not question.known,
         "no_subject": question.known and not question.asks,
@@ -273,7 +272,7 @@ def make_answer(
         "negation": question.known and bool(question.negations),
         "size": small,
         "light": unlike is not None,
-        "unsure": unsure,
+        "unsure": entropy is not None and rules.too_unsure(entropy, float(probabilities.max())),
         "unseen_answer": best is not None and not rules.seen[best],
         "model_expired": expired is True,
     }
