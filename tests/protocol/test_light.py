@@ -91,10 +91,12 @@ def test_a_lamp_moves_the_numbers_by_its_own_ratios(number, factors):
     assert after.blue_by_green / before.blue_by_green == pytest.approx(blue / green, rel=0.02)
 
 
-def test_a_range_leaves_half_a_percent_outside_at_each_end():
-    lights = [Light(brightness=50.0 + n, red_by_green=1 + n / 1000, blue_by_green=1.0) for n in range(200)]
+def test_a_range_leaves_half_a_percent_outside_at_each_end_and_more_of_the_darkest():
+    lights = [Light(brightness=50.0 + n, red_by_green=1.0, blue_by_green=1.0) for n in range(200)]
     found = range_of(lights)
-    assert sum(found.unlike(one) is not None for one in lights) == 2
+    assert [found.unlike(one) for one in lights] == ["darker"] * 5 + [None] * 194 + ["brighter"]
+    ratios = range_of([Light(brightness=99.0, red_by_green=1 + n / 1000, blue_by_green=1.0) for n in range(200)])
+    assert ratios.red_by_green == (pytest.approx(1.000995), pytest.approx(1.198005))
     assert range_of(lights[:99]) is None
     corrected = range_of(lights, "shades_of_grey_6")
     assert (corrected.red_by_green, corrected.blue_by_green) == (None, None)

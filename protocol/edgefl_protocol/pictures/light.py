@@ -23,6 +23,7 @@ from edgefl_protocol.pictures.imaging import Colour, Pixels, light_of
 from edgefl_protocol.strict_json import check_keys
 
 OUTSIDE = 0.005  # share of a site's pictures left outside at each end of a range
+DARKER_OUTSIDE = 0.025  # the same of the darkest ones: slightly too dark is when most cancers were seen to pass
 LEAST_PICTURES = 100  # below which no range is told: its ends would be single pictures
 OWN_OUTSIDE, LEAST_OWN = 0.05, 20  # the same of the few pictures that a device learns from
 # The same of pictures that questions are asked about. They are mostly grey, often with a level more of one channel,
@@ -117,14 +118,16 @@ def measure_light(image: Pixels) -> Light:
 
 
 def range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
-    """Find the range that leaves 0.5 % of a site's pictures outside at each end; None of fewer than 100.
+    """Find the range that leaves 0.5 % of a site's pictures outside at each end, and 2.5 % of the darkest.
+
+    None of fewer than 100.
 
     Args:
         lights: of the pictures that the site's model learned from, as `colour` left them.
     """
     if len(lights) < LEAST_PICTURES:
         return None
-    return _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE)
+    return _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE, DARKER_OUTSIDE)
 
 
 def own_range_of(lights: Sequence[Light]) -> LightRange | None:
@@ -132,17 +135,17 @@ def own_range_of(lights: Sequence[Light]) -> LightRange | None:
 
     None of fewer than 20 pictures.
     """
-    return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE)
+    return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE, OWN_OUTSIDE)
 
 
 def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
     """Find the range of pictures that questions are asked about: radiographs are grey, photographs are not.
 
-    As `range_of`, of 40 pictures or more, and 2 % wider at each end.
+    It leaves 0.5 % of them outside at each end, and is 2 % wider; None of fewer than 40.
     """
     if len(lights) < LEAST_ASKED:
         return None
-    found = _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE)
+    found = _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE, OUTSIDE)
     wider = {
         name: (
             max(low / ASKED_WIDER, _LEAST if name == "brightness" else _LEAST / _MOST),
@@ -153,10 +156,11 @@ def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRan
     return LightRange(**wider)
 
 
-def _range_of(lights: Sequence[Light], compared: Iterable[str], outside: float) -> LightRange:
+def _range_of(lights: Sequence[Light], compared: Iterable[str], outside: float, darker: float) -> LightRange:
     found: dict[str, Ends] = {}
     for name in compared:
-        low, high = np.quantile([getattr(one, name) for one in lights], (outside, 1 - outside))
+        below = darker if name == "brightness" else outside
+        low, high = np.quantile([getattr(one, name) for one in lights], (below, 1 - outside))
         found[name] = (float(low), float(high))
     return LightRange(**found)
 
