@@ -201,6 +201,6 @@ def test_real_cancers_in_another_light_are_seen() -> None:
     def referred(pictures):
         return np.mean([learned.unlike(measure_quality(one).light) is not None for one in pictures])
 
-    assert referred(seen) < 0.06
+    assert referred(seen) < 0.08
     for factors in ((0.8, 1, 1.15), (0.9, 1.1, 0.9), (0.7, 0.7, 0.7), (0.4, 0.4, 0.4)):
         assert referred([lit(one, factors) for one in cancers]) > 0.75
