@@ -204,3 +204,4 @@ def test_real_cancers_in_another_light_are_seen() -> None:
     assert referred(seen) < 0.08
     for factors in ((0.8, 1, 1.15), (0.9, 1.1, 0.9), (0.7, 0.7, 0.7), (0.4, 0.4, 0.4)):
         assert referred([lit(one, factors) for one in cancers]) > 0.75
+    assert referred([lit(one, (0.8, 0.8, 0.8)) for one in cancers]) > 0.4
