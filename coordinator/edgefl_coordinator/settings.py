@@ -175,6 +175,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     proxy_ends_tls: bool = False  # a reverse proxy, not this server, has the certificate that members meet
     root_key_id: str = ""  # of the federation's offline root key; "" for none
     database: str = ""  # postgresql://… for a store that several processes share; "" for the file in the folder
+    payloads: str = ""  # s3://BUCKET/PREFIX for blobs that servers on several machines share; "" for the folder
     task: TaskSettings
     rounds: RoundSettings
     protection: ProtectionSettings = ProtectionSettings()
@@ -187,6 +188,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             raise ValueError(f"public_url {self.public_url!r} must begin with https://")
         if self.database and not self.database.startswith(("postgresql://", "postgres://")):
             raise ValueError("database must begin with postgresql://, or be empty for the file in the folder")
+        if self.payloads and not self.payloads.startswith("s3://"):
+            raise ValueError("payloads must begin with s3://, or be empty for the folder")
         if _holds_password(self.database):
             raise ValueError("database holds a password: put it into a password file (PGPASSFILE, or ~/.pgpass)")
 
@@ -255,8 +258,9 @@ def settings_from_table(table: Mapping[str, Any]) -> CoordinatorSettings:
 def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
     """Return the plain nested dict that TOML can hold; `settings_from_table` reads it back."""
     table: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=dict)
-    if not settings.database:
-        del table["database"]  # a version from before it reads this, too
+    for name in ("database", "payloads"):
+        if not table[name]:
+            del table[name]  # a version from before it reads this, too
     return table
 
 

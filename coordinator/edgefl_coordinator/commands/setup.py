@@ -11,6 +11,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,11 +28,12 @@ from edgefl_coordinator.settings import (
     settings_from_table,
     settings_to_table,
 )
-from edgefl_coordinator.store.coordinator import SECRET_FILE_BYTES, wall_clock_ms
+from edgefl_coordinator.store.coordinator import wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.store.statements import FACT
-from edgefl_coordinator.store.store import OWNER, open_store
+from edgefl_coordinator.store.store import OWNER, SECRET_FILE_BYTES, open_store
 from edgefl_coordinator.web.tls import make_development_certificate
+from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
@@ -148,6 +150,22 @@ def check_database(url: str) -> None:
                     raise OperatorError("the database belongs to another coordinator: give each its own", USAGE)
         finally:
             store.close()
+
+
+def check_payloads(url: str) -> None:
+    """Look below the prefix where a new coordinator's payloads will lie, if it is given one.
+
+    Raises:
+        OperatorError: it is no such URL, something lies there, or the extra is missing.
+        StorageError: the store does not answer, or refuses the credentials.
+    """
+    if not url:
+        return
+    if find_spec("obstore") is None:
+        raise OperatorError(f"--payloads needs {needs_extra('s3')}", USAGE)
+    from edgefl_coordinator.payloads.s3 import S3Payloads
+
+    S3Payloads(url, b"").try_out()
 
 
 def check_names(run: Path | None, method: str, backbone: str | None, assignments: Sequence[str]) -> None:

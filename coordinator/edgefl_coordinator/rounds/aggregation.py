@@ -91,12 +91,13 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
 
 
 def lay_out(store: Store, folder: Path, job: Job) -> None:
-    """Write a job into its folder, with the replies that are no files yet; in `job.json` all of them are."""
+    """Write a job into its folder, with what is no file of this machine yet: in `job.json` state and replies are."""
     files = {
         name: str(store.file_of(blob, folder / f"reply-{number}.payload"))
         for number, (name, blob) in enumerate(job.replies.items())
     }
-    write_job(folder, msgspec.structs.replace(job, replies=files))
+    state = None if job.state is None else str(store.file_of(job.state, folder / "before.payload"))
+    write_job(folder, msgspec.structs.replace(job, state=state, replies=files))
 
 
 def _machine_failed(error: OSError) -> StorageError:
@@ -160,16 +161,15 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
     made: dict[str, stored_rounds.Broadcast] = {}
     adopted: list[Blob] = []
     spare: list[str] | None = None  # files that no row names
+    files = list(result.broadcasts.values())
+    if result.state is not None and job.kind != "broadcast":
+        files.append(result.state)
     if not result.broadcasts.keys() <= due.receivers.keys():
         raise OperatorError("the aggregation worker left a damaged result: broadcasts for sites that have not asked")
     try:
-        for name, file in result.broadcasts.items():
-            others = _others_in(coordinator, file)
-            adopted.append(store.adopt(file))
-            made[due.receivers[name]] = stored_rounds.Broadcast(adopted[-1], others)
-        if result.state is not None and job.kind != "broadcast":
-            adopted.append(store.adopt(result.state))
-        store.flush_folder()
+        adopted = store.adopt(files)
+        for (name, file), blob in zip(result.broadcasts.items(), adopted, strict=False):
+            made[due.receivers[name]] = stored_rounds.Broadcast(blob, _others_in(coordinator, file))
         with store.transaction() as connection:
             if due.left != frozenset(shut_out.ever_shut_out(connection)):
                 return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
@@ -236,13 +236,12 @@ def _due(
     left: Collection[str] = (),
     **more: Any,
 ) -> Due:
-    blobs = coordinator.store.home.blobs
     job = make_job(
         coordinator.settings,
         kind,
         number,
         sites=tuple(member.name for member in receivers),
-        state=str(blobs / state) if state else None,
+        state=state,
         replies=replies or {},
         order_key=coordinator.derive("peer-order").hex(),
         **more,

@@ -50,8 +50,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Plain]  # its hyper-parameters
     task: Mapping[str, Any]  # fields of the trainer's `Task`, the backbone's description under "backbone"
     sites: tuple[str, ...] = ()  # names of the members that get a broadcast, in name order
-    state: str | None = None  # file of the server's state; None with "start"
-    replies: Mapping[str, str] = {}  # site name → file of its reply
+    state: str | None = None  # file of the server's state (before `lay_out`: blob); None with "start"
+    replies: Mapping[str, str] = {}  # site name → file (or blob) of its reply
     quorum: int  # replies below which nothing is aggregated
     protection: ProtectionSettings = ProtectionSettings()
     gone: tuple[str, ...] = ()  # names of members that were shut out: what came from them alone leaves the state

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, load_settings
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.key_ring import SealingRing, load_ring
-from edgefl_coordinator.store.store import Store, open_store
+from edgefl_coordinator.store.store import SECRET_FILE_BYTES, Store, open_store
 from edgefl_protocol.durable import read_private
 from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem
 from edgefl_protocol.envelopes.keys import SealingKey, SigningKey
@@ -24,7 +24,6 @@ from edgefl_protocol.records.coordinator_records import make_key_record
 from edgefl_protocol.records.root import join_chain
 
 INDEX_VALID_MS = 24 * 3600 * 1000
-SECRET_FILE_BYTES = 32
 
 
 def wall_clock_ms() -> int:
@@ -145,7 +144,7 @@ def open_coordinator(
         KeyMaterialError: a key file is unusable.
     """
     seen, settings = _files_seen(home), load_settings(home)
-    store = open_store(home, wait_s, settings.database, joins=joins)
+    store = open_store(home, wait_s, settings.database, settings.payloads, joins=joins)
     try:
         # Only now: whoever had the store open may have changed the keys.
         coordinator = Coordinator(settings, store, load_keys(home, passphrase), clock, seen=seen)

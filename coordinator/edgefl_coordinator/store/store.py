@@ -1,8 +1,9 @@
-"""The store: a database with its tables, and a folder of blobs.
+"""The store: a database with its tables, and blobs: in a folder, or in an S3-compatible store.
 
 Guarantees:
     One transaction after another changes the database (`shared_commit`), and what was committed survives a power cut.
-    A blob is written and flushed before the transaction that names it, and deleted after the one that strikes it out.
+    A blob is durable before the transaction that names it, and deleted after the one that strikes it out.
+    A blob that is read as a whole is the one that was written: its name begins with its digest.
     A small one lies in the database: it is written in the transaction that names it, and one commit makes those of many
     requests durable.
     What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens; where other
@@ -13,11 +14,12 @@ Source: docs/security.md, decision 7 and reliability; docs/decisions/0058.
 
 import contextlib
 import hashlib
+import hmac
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,21 +27,25 @@ from pathlib import Path
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from edgefl_coordinator.errors import IN_USE, USAGE, OperatorError
+from edgefl_coordinator.payloads.disk import DiskPayloads
+from edgefl_coordinator.payloads.payloads import MAX_PAYLOAD_BYTES, Payloads
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
 from edgefl_coordinator.store.shared_commit import Database, SharedCommits
 from edgefl_coordinator.store.sqlite_file import SqliteFile
 from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
-from edgefl_protocol import durable
 from edgefl_protocol.distribution import needs_extra
+from edgefl_protocol.durable import read_pieces, read_private
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.pae import pae
 
-MAX_STORED_BYTES = 2**31
 _WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
 _OLD_S = 3600.0  # a blob that another process writes gets its row within seconds
 OWNER = "coordinator"  # the fact that says whose a database is
-_SMALL = "small-"  # what the name of such a blob begins with; a file's begins with hex digits
+SECRET_FILE_BYTES = 32
+_NAMED = 32  # hex digits of its SHA-256 with which the name of another blob begins
+_SMALL = "small-"  # what the name of such a blob begins with
 _KEEP_SMALL = Statement(insert(tables.small_blobs))
 _DROP_SMALL = delete(tables.small_blobs).where(tables.small_blobs.c.name == bindparam("gone"))
 _SMALL_DATA = Statement(select(tables.small_blobs.c.data).where(tables.small_blobs.c.name == bindparam("name")))
@@ -54,7 +60,7 @@ BLOB_COLUMNS = (  # that name blobs
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob that lies durably in the blob folder."""
+    """A blob that lies durably."""
 
     name: str
     sha256: str
@@ -64,12 +70,14 @@ class Blob:
 class Store:
     """The open store; close it at the end.
 
-    Every method that touches a file raises StorageError where the disk is full or fails, or the blob is missing.
+    Every method that touches a blob raises StorageError where the disk is full or fails, a server does not answer, or
+    the blob is missing or damaged.
     """
 
-    def __init__(self, home: CoordinatorHome, database: Database) -> None:
+    def __init__(self, home: CoordinatorHome, database: Database, payloads: Payloads) -> None:
         """Take over an open database; use `open_store`."""
         self.home = home
+        self.payloads = payloads
         self.database = database
         self._engine = database.engine
         self._commits = SharedCommits(database)
@@ -108,7 +116,7 @@ class Store:
         """Write a blob durably; its name is new each time, so equal content never shares a file."""
         sha256 = hashlib.sha256(data).hexdigest()
         name = _fresh_name(sha256)
-        durable.write_atomic(self.home.blobs / name, data, mode=0o600)
+        self.payloads.put(name, data)
         return Blob(name, sha256, len(data))
 
     def put_small(self, connection: Connection, data: bytes) -> Blob:
@@ -118,61 +126,45 @@ class Store:
         _KEEP_SMALL.run(connection, name=blob.name, data=data)
         return blob
 
-    def adopt(self, path: Path) -> Blob:
-        """Take a file that was flushed into the folder of blobs, without its bytes in memory; the file may stay.
-
-        Its name is durable after `flush_folder`.
-        """
-        hasher, size = hashlib.sha256(), 0
-        for piece in durable.read_pieces(path, MAX_STORED_BYTES):
-            hasher.update(piece)
-            size += len(piece)
-        blob = Blob(_fresh_name(hasher.hexdigest()), hasher.hexdigest(), size)
-        target = self.home.blobs / blob.name
+    def adopt(self, paths: Sequence[Path]) -> list[Blob]:
+        """Take files of this machine that were flushed, durably and without their bytes in memory; they may stay."""
+        files: dict[str, Path] = {}
+        blobs: list[Blob] = []
+        for path in paths:
+            hasher, size = hashlib.sha256(), 0
+            for piece in read_pieces(path, MAX_PAYLOAD_BYTES):
+                hasher.update(piece)
+                size += len(piece)
+            blobs.append(Blob(_fresh_name(hasher.hexdigest()), hasher.hexdigest(), size))
+            files[blobs[-1].name] = path
         try:
-            target.hardlink_to(path)
-        except OSError:  # on another disk, or one that knows no links
-            durable.write_pieces(target, durable.read_pieces(path, MAX_STORED_BYTES), mode=0o600)
-        return blob
-
-    def flush_folder(self) -> None:
-        """Make the names of the blobs that were adopted durable."""
-        durable.sync_folder(self.home.blobs)
+            self.payloads.put_files(files)
+        except BaseException:
+            self.payloads.delete(files)
+            raise
+        return blobs
 
     def file_of(self, name: str, spare: Path) -> Path:
-        """Return the file of a blob; of a small one `spare`, into which it is written."""
-        if not name.startswith(_SMALL):
-            return self.home.blobs / name
-        spare.write_bytes(self.get_blob(name))
-        return spare
+        """Return a file with the content of a blob: its own, or `spare`, into which it is written."""
+        if name.startswith(_SMALL):
+            spare.write_bytes(self.get_blob(name))
+            return spare
+        file = self.payloads.file_of(name, spare)
+        for _ in _checked(name, read_pieces(file, MAX_PAYLOAD_BYTES)):
+            pass
+        return file
 
-    def new_file(self) -> str:
-        """Make an empty file for a blob that comes in pieces, and return its name."""
+    def new_upload(self) -> str:
+        """Make room for a blob that comes in pieces, and return its name."""
         name = _fresh_name(secrets.token_hex(16))
-        durable.create_empty(self.home.blobs / name)
+        self.payloads.begin(name)
         return name
 
-    def write_at(self, name: str, offset: int, data: bytes) -> None:
-        """Write a piece durably."""
-        durable.write_at(self.home.blobs / name, offset, data)
-
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Give a blob in pieces."""
-        return durable.read_pieces(self.home.blobs / name, MAX_STORED_BYTES)
+        """Give a blob in pieces; it counts once all are read."""
+        return _checked(name, self.payloads.pieces(name))
 
-    def reading(self, name: str) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
-        """Open a blob, to read it by offset and length."""
-        return durable.read_anywhere(self.home.blobs / name, MAX_STORED_BYTES)
-
-    def blob_bytes(self, name: str) -> int:
-        """Return the length of a blob."""
-        return durable.file_bytes(self.home.blobs / name)
-
-    def free_bytes(self) -> int:
-        """Return the bytes free on the disk of the blobs."""
-        return shutil.disk_usage(self.home.blobs).free
-
-    def get_blob(self, name: str, max_bytes: int = MAX_STORED_BYTES) -> bytes:
+    def get_blob(self, name: str, max_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
         """Read a blob of at most `max_bytes`; not within a transaction."""
         if name.startswith(_SMALL):
             with self.transaction() as connection:
@@ -180,26 +172,24 @@ class Store:
             if data is None or len(data) > max_bytes:
                 raise StorageError(f"the blob {name} is missing, or longer than {max_bytes} bytes", "missing")
             return data
-        return durable.read_bounded(self.home.blobs / name, max_bytes)
+        if self.payloads.size(name) > max_bytes:
+            raise StorageError(f"the blob {name} is longer than {max_bytes} bytes", "too_large")
+        return b"".join(self.pieces(name))
 
     def blob_names(self) -> set[str]:
         """Return the names of all blobs that are there, files and rows."""
         with self.transaction() as connection:
             small = connection.scalars(select(tables.small_blobs.c.name)).all()
-        return {*small, *(path.name for path in self.home.blobs.iterdir())}
+        return {*small, *self.payloads.names()}
 
     def drop_blobs(self, names: Iterable[str]) -> None:
         """Remove blobs that no row names: their transaction was refused, or has struck them out and is committed.
 
-        A file that cannot be removed now is an orphan for the next sweep.
+        What cannot be removed now is an orphan for the next sweep.
         """
-        small = []
-        for name in names:
-            if name.startswith(_SMALL):
-                small.append({"gone": name})
-                continue
-            with contextlib.suppress(OSError):
-                (self.home.blobs / name).unlink(missing_ok=True)
+        names = set(names)
+        small = [{"gone": name} for name in names if name.startswith(_SMALL)]
+        self.payloads.delete(name for name in names if not name.startswith(_SMALL))
         if small:
             with contextlib.suppress(StorageError), self.transaction() as connection:
                 connection.execute(_DROP_SMALL, small)
@@ -210,7 +200,7 @@ class Store:
         Files that lie there since a moment may be another process's, where there may be others.
         """
         until = time.time() - _OLD_S if self.database.shared else None
-        files = {path.name for path in self.home.blobs.iterdir() if until is None or path.stat().st_ctime < until}
+        files = self.payloads.names(until)
         with self.transaction() as connection:
             named = {name for column in BLOB_COLUMNS for name in connection.scalars(select(column))}
             small = set(connection.scalars(select(tables.small_blobs.c.name)))
@@ -226,12 +216,15 @@ class Store:
         return removed
 
 
-def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joins: bool = False) -> Store:
-    """Open the store, make its tables where there are none, and sweep what a crash left in the folder of a file.
+def open_store(
+    home: CoordinatorHome, wait_s: float = 0.0, url: str = "", payloads: str = "", *, joins: bool = False
+) -> Store:
+    """Open the store, make its tables where there are none, and sweep what a crash left beside the database of a file.
 
     Args:
         wait_s: how long to wait for another process that has it open, or leads.
         url: of a PostgreSQL database, which is swept once it is known whose it is; "" for the file in the folder.
+        payloads: `s3://…`, where blobs lie; "" for the folder.
         joins: open it beside other processes where the database can be shared.
 
     Raises:
@@ -245,7 +238,7 @@ def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joi
         if not joins and not database.lead(wait_s):
             told = f"another process leads the coordinator of {home.root}; stop it, or wait until it is done"
             raise OperatorError(told, IN_USE)
-        store = Store(home, database)
+        store = Store(home, database, _payloads(home, payloads))
     except BaseException as error:
         database.close()
         if isinstance(error, database.errors):
@@ -253,10 +246,8 @@ def open_store(home: CoordinatorHome, wait_s: float = 0.0, url: str = "", *, joi
         raise
     try:
         with store.transaction() as connection:
-            if database.prepare(connection) and database.shared and any(home.blobs.iterdir()):
-                told = (
-                    f"the database is empty although there are blobs in {home.blobs}: restore it, or name the right one"
-                )
+            if database.prepare(connection) and database.shared and store.payloads.names():
+                told = "the database is empty although there are blobs: restore it, or name the right one"
                 raise StorageError(told, "damaged")
         if not database.shared:
             store.sweep()
@@ -276,5 +267,28 @@ def _database(home: CoordinatorHome, wait_s: float, url: str) -> Database:
     return PostgresqlDatabase(url)
 
 
+def _payloads(home: CoordinatorHome, url: str) -> Payloads:
+    if not url:
+        return DiskPayloads(home.blobs)
+    if find_spec("obstore") is None:
+        raise OperatorError(f"the setting payloads needs {needs_extra('s3')}", USAGE)
+    from edgefl_coordinator.payloads.s3 import S3Payloads
+
+    secret = read_private(home.keys / "secret.bin", SECRET_FILE_BYTES)
+    payloads = S3Payloads(url, secret)
+    payloads.claim(hmac.digest(secret, pae(b"payloads-owner"), "sha256").hex())
+    return payloads
+
+
+def _checked(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Pass pieces on; fail at their end where they are not what the name was made of."""
+    hasher = hashlib.sha256()
+    for piece in pieces:
+        hasher.update(piece)
+        yield piece
+    if hasher.hexdigest()[:_NAMED] != name[:_NAMED]:
+        raise StorageError(f"the blob {name} is damaged: it was cut or changed", "damaged")
+
+
 def _fresh_name(prefix: str) -> str:
-    return f"{prefix[:32]}-{secrets.token_hex(8)}"
+    return f"{prefix[:_NAMED]}-{secrets.token_hex(8)}"

@@ -20,12 +20,17 @@ def begin_backup(coordinator: Coordinator, _: Arguments) -> Facts:
     """Take a snapshot: {} → {snapshot, federation, made_ms, outside}.
 
     `outside` are files that the settings name and that are not in it: the gate's program, and what lies elsewhere. A
-    `StorageError` where the disk is full; an `OperatorError` where the store is no file.
+    `StorageError` where the disk is full; an `OperatorError` where the store is not all files.
     """
     if coordinator.store.database.shared:
         raise OperatorError(
             "the store is a PostgreSQL database, which this command does not copy: stop every serve, then copy it with "
             "pg_dump, and the folder beside it"
+        )
+    if coordinator.settings.payloads:
+        raise OperatorError(
+            "the payloads lie in an S3-compatible store, which this command does not copy: stop every serve, then copy "
+            "the folder and what lies below the prefix"
         )
     settings, now_ms, home = coordinator.settings, coordinator.clock(), coordinator.store.home
     with coordinator.store.transaction() as connection:

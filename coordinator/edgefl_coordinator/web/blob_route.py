@@ -72,7 +72,7 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
 
     upload = transact(call, effect)
     try:
-        return open_blob(store.pieces(upload.file), reference, limit)
+        return open_blob(store.payloads.upload(upload.file), reference, limit)
     except BlobError as error:
         drop_upload(call, reference)
         refuse(call, RefusedError("bad_blob", f"{error}; it was dropped: send it again from the beginning"), error)
@@ -96,7 +96,7 @@ def offer(call: Call, blob: str) -> BlobReference:
 
     row = transact(call, known)
     if row is None:
-        made, plain_bytes, hasher = new_blob_id(), store.blob_bytes(blob), hashlib.sha256()
+        made, plain_bytes, hasher = new_blob_id(), store.payloads.size(blob), hashlib.sha256()
         for chunk in seal_chunks(store.pieces(blob), _file_key(coordinator, made)):
             hasher.update(chunk)
 
@@ -127,7 +127,7 @@ def _give(call: Call, request: BlobGet) -> Payload:
     name, plain_bytes = transact(call, effect)
     key, length = _file_key(call.coordinator, request.blob), min(request.length, _piece_bytes(call))
     try:
-        with call.coordinator.store.reading(name) as read_at:
+        with call.coordinator.store.payloads.reading(name, length) as read_at:
             data = seal_range(read_at, plain_bytes, key, request.offset, length)
     except StorageError as error:  # its round ended between the two
         if error.code != "missing":
@@ -145,9 +145,11 @@ def _take_piece(call: Call, put: BlobPut) -> Payload:
 
     upload = transact(call, known) or _begin(call, put)
     if put.data and put.offset == upload.have:
-        store.write_at(upload.file, put.offset, put.data)
+        store.payloads.put_piece(upload.file, put.offset, put.data)
         end = put.offset + len(put.data)
         found = transact(call, lambda connection, member: uploads.count(connection, call.now_ms, member.skid, put, end))
+        if found is None:  # pushed out meanwhile: nothing names this piece
+            store.drop_blobs([upload.file])
         upload = found or Upload(put.blob, put.size, put.sha256, 0, "")
     return BlobPutReply(have=upload.have, piece_bytes=_piece_bytes(call)).to_payload()
 
@@ -164,11 +166,11 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     if put.size > most:
         refuse(call, RefusedError("too_large", f"the blob has {put.size} bytes; at most {most} are allowed"))
     promised = transact(call, lambda connection, member: uploads.promised_bytes(connection, but_of=member.skid))
-    if store.free_bytes() < promised + 2 * put.size:
+    if store.payloads.free_bytes() < promised + 2 * put.size:
         refuse(
             call, RefusedError("storage_full", "the coordinator's disk is almost full; keep the blob and send it later")
         )
-    file = store.new_file()
+    file = store.new_upload()
     spare = [file]  # files that no row names
 
     def effect(connection: Connection, member: MemberRow) -> tuple[Upload, list[str]]:

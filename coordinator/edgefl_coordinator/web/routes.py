@@ -100,7 +100,7 @@ def _broadcast(call: Call) -> Payload:
         return name
 
     store, name = call.coordinator.store, transact(call, effect)
-    if store.blob_bytes(name) > MAX_INLINE_BYTES:
+    if store.payloads.size(name) > MAX_INLINE_BYTES:
         return offer(call, name).to_payload()
     return Payload.from_bytes(store.get_blob(name))
 
@@ -131,7 +131,7 @@ def _bundle(call: Call) -> Payload:
         return name
 
     store, name = call.coordinator.store, transact(call, effect)
-    if store.blob_bytes(name) > MAX_INLINE_BYTES:
+    if store.payloads.size(name) > MAX_INLINE_BYTES:
         return offer(call, name).to_payload()
     return BundleReply(bundle=store.get_blob(name)).to_payload()
 

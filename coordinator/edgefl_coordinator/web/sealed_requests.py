@@ -36,6 +36,8 @@ from edgefl_protocol.messages.requests import EnrolRequest, Refusal, Route
 UNAUTHENTICATED = b'{"error":"refused"}\n'  # the one body of a 401
 _INTERNAL = Refusal(code="internal", message="the coordinator failed; keep the work and send it again later")
 _FULL = Refusal(code="storage_full", message="the coordinator's disk is full; keep the work and send it again later")
+_AWAY = Refusal(code="busy", message="the coordinator's store of payloads does not answer; send the same again later")
+_STORAGE = {"disk_full": _FULL, "unreachable": _AWAY}
 
 log = logging.getLogger("edgefl_coordinator")
 
@@ -66,7 +68,7 @@ def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
         return _seal(call, error.refusal)
     except (StorageError, PayloadError) as error:  # PayloadError: something stored is damaged; a request's is refused
         log.error("storage: %s", error)
-        return _seal(call, _FULL if error.code == "disk_full" else _INTERNAL)
+        return _seal(call, _STORAGE.get(error.code, _INTERNAL))
     return _seal(call, payload)
 
 

@@ -172,6 +172,22 @@ def open_chunks(pieces: Iterable[bytes | memoryview], key: bytes) -> Iterator[by
             ) from None
 
 
+def open_middle(sealed: bytes, first: int, plain_bytes: int, key: bytes) -> bytes:
+    """Decrypt whole chunks of a blob, from number `first` on; `plain_bytes` is the length of the whole payload.
+
+    A `BlobError` where one was changed, moved or cut.
+    """
+    last = max(1, -(-plain_bytes // CHUNK_BYTES)) - 1
+    cipher, view = ChaCha20Poly1305(key), memoryview(sealed)
+    try:
+        return b"".join(
+            cipher.decrypt(_nonce(number, last=number == last), view[start : start + _SEALED_CHUNK], None)
+            for number, start in enumerate(range(0, len(sealed), _SEALED_CHUNK), first)
+        )
+    except InvalidTag:
+        raise BlobError("a chunk of the blob was changed, or cut", "bad_chunk") from None
+
+
 def open_blob(pieces: Iterable[bytes | memoryview], reference: BlobReference, max_bytes: int = MAX_BLOB_BYTES) -> bytes:
     """Verify a blob against its reference, from an authenticated envelope, and return the payload's bytes.
 

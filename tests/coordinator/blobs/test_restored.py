@@ -21,7 +21,7 @@ def test_a_half_sent_reply_goes_on(federation: Any, pair: Any, lab: Any, folder:
     third = 3 * 2**18
     assert sent.put(member, 0, 2**18) == 2**18 and sent.put(member, 2**18, 2**19) == 2**19
     (row,) = lab.rows(federation, uploads)
-    federation.store.write_at(row.blob, 2**19, b"half of a piece")
+    federation.store.payloads.put_piece(row.blob, 2**19, b"half of a piece")
     path = backup_of(federation, folder / "backup")
     assert sent.put(member, 2**19, third) == third
     restoration.restore(path, home := CoordinatorHome(folder / "elsewhere"), None, clock())

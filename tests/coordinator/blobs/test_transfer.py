@@ -60,6 +60,7 @@ def busy(request: Request, send: Send) -> Answer:
 FAULTS = [lost_request, cut_answer, twice, no_answer_of_ours, late_and_then_forged, truncated, damaged_request, busy]
 
 
+@pytest.mark.both_places
 def test_a_round_of_large_payloads(federation, sites, lab) -> None:
     """docs/security.md 2.2: above the cap both ways go as blobs, and nobody above the exchange knows."""
     for seed, site in enumerate(sites):
@@ -107,6 +108,7 @@ def cases(requests: int) -> list[Any]:
     ]
 
 
+@pytest.mark.both_places
 @pytest.mark.parametrize("faults", cases(7))  # task, reply, question, three pieces, reply
 def test_a_fault_at_every_request_of_sending(federation, sites, lab, faults) -> None:
     """Check 63, the blob route: each fault at each request ends in success at once, and the reply counts once."""
@@ -296,6 +298,7 @@ def test_a_refusal_of_its_size_is_final(federation, sites, lab) -> None:
     assert not list((sites[0].folder / "outbox.sqlite3.files").iterdir())
 
 
+@pytest.mark.both_places
 def test_a_large_bundle(federation, sites) -> None:
     """Fetching a bundle above the cap: whole, and nothing is left of its pieces."""
     data = os.urandom(3 * 2**20)

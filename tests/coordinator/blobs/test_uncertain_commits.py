@@ -37,6 +37,7 @@ def fail_after(federation: Any, monkeypatch: pytest.MonkeyPatch, which: int) -> 
     monkeypatch.setattr(dialect, "do_commit", commits)
 
 
+@pytest.mark.both_places
 def test_a_reply_that_was_kept_after_all_has_its_file(federation, pair, blob, lab, monkeypatch) -> None:
     """Whichever of its commits fails so: the retry is accepted, and the file of the accepted reply is there."""
     blob.put_all(pair[0])
@@ -51,6 +52,7 @@ def test_a_reply_that_was_kept_after_all_has_its_file(federation, pair, blob, la
     assert failed
 
 
+@pytest.mark.both_places
 def test_a_state_that_was_kept_after_all_has_its_file(federation, pair, blob, lab, monkeypatch) -> None:
     """The round goes on from it: nothing that a row names is deleted."""
     for member in pair:

@@ -1,0 +1,1 @@
+"""Where payloads too large for a row of the database lie."""

@@ -1,0 +1,212 @@
+"""A coordinator whose payloads lie in an S3-compatible store: what goes away, what its operator sees, whose it is.
+
+The server is JuiceFS's gateway, whose S3 side is MinIO's server: no mock. Source: docs/security.md, reliability;
+docs/decisions/0060.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+import s3_gateway
+from click.testing import CliRunner
+
+from edgefl_coordinator.cli import main
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.payloads.s3 import S3Payloads
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.store import store as store_module
+from edgefl_coordinator.store.coordinator import open_coordinator
+from edgefl_coordinator.store.tables import replies, uploads
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import StorageError
+from edgefl_protocol.messages.requests import Refusal
+
+
+@pytest.fixture
+def payloads(gateway: Any) -> Callable[[], str]:
+    """Of all coordinators here."""
+    url: Callable[[], str] = gateway.url
+    return url
+
+
+@pytest.fixture
+def blob(lab: Any) -> Any:
+    return lab.Blob(lab.reply_of(1).to_bytes())
+
+
+def lies_there(coordinator: Any) -> dict[str, bytes]:
+    """Every object below the prefix, as the store's operator reads it."""
+    held = coordinator.store.payloads._store
+    paths = [one["path"] for batch in obstore.list(held) for one in batch]
+    return {path: bytes(obstore.get(held, path).bytes()) for path in paths}
+
+
+def test_its_operator_sees_sealed_bytes_only(federation, pair, blob, lab) -> None:
+    """docs/security.md 1: of the state, broadcasts, replies and uploads no 32 bytes lie there as they are."""
+    blob.put_all(pair[0])
+    first = lies_there(federation)
+    assert isinstance(blob.reply(pair[0]), Payload)
+    found = {**first, **lies_there(federation)}
+    assert {path.split("/")[0] for path in found} == {"owner", "payloads", "uploads"}
+    plain = [lab.reply_of(1).to_bytes(), Payload(lab.weights(0)).to_bytes()]
+    for secret in plain:
+        for start in range(0, len(secret) - 32, 65_521):
+            assert not any(secret[start : start + 32] in data for data in found.values())
+    assert b'"backbone.conv"' in plain[0] and not any(b"backbone.conv" in data for data in found.values())
+    assert not list(federation.store.home.blobs.iterdir())
+
+
+def test_the_server_goes_away_in_mid_round(gateway, federation, pair, blob, lab) -> None:
+    """Who sends hears 503 and keeps the work; what was acknowledged is there when it is back, and the round goes on."""
+    second = lab.Blob(lab.reply_of(2).to_bytes())
+    blob.put_all(pair[0])
+    assert isinstance(blob.reply(pair[0]), Payload)
+    have = second.put(pair[1], 0, 2**19)
+    gateway.kill()
+    refused = second.put(pair[1], have, 2**20)
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("busy", 503)
+    gateway.start()
+    assert second.put(pair[1], 0, 0) == have == 2**19
+    second.put_all(pair[1])
+    gateway.kill()
+    refused = second.reply(pair[1], idem="work-item-00000002")
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("busy", 503)
+    gateway.start()
+    assert isinstance(second.reply(pair[1], idem="work-item-00000002"), Payload)
+    gateway.kill()
+    with pytest.raises(StorageError) as away:
+        step(federation, lab.averaging_worker)
+    assert away.value.code == "unreachable" and str(gateway.port) not in str(away.value)
+    gateway.start()
+    assert step(federation, lab.averaging_worker)
+    (state,) = [row for row in lab.rows(federation, store_module.tables.states) if row.blob]
+    mean = Payload.from_bytes(federation.store.get_blob(state.blob)).arrays["backbone.conv"]
+    sent = [lab.reply_of(seed).arrays["backbone.conv"].astype(float) for seed in (1, 2)]
+    assert (mean == ((sent[0] + sent[1]) / 2).astype("f4")).all()
+
+
+def test_two_servers_without_a_folder_in_common(federation, pair, lab, clock, tmp_path, tools, monkeypatch) -> None:
+    """An upload begun at one goes on at the other: of the blobs nothing lies in the folder that they share."""
+    monkeypatch.setattr(store_module.SqliteFile, "__init__", lambda *_: None)
+    monkeypatch.setattr(store_module, "_database", lambda *_: federation.store.database)
+    other = open_coordinator(federation.store.home, clock=clock)
+    other.store.home.blobs.rmdir()
+    one, blob = pair[0], lab.Blob(lab.reply_of(1).to_bytes())
+    there = tools.Member(other, one.name, signing=one.signing, sealing=one.sealing, counter=one.counter)
+    have = blob.put(one, 0, 2**19)
+    assert blob.put(there, 0, 0) == have
+    blob.put_all(there)
+    assert isinstance(blob.reply(one), Payload)
+    (row,) = lab.rows(other, replies)
+    assert other.store.get_blob(row.blob) == lab.reply_of(1).to_bytes() and not lab.rows(other, uploads)
+
+
+def test_a_put_that_nobody_names_is_swept_an_hour_later(federation) -> None:
+    """Killed between put and commit: nothing was acknowledged, and nothing stays for ever."""
+    orphan, named = federation.store.put_blob(b"its transaction never came"), federation.store.blob_names()
+    federation.store.database.shared = True  # other processes may be writing
+    assert federation.store.sweep() == 0 and federation.store.blob_names() == named
+    real = time.time
+    try:
+        store_module.time.time = lambda: real() + 4000
+        assert federation.store.sweep() == 1
+    finally:
+        store_module.time.time = real
+        federation.store.database.shared = False
+    assert orphan.name not in federation.store.blob_names()
+
+
+def test_a_piece_that_was_changed_there_is_sent_again(federation, pair, blob) -> None:
+    """The member's own digest finds it; what was bad is dropped and nothing counts."""
+    blob.put_all(pair[0])
+    held = federation.store.payloads._store
+    path = next(path for path in lies_there(federation) if path.startswith("uploads/"))
+    obstore.put(held, path, bytes(1000))
+    refused = blob.reply(pair[0])
+    assert isinstance(refused, Refusal) and refused.code == "bad_blob"
+    blob.put_all(pair[0])
+    assert isinstance(blob.reply(pair[0]), Payload)
+
+
+def test_a_prefix_is_of_one_coordinator(gateway, make_coordinator) -> None:
+    """Another's sweep would remove what this one keeps."""
+    url = gateway.url()
+    kept = make_coordinator("one", payloads=url).store.put_blob(b"kept")
+    with pytest.raises(OperatorError, match="belongs to another coordinator"):
+        make_coordinator("two", payloads=url)
+    assert S3Payloads(url, b"").names() == {kept.name}
+    with pytest.raises(OperatorError, match="there are objects below s3://edgefl/federation-"):
+        S3Payloads(url, b"").try_out()
+
+
+WRONG = {
+    "s3://edgefl": "must be s3://BUCKET/PREFIX",
+    "https://edgefl/x": "must be s3://BUCKET/PREFIX",
+    "s3://key:secret@edgefl/x": "must be s3://BUCKET/PREFIX",
+    "s3://edgefl/x?secret=y": "has no part secret",
+    "s3://edgefl/x?endpoint=http://store.example": "must begin with https://, unless it is this machine",
+    "s3://edgefl/x?endpoint=http://127.0.0.1.example:9000": "must begin with https://, unless it is this machine",
+    "s3://edgefl/x?endpoint=https://key:secret@store.example": "holds a password",
+}
+
+
+@pytest.mark.parametrize("url", WRONG)
+def test_what_is_no_place_for_payloads(url) -> None:
+    """One sentence each, before anything is called."""
+    with pytest.raises(OperatorError, match=WRONG[url]) as refused:
+        S3Payloads(url, b"")
+    assert "secret" not in str(refused.value).replace("no part secret", "")
+
+
+def test_without_tls_the_environment_names_this_machine_only(monkeypatch, gateway) -> None:
+    """The endpoint may stand in the environment; TLS stays on there, too, whatever else stands beside it."""
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store.example")
+    with pytest.raises(OperatorError, match="must begin with https://"):
+        S3Payloads("s3://edgefl/x", b"")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", gateway.endpoint)
+    assert S3Payloads("s3://edgefl/nobodys?region=us-east-1", b"").names() == set()
+
+
+def test_wrong_credentials_are_one_sentence(monkeypatch, gateway, make_coordinator, caplog, clock) -> None:
+    """And no credential stands in it, in what the folder holds, in the log or in `status`."""
+    caplog.set_level(logging.DEBUG)
+    coordinator = make_coordinator()
+    told = str(OPERATIONS["status"](coordinator, {})) + coordinator.store.payloads.described
+    kept = [path.read_bytes() for path in Path(coordinator.store.home.root).rglob("*") if path.is_file()]
+    coordinator.store.close()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another secret")
+    with pytest.raises(StorageError) as refused:
+        open_coordinator(coordinator.store.home, clock=clock)
+    assert refused.value.code == "permissions" and str(refused.value).count("\n") == 0
+    told += str(refused.value) + caplog.text
+    for secret in (*s3_gateway.CREDENTIALS.values(), "another secret"):
+        assert secret not in told and not any(secret.encode() in data for data in kept)
+
+
+def test_commands_say_what_to_copy(federation, tmp_path) -> None:
+    """`backup` copies a folder: where payloads lie elsewhere it says so, and writes nothing."""
+    home = federation.store.home
+    federation.store.close()
+    said = CliRunner().invoke(main, ["backup", str(tmp_path / "copy"), "--home", str(home.root)])
+    assert said.exit_code == 1 and said.stderr.count("\n") == 1 and "below the prefix" in said.stderr
+    assert not (tmp_path / "copy").exists()
+
+
+def test_many_at_once(federation) -> None:
+    """Eight threads write and read; each finds what it wrote."""
+
+    def work(number: int) -> bool:
+        data = hashlib.sha256(str(number).encode()).digest() * 5000
+        return bool(federation.store.get_blob(federation.store.put_blob(data).name) == data)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(64)))
