@@ -11,13 +11,16 @@ sender deals its connections to them in turn. Their processor time is told besid
 The floor, in the same run on one core: verify and open the same envelopes and seal the answers, with the project's own
 primitives, no store, no HTTP. The ratio is one of processor time, which a busy machine changes less than the clock.
 
+Replies above 64 KiB (`--values`) lie in files, or in an S3 server of our own on the same disk (JuiceFS's gateway).
+
     python benchmarks/coordinator_load.py [--members N]... [--database sqlite|postgresql]... [--processes N]...
-        [--uploads N] [--connections N] [--suite 1|2] [--json]
+        [--payloads disk|s3]... [--uploads N] [--values N] [--connections N] [--suite 1|2] [--json]
 """
 
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import ssl
@@ -34,8 +37,8 @@ import click
 
 if TYPE_CHECKING:
     from postgresql_cluster import Cluster
+    from s3_gateway import Gateway
 
-VALUES = 1000  # float32 of a reply: 4 KiB with names and the envelope
 FLOOR = 400  # envelopes that the floor is measured on, at most
 AT_THE_DOOR = 16  # connections that the sender opens at once
 CNN = {
@@ -116,7 +119,7 @@ def frames(file: Path) -> Iterator[bytes]:
 class Federation:
     """A coordinator's folder with approved members, and their keys."""
 
-    def __init__(self, root: Path, members: int, suite: int, database: str) -> None:
+    def __init__(self, root: Path, members: int, suite: int, values: int, database: str, payloads: str) -> None:
         from edgefl_coordinator.commands.setup import make_home
         from edgefl_coordinator.settings import CoordinatorHome
         from edgefl_coordinator.store.coordinator import open_coordinator
@@ -124,14 +127,14 @@ class Federation:
 
         self.home = CoordinatorHome(root / "home")
         make_home(self.home, {
-            "federation": "bench", "database": database, "public_url": "https://127.0.0.1:8443", "port": 0,
-            "suite": suite,
+            "federation": "bench", "database": database, "payloads": payloads,
+            "public_url": "https://127.0.0.1:8443", "port": 0, "suite": suite,
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
             "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
             "limits": {"one_address": 1000},
         })  # fmt: skip
-        self.database = database
+        self.database, self.payloads, self.values = database, payloads, values
         self.signing = [generate_signing_key() for _ in range(members)]
         self.sealing = [generate_sealing_key(suite) for _ in range(members)]
         self.round = 0
@@ -186,7 +189,7 @@ class Federation:
         from edgefl_protocol import Payload, seal
         from edgefl_protocol.messages.requests import ReplyRequest
 
-        reply = Payload({"weights": np.zeros(VALUES, np.float32)}, {"site_sha256": "0" * 64, "n_train": 100})
+        reply = Payload({"weights": np.zeros(self.values, np.float32)}, {"site_sha256": "0" * 64, "n_train": 100})
         now_ms, to, made = time.time_ns() // 10**6, self.keys.sealing.public_key, []
         for number in range(count):
             message = ReplyRequest(idem=f"{self.round:06}-{number:010}", reply=reply).to_payload().to_bytes()
@@ -226,7 +229,7 @@ class Federation:
         from edgefl_coordinator.store.store import open_store
         from edgefl_coordinator.store.tables import replies
 
-        store = open_store(self.home, wait_s=20.0, url=self.database)
+        store = open_store(self.home, wait_s=20.0, url=self.database, payloads=self.payloads)
         try:
             with store.transaction() as connection:
                 rows = connection.execute(select(replies.c.blob, replies.c.sha256)).all()
@@ -249,9 +252,18 @@ def memory_mib(process: int) -> float:
 
 
 def measure(
-    root: Path, members: int, uploads: int, connections: int, suite: int, processes: int, cluster: "Cluster | None"
+    root: Path,
+    members: int,
+    uploads: int,
+    connections: int,
+    suite: int,
+    values: int,
+    processes: int,
+    cluster: "Cluster | None",
+    gateway: "Gateway | None",
 ) -> dict[str, Any]:
-    federation = Federation(root, members, suite, cluster.database() if cluster else "")
+    database, payloads = cluster.database() if cluster else "", gateway.url() if gateway else ""
+    federation = Federation(root, members, suite, values, database, payloads)
     command = [sys.executable, __file__, "--role"]
     servers = [
         subprocess.Popen([*command, "serve", str(federation.home.root)], stdout=subprocess.PIPE, text=True)
@@ -292,7 +304,8 @@ def measure(
     server_ms = spent_s / uploads * 1000
     return {
         "members": members, "uploads": uploads, "connections": connections, "suite": suite,
-        "database": "postgresql" if cluster else "sqlite", "processes": processes,
+        "database": "postgresql" if cluster else "sqlite", "payloads": "s3" if gateway else "disk",
+        "processes": processes,
         "database_ms": database_s / uploads * 1000,
         "per_s": uploads / sum(one["seconds"] for one in found),
         "p50_ms": took_ms[len(took_ms) // 2], "p99_ms": took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)],
@@ -315,6 +328,10 @@ ROLES: dict[str, Any] = {
               default=("sqlite",), show_default=True, help="Once or twice.")  # fmt: skip
 @click.option("--processes", metavar="N", multiple=True, default=(1,), show_default=True,
               help="Servers on PostgreSQL; once or more often. SQLite has one.")  # fmt: skip
+@click.option("--payloads", "places", type=click.Choice(["disk", "s3"]), multiple=True, default=("disk",),
+              show_default=True, help="Once or twice.")  # fmt: skip
+@click.option("--values", metavar="N", default=1000, show_default=True,
+              help="float32 of a reply: 1000 are 4 KiB with names and the envelope.")  # fmt: skip
 @click.option("--uploads", metavar="N", default=1000, show_default=True, help="Replies to send.")
 @click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the sender.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True, help="Of all sealing keys.")
@@ -323,34 +340,40 @@ def main(
     members: tuple[int, ...],
     databases: tuple[str, ...],
     processes: tuple[int, ...],
+    places: tuple[str, ...],
+    values: int,
     uploads: int,
     connections: int,
     suite: str,
     as_json: bool,
 ) -> None:
     """Measure sealed, durable uploads a second beside the cryptographic floor."""
-    from postgresql_cluster import running
+    import postgresql_cluster
+    import s3_gateway
 
+    os.environ.update(s3_gateway.CREDENTIALS)
     rows = []
-    for count in members:
-        for database in databases:
-            for servers in processes if database == "postgresql" else (1,):
-                with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
-                    cluster = ends.enter_context(running()) if database == "postgresql" else None
-                    rows.append(measure(Path(root), count, uploads, connections, int(suite), servers, cluster))
+    for count, database, place in itertools.product(members, databases, places):
+        for servers in processes if database == "postgresql" else (1,):
+            with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
+                cluster = ends.enter_context(postgresql_cluster.running()) if database == "postgresql" else None
+                gateway = ends.enter_context(s3_gateway.running()) if place == "s3" else None
+                sized = (count, uploads, connections, int(suite), values, servers)
+                rows.append(measure(Path(root), *sized, cluster, gateway))
     if as_json:
         print(json.dumps(rows))
         return
     print(
-        "| members | store | processes | uploads a second | p50 ms | p99 ms | server, processor ms | database | floor "
-        "| ratio | sender | MiB |"
+        "| members | store | payloads | processes | uploads a second | p50 ms | p99 ms | server, processor ms "
+        "| database | floor | ratio | sender | MiB |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| {row['members']} | {row['database']} | {row['processes']} | {row['per_s']:.0f} | {row['p50_ms']:.0f} "
-            f"| {row['p99_ms']:.0f} | {row['server_ms']:.2f} | {row['database_ms']:.2f} | {row['floor_ms']:.2f} "
-            f"| {row['ratio']:.1f} | {row['sender_ms']:.2f} | {row['mib_first']:.0f} to {row['mib_last']:.0f} |"
+            f"| {row['members']} | {row['database']} | {row['payloads']} | {row['processes']} "
+            f"| {row['per_s']:.0f} | {row['p50_ms']:.0f} | {row['p99_ms']:.0f} | {row['server_ms']:.2f} "
+            f"| {row['database_ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.1f} | {row['sender_ms']:.2f} "
+            f"| {row['mib_first']:.0f} to {row['mib_last']:.0f} |"
         )
 
 
