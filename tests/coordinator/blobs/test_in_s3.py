@@ -64,6 +64,14 @@ def test_its_operator_sees_sealed_bytes_only(federation, pair, blob, lab) -> Non
     assert not list(federation.store.home.blobs.iterdir())
 
 
+def test_equal_payloads_lie_there_as_different_bytes(make_coordinator) -> None:
+    """A key of each payload's own: under one key the chunks' counter would be a nonce used twice."""
+    coordinator = make_coordinator()
+    names = {coordinator.store.put_blob(bytes(100)).name for _ in range(2)}
+    found = {data for path, data in lies_there(coordinator).items() if path.startswith("payloads/")}
+    assert len(names) == len(found) == 2
+
+
 def test_the_server_goes_away_in_mid_round(gateway, federation, pair, blob, lab) -> None:
     """Who sends hears 503 and keeps the work; what was acknowledged is there when it is back, and the round goes on."""
     second = lab.Blob(lab.reply_of(2).to_bytes())
