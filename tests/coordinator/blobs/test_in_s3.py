@@ -4,11 +4,17 @@ The server is JuiceFS's gateway, whose S3 side is MinIO's server: no mock. Sourc
 docs/decisions/0060.
 """
 
+import datetime
 import hashlib
 import logging
+import re
+import shutil
+import ssl
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +24,16 @@ import s3_gateway
 from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
+from edgefl_coordinator.commands import setup
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.payloads.s3 import S3Payloads
 from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import store as store_module
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies, uploads
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages.requests import Refusal
@@ -101,20 +110,37 @@ def test_the_server_goes_away_in_mid_round(gateway, federation, pair, blob, lab)
     assert (mean == ((sent[0] + sent[1]) / 2).astype("f4")).all()
 
 
-def test_two_servers_without_a_folder_in_common(federation, pair, lab, clock, tmp_path, tools, monkeypatch) -> None:
-    """An upload begun at one goes on at the other: of the blobs nothing lies in the folder that they share."""
-    monkeypatch.setattr(store_module.SqliteFile, "__init__", lambda *_: None)
-    monkeypatch.setattr(store_module, "_database", lambda *_: federation.store.database)
-    other = open_coordinator(federation.store.home, clock=clock)
-    other.store.home.blobs.rmdir()
-    one, blob = pair[0], lab.Blob(lab.reply_of(1).to_bytes())
-    there = tools.Member(other, one.name, signing=one.signing, sealing=one.sealing, counter=one.counter)
-    have = blob.put(one, 0, 2**19)
-    assert blob.put(there, 0, 0) == have
-    blob.put_all(there)
-    assert isinstance(blob.reply(one), Payload)
-    (row,) = lab.rows(other, replies)
-    assert other.store.get_blob(row.blob) == lab.reply_of(1).to_bytes() and not lab.rows(other, uploads)
+@pytest.mark.slow
+def test_two_machines_on_postgresql(postgres, make_coordinator, lab, small_envelopes, clock, tools, tmp_path) -> None:
+    """Each with a copy of keys and settings: an upload begun at one goes on at the other, and either does the job."""
+    url = postgres.database()
+    one = make_coordinator(
+        database=url,
+        task={"method": "fedclf", "shares_maps": False, "backbone": lab.CNN},
+        rounds={"quorum_target": 2, "min_cohort": 1, "allow_small_cohort": True},
+        limits={"reply_bytes": 8 * 2**20},
+    )
+    there = CoordinatorHome(tmp_path / "another-machine")
+    shutil.copytree(one.store.home.root, there.root)
+    two = open_coordinator(there, clock=clock, joins=True)
+    members = [tools.quick_member(one, name) for name in ("clinic-a", "clinic-b")]
+    OPERATIONS["start"](one, {})
+    assert step(one, lab.averaging_worker)
+    for number, here in enumerate(members, start=1):
+        far = tools.Member(two, here.name, signing=here.signing, sealing=here.sealing, counter=here.counter)
+        blob = lab.Blob(lab.reply_of(number).to_bytes())
+        have = blob.put(here, 0, 2**19)
+        assert blob.put(far, 0, 0) == have == 2**19
+        blob.put_all(far)
+        assert isinstance(blob.reply(here, idem=f"work-item-0000000{number}"), Payload)
+    rows = lab.rows(two, replies)
+    found = {two.store.get_blob(row.blob) for row in rows}
+    assert found == {lab.reply_of(number).to_bytes() for number in (1, 2)} and not lab.rows(one, uploads)
+    one.store.close()
+    assert two.store.database.lead(wait_s=10) and step(two, lab.averaging_worker)
+    assert not any(list(coordinator.store.home.blobs.iterdir()) for coordinator in (one, two))
+    two.store.close()
+    postgres.drop(url)
 
 
 def test_a_put_that_nobody_names_is_swept_an_hour_later(federation) -> None:
@@ -182,6 +208,48 @@ def test_without_tls_the_environment_names_this_machine_only(monkeypatch, gatewa
         S3Payloads("s3://edgefl/x", b"")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", gateway.endpoint)
     assert S3Payloads("s3://edgefl/nobodys?region=us-east-1", b"").names() == set()
+
+
+class Listing(BaseHTTPRequestHandler):
+    """Answers as a store in which nothing lies."""
+
+    def do_GET(self) -> None:
+        body = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_tls_stays_on(tmp_path, monkeypatch, gateway) -> None:
+    """A certificate of an authority that is not known is refused, whatever the environment says; with SSL_CERT_FILE
+    the authority of a clinic is known."""
+    made = make_development_certificate(["127.0.0.1"], datetime.datetime.now(datetime.UTC))
+    for name, data in (("chain", made.chain), ("key", made.key), ("ca", made.ca)):
+        (tmp_path / name).write_bytes(data)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "chain", tmp_path / "key")
+    with HTTPServer(("127.0.0.1", 0), Listing) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"s3://edgefl/x?region=us-east-1&endpoint=https://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "true")
+        with pytest.raises(StorageError) as refused:
+            S3Payloads(url, b"").names()
+        assert refused.value.code == "unreachable"
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca"))
+        assert S3Payloads(url, b"").names() == set()
+        server.shutdown()
+
+
+def test_without_its_extra(monkeypatch) -> None:
+    """docs/design.md 2: one sentence says what to install."""
+    monkeypatch.setattr(setup, "find_spec", lambda _: None)
+    with pytest.raises(OperatorError, match=re.escape("pip install 'edgefl-derm[s3]'")):
+        setup.check_payloads("s3://edgefl/x")
 
 
 def test_wrong_credentials_are_one_sentence(monkeypatch, gateway, make_coordinator, caplog, clock) -> None:
