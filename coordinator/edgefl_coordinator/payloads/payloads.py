@@ -2,7 +2,7 @@
 
 Guarantees: what was put is durable when the call returns, and putting the same again changes nothing; a name is of one
 content for ever, and begins with 32 hex digits of its SHA-256. Uploads, which members are still sending, lie beside
-payloads and have names of the same kind. Source: docs/security.md, reliability; docs/decisions/0060.
+payloads and have names of the same kind. Source: docs/security.md, reliability; docs/decisions/0061.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

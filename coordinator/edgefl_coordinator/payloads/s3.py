@@ -8,7 +8,7 @@ Guarantees: a call that puts returns once the store has acknowledged. Each paylo
 which follows from the coordinator's secret and the payload's name, so whoever runs the store reads none of it, and an
 object that was cut, changed or exchanged does not open. Connections are TLS, but to this machine. Credentials are
 read by the library, from the environment or the machine's role, and stand in no text. Source: docs/security.md 2.2,
-reliability; docs/decisions/0060.
+reliability; docs/decisions/0061.
 """
 
 import contextlib

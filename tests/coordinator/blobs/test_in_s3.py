@@ -1,7 +1,7 @@
 """A coordinator whose payloads lie in an S3-compatible store: what goes away, what its operator sees, whose it is.
 
 The server is JuiceFS's gateway, whose S3 side is MinIO's server: no mock. Source: docs/security.md, reliability;
-docs/decisions/0060.
+docs/decisions/0061.
 """
 
 import datetime

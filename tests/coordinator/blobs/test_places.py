@@ -1,6 +1,6 @@
 """The contract of the place where payloads lie, on the disk and in S3 (JuiceFS's gateway: MinIO's server, no mock).
 
-Expected is what was written, byte for byte. Source: docs/security.md, reliability; docs/decisions/0060.
+Expected is what was written, byte for byte. Source: docs/security.md, reliability; docs/decisions/0061.
 """
 
 import itertools
