@@ -126,6 +126,8 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         "exposure",
         "light",
         "transparent",
+        "learned_from",
+        "suspicious_tried",
     )
     for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
         assert found[name] == expected[name], name

@@ -139,7 +139,7 @@ def test_without_a_threshold_an_answer_below_half_is_refused(unsure_above):
     assert headline(found) == (
         "No answer: the model is too unsure (confidence 40%; without a threshold it refuses below 50%)"
     )
-    assert "confidence 49.97%" in headline(answer((0.4997, 0.3003, 0.2), unsure_above=unsure_above))
+    assert "confidence just below 50.0%" in headline(answer((0.4997, 0.3003, 0.2), unsure_above=unsure_above))
     assert answer((0.5, 0.3, 0.2), unsure_above=unsure_above).answer == "no"
     assert answer((0.4, 0.3, 0.3), unsure_above=1.09).answer == "no"  # a threshold that was chosen stands
 

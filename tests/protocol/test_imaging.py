@@ -209,6 +209,14 @@ def test_what_was_transparent_is_told() -> None:
         np.testing.assert_array_equal(found.pixels, decode(data))
 
 
+def test_how_much_white_was_laid_under_is_told() -> None:
+    """A tenth of the pixels wholly transparent counts as a picture that is a tenth transparent all over."""
+    for share, alphas in ((1.0, [0] * 100), (1 - 128 / 255, [128] * 100), (0.1, [0] * 10 + [255] * 90)):
+        image = Image.new("RGBA", (10, 10), (9, 9, 9))
+        image.putalpha(Image.frombytes("L", (10, 10), bytes(alphas)))
+        assert flattened(open_photo(encoded(image))).white == pytest.approx(share)
+
+
 def test_main_picture_of_a_multi_picture_jpeg() -> None:
     """Module text: phones add gain maps; the first picture counts, the rest is ignored."""
     first, second = photograph(), photograph(20, 20, seed=1)

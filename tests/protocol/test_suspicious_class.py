@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.protocol.judged_scores import CALM, DESCRIBED, ISIC, MELANOMA, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import MALIGNANCIES, ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.referral import (
@@ -17,11 +18,9 @@ from edgefl_protocol.pictures.referral import (
     REASON_WORDS,
     JudgedPicture,
     Measures,
-    ReferralRules,
     predicted_class,
     refer_reasons,
 )
-from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_protocol.pictures.wording import (
     apart,
     evidence_words,
@@ -32,27 +31,6 @@ from edgefl_protocol.pictures.wording import (
     suspicious_words,
     without_strongest,
 )
-
-ISIC = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-SOUND = JudgedPicture()
-MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
-
-
-def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, picture=SOUND, **given) -> Score:
-    outputs = {"probabilities": np.asarray(probabilities, np.float32)}
-    if vacuity is not None:
-        outputs["vacuity"] = np.float32(vacuity)
-    classes = given.get("classes", ISIC[: len(probabilities)])
-    seen = given.get("seen", [True] * len(classes))
-    return make_score(
-        outputs, name="x", classes=classes, seen=seen, rules=rules, picture=picture,
-        expired=None, model=MODEL, milliseconds=1.0, info=info,
-    )  # fmt: skip
-
-
-def rules_for(suspicious, *, above=0.6, start=0.25) -> ReferralRules:
-    return ReferralRules(uncertain_above=above, dissonance_above=None, suspicious=suspicious, suspicious_from=start)
-
 
 shares = st.lists(st.floats(0, 1), min_size=3, max_size=8).filter(lambda found: sum(found) > 0.01)
 
@@ -109,7 +87,8 @@ def test_without_a_chosen_threshold_a_default_one_asks() -> None:
     assert (score.suspicious_from, score.suspicious_rule) == (DEFAULT_SUSPICIOUS_FROM, "default")
     said = [a_score([p, 1 - p], rules_for((True, False), start=None), info=DESCRIBED) for p in (0.1001, 0.0999)]
     assert [one.refer_reasons for one in said] == [("suspicious_class",), ()]
-    assert "10.00% is a default" in outcome(said[1]) and "9.99% together, asks from 10.00%" in outcome(said[1])
+    assert "10.0% is a default" in outcome(said[1])
+    assert "just below 10.0% together, asks from 10.0%" in outcome(said[1])
 
 
 def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_prediction() -> None:
@@ -139,7 +118,7 @@ def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
     assert "class" not in outcome(score) and "class" not in in_brief(score)
 
 
-@pytest.mark.parametrize("fault", GATE_REASONS)
+@pytest.mark.parametrize("fault", [one for one in GATE_REASONS if one != "transparent"])
 def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
     """A dermatologist reads this: \"Refer to a dermatologist: the picture is blurred\" helps nobody."""
     score = a_score(
@@ -156,7 +135,8 @@ def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
 @pytest.mark.parametrize(
     ("value", "limit", "said"),
     [
-        (0.474, 0.466, ("0.474", "0.466")), (0.4700001, 0.47, ("0.4700001", "0.4700000")), (0.2, 0.5, ("0.20", "0.50")),
+        (0.474, 0.466, ("0.474", "0.466")), (0.4700001, 0.47, ("just above 0.470", "0.470")),
+        (0.4703, 0.4704, ("just below 0.470", "0.470")), (0.2, 0.5, ("0.20", "0.50")),
         (0.2, 0.2, ("0.20", "0.20")),
     ],
 )  # fmt: skip
@@ -167,7 +147,9 @@ def test_numbers_that_are_compared_are_never_written_alike(value, limit, said) -
 @pytest.mark.parametrize(
     ("melanoma", "start", "said"),
     [
-        (0.4951, 0.4953, "49.51% together, asks from 49.53%"), (0.082, 0.124, "8% together, asks from 12%"),
+        (0.4951, 0.4953, "just below 49.5% together, asks from 49.5%"),
+        (0.4951, 0.496, "49.5% together, asks from 49.6%"),
+        (0.082, 0.124, "8% together, asks from 12%"),
         (0.0004, 0.004, "<0.1% together, asks from 0.4%"), (0.0, 0.1, "0% together, asks from 10%"),
     ],
 )  # fmt: skip
@@ -189,12 +171,9 @@ def test_one_number_is_written_alike_everywhere() -> None:
 def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
     info = known_among(ISIC[:2])
     silent = a_score([0.2499, 0.7501], rules_for((True, False)), info=info)
-    assert not silent.refer and "24.99% together, asks from 25.00%" in outcome(silent)
+    assert not silent.refer and "just below 25.0% together, asks from 25.0%" in outcome(silent)
 
 
-CALM = (0.04, 0.92, 0.04)
-MELANOMA = (0.8, 0.1, 0.1)
-THREE, DESCRIBED = rules_for((True, False, True)), known_among(ISIC)
 GATE = ("exposure",)
 SAID = {
     "malignant": (a_score(MELANOMA, THREE, info=DESCRIBED), "the predicted class is malignant"),
@@ -210,11 +189,11 @@ SAID = {
     ),
     "darker": (
         a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker")),
-        "again: it is darker than the pictures that the",
+        "again in other light: it is darker than the pictures that the",
     ),
     "bluer": (
         a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="bluer")),
-        "again: its light is bluer than that of the pictures",
+        "again in other light: its light is bluer than that of the pictures",
     ),
     "fault and melanoma": (
         a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("blur",))),
@@ -263,7 +242,9 @@ def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
 def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
     score = a_score(CALM, rules_for((True, False, True), above=None), info=known_among(ISIC))
     assert score.rules_tried == tuple(
-        rule for rule in REASON_WORDS if rule not in {"vacuity", "dissonance", "light", "model_expired"}
+        rule
+        for rule in REASON_WORDS
+        if rule not in {"vacuity", "dissonance", "light", "untested_class", "model_expired"}
     )
 
 
@@ -301,12 +282,12 @@ def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
 
 
 def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
-    """Both read "Vacuity 0.47", one referred and one not: the number and the threshold have digits enough."""
+    """Both read "Vacuity 0.47", one referred and one not: a digit or a word tells number and threshold apart."""
     rules = rules_for((True, False, True), above=0.4703)
     found = [a_score(CALM, rules, vacuity=vacuity, info=DESCRIBED) for vacuity in (0.4701, 0.4708)]
     assert [one.refer_reasons for one in found] == [(), ("vacuity",)]
     said = [evidence_words(one) for one in found]
-    assert "Vacuity 0.4701" in said[0] and "above 0.4703" in said[0]
+    assert "Vacuity just below 0.470" in said[0] and "above 0.470" in said[0]
     assert "Vacuity 0.471" in said[1] and "above 0.470" in said[1]
     assert found[0].to_json()["vacuity_from"] == 0.4703 and found[0].to_json()["dissonance_from"] is None
 
@@ -359,7 +340,7 @@ def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certain
         a_score((0.5, 0.5), rules_for((True, False)), info=DESCRIBED), probabilities={"MEL": first, "NV": 1 - first}
     )
     said = [likely(score, name) for name in ("MEL", "NV")]
-    assert abs(first - 0.5) < 1e-9 or said[0] != said[1]
+    assert abs(first - 0.5) < 0.0006 or said[0] != said[1]  # a tie within a tenth of a point may read like one
     assert not {float(one.strip("%")) for one in said if one[0] not in "<>"} & {0.0, 100.0}
 
 

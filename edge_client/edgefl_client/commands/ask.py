@@ -95,11 +95,11 @@ def ask(
     with PictureReader(formats) as reader, _open_log(log_file, home, asker, question) as log:
         job = AskingJob(asker=asker, reader=reader, drawings=drawings, top=top, not_drawn=troubles.append, log=log)
         result = ask_file(job, image, question)
-    told = partial(
-        tell_of_model, bundle, asker.network, drawings, weaknesses(bundle.card, bundle.labels, bundle.questions)
-    )
     failed = isinstance(result, Failure)
     refused = isinstance(result, PictureAnswer) and result.refused
+    # What speaks against the model's answers is of no use where it gives none.
+    against = () if refused else weaknesses(bundle.card, bundle.labels, bundle.questions)
+    told = partial(tell_of_model, bundle, asker.network, drawings, against)
     if not (failed or refused):
         told()
     if as_json:

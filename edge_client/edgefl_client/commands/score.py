@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgefl_protocol.bundle import Bundle
 
 FEW = 3  # pictures up to which no progress bar is drawn
+STOPPED = 130  # status of a command that Ctrl-C ended, as shells have it: 128 and the number of the signal
 LONG_S = 10.0  # from which a person who waits is told how long
 _KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
 
@@ -146,12 +147,13 @@ def score(
         task = score_files.ScoringJob(
             scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
         )
-        with _progress(len(files), with_maps=heatmaps is not None) as step:
+        line_of = score_text.json_line if as_json else table.row if as_csv else score_text.human_line
+        with _tells_how_many(len(files)) as done, _progress(len(files), with_maps=heatmaps is not None) as step:
             for result in score_files.score_files(task, files):
                 if isinstance(result, score_files.Failure):
                     failures.append(result)
-                line = (score_text.json_line if as_json else table.row if as_csv else score_text.human_line)(result)
-                click.echo(line)
+                click.echo(line_of(result))
+                done.append(result.image)
                 step(1)
     if failures:
         noun = "pictures" if len(files) > 1 else "picture"
@@ -160,6 +162,17 @@ def score(
     if troubles:
         click.echo("\n".join(map(score_text.printable, troubles)), err=True)
         context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
+
+
+@contextmanager
+def _tells_how_many(pictures: int) -> Iterator[list[str | None]]:
+    """On Ctrl-C, say of how many pictures the result stands, and end as a shell expects; gives the list to fill."""
+    done: list[str | None] = []
+    try:
+        yield done
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped: {len(done)} of {counted(pictures, 'picture')} done; score the others again", err=True)
+        raise click.exceptions.Exit(STOPPED) from None
 
 
 def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:
@@ -175,12 +188,14 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
     """Make the folder of heat maps, and say what has to be said before the first score."""
     from edgefl_protocol.bundle.card_words import weaknesses
     from edgefl_protocol.bundle.never_predicted import never_predicted
+    from edgefl_protocol.pictures.wording import learned_where
 
     if unread is not None:
         click.echo(unread, err=True)
     personal = scorer.model.state_kind == "personal"
     against = weaknesses(bundle.card, scorer.labels, learned_here=personal)
     before_scoring(bundle, scorer.network, heatmaps, against)
+    click.echo(learned_where(scorer.model), err=True)
     if bundle.labels.info is None:
         click.echo(
             "This model does not say which of its classes are benign, so it asks for a look at every picture; its "

@@ -27,6 +27,7 @@ from edgefl_protocol.pictures.wording import (
     class_title,
     in_brief,
     likely,
+    on_white,
     second_words,
     suspicious_words,
     uncertainty_words,
@@ -48,8 +49,8 @@ def human_line(result: Result) -> str:
     beside = suspicious_words(result)
     suspicious = "" if beside is None else f"; {beside}"
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    on_white = f"; {ON_WHITE}" if result.transparent else ""
-    return printable(f"{result.image}: {said}{sure}{values}{suspicious}; {in_brief(result)}{on_white}{drawn}")
+    note = f"{white}; " if (white := on_white(result)) is not None else ""
+    return printable(f"{result.image}: {note}{said}{sure}{values}{suspicious}; {in_brief(result)}{drawn}")
 
 
 def printable(line: str) -> str:
@@ -70,6 +71,7 @@ class CsvLines:
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
         "entropy_from", "heatmap_fall", "better_than_chance", "warnings", "light", "transparent",
+        "learned_from", "suspicious_pictures_tried", "suspicious_pictures_passed",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -99,13 +101,14 @@ class CsvLines:
             evidence.get(name) for name in self._classes
         ]
         told = None if result.predicted is None else result.info_of(result.predicted)
-        better = result.model.better_than_chance
+        better, tried = result.model.better_than_chance, result.suspicious_tried
         last = [
             "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
             " ".join(result.rules_tried), result.exposure, result.suspicious_rule, result.vacuity_from,
             result.dissonance_from, result.entropy_from, result.heatmap_fall,
             None if better is None else str(better).lower(), " ".join(result.model.warnings), result.light,
-            str(result.transparent).lower(),
+            str(result.transparent).lower(), "; ".join(result.model.learned_from),
+            tried and tried.pictures, tried and tried.passed,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

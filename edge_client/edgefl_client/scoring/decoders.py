@@ -35,9 +35,9 @@ from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, Decoded
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 REQUEST: Final = struct.Struct(">8sI")  # name of the format, bytes that follow
-# PIXELS or TRANSPARENT, height, width, then the pixels; or REFUSED, bytes of the code, of the sentence
-ANSWER: Final = struct.Struct(">BII")
-REFUSED, PIXELS, TRANSPARENT = range(3)  # the last: pixels of a picture of which parts were transparent
+# PIXELS, height, width, share of white laid under, then the pixels; or REFUSED, bytes of the code, of the sentence, 0
+ANSWER: Final = struct.Struct(">BIId")
+REFUSED, PIXELS = range(2)
 MOST_SECONDS: Final = 45  # of one picture; who asked gives up before
 MAX_ADDRESS_BYTES: Final = 3 * 2**30  # of this process; 40 megapixels need about a sixth of it
 
@@ -189,11 +189,11 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         signal.alarm(MOST_SECONDS)  # where nobody is left to kill it, an endless loop still ends
         try:
             found = decode_safely(name.rstrip(b"\x00").decode("ascii"), source.read(length))
-            sink.write(ANSWER.pack(TRANSPARENT if found.transparent else PIXELS, *found.pixels.shape[:2]))
+            sink.write(ANSWER.pack(PIXELS, *found.pixels.shape[:2], found.white))
             sink.write(found.pixels.tobytes())
         except ImageError as error:
             code, sentence = error.code.encode(), str(error).encode()
-            sink.write(ANSWER.pack(REFUSED, len(code), len(sentence)) + code + sentence)
+            sink.write(ANSWER.pack(REFUSED, len(code), len(sentence), 0.0) + code + sentence)
         sink.flush()
         signal.alarm(0)
 

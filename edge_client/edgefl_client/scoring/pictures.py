@@ -196,17 +196,17 @@ class PictureReader:
 
 def _exchange(process: "subprocess.Popen[bytes]", kind: str, data: bytes) -> DecodedPicture:
     """Send one file and take its pixels, or the reason why there are none."""
-    from edgefl_client.scoring.decoders import ANSWER, PIXELS, REFUSED, REQUEST, TRANSPARENT
+    from edgefl_client.scoring.decoders import ANSWER, PIXELS, REFUSED, REQUEST
 
     if process.stdin is None or process.stdout is None:  # both are pipes: never, but the type allows it
         raise EOFError("no pipe")
     process.stdin.write(REQUEST.pack(kind.encode(), len(data)))
     process.stdin.write(data)
     process.stdin.flush()
-    found, first, second = ANSWER.unpack(_exactly(process.stdout, ANSWER.size))
-    if found in (PIXELS, TRANSPARENT) and 0 < first * second <= MAX_PIXELS:
+    found, first, second, white = ANSWER.unpack(_exactly(process.stdout, ANSWER.size))
+    if found == PIXELS and 0 < first * second <= MAX_PIXELS and 0 <= white <= 1:
         pixels = np.frombuffer(_exactly(process.stdout, first * second * 3), dtype=np.uint8)
-        return DecodedPicture(pixels.reshape(first, second, 3), found == TRANSPARENT)
+        return DecodedPicture(pixels.reshape(first, second, 3), white)
     if found != REFUSED or first + second > 10_000:
         raise EOFError("the answer of the second process cannot be understood")
     code, sentence = _exactly(process.stdout, first), _exactly(process.stdout, second)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edgefl_client.scoring.scorer import PreparedPicture, Scorer
 
 STANDARD_INPUT = "-"
+MODEL_SUFFIX = ".edgefl"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
 _DIGITS = 16  # of the SHA-256 of a picture, in the name and the last line of its heat map
 _QUESTION_DIGITS = 8  # of the SHA-256 of a question, in the name of its picture
@@ -180,6 +181,9 @@ def read_picture(
     """
     if not name:
         return Failure(image=name, code="missing", message="the file name is empty; check the command"), None, None
+    if name.lower().endswith(MODEL_SUFFIX):
+        model = "this is a model, not a picture: name it with --model, and a picture to score"
+        return Failure(image=name, code="unsupported_format", message=model), None, None
     sha256 = None
     try:
         data = (

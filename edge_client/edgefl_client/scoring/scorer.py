@@ -16,7 +16,7 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Floats, Network, Photo
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import better_than_chance, shown_weaknesses
-from edgefl_protocol.bundle.figures import site_figures
+from edgefl_protocol.bundle.figures import learned_from, site_figures
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
@@ -80,6 +80,7 @@ class Scorer:
             state_sha256=digest(self.network.weights),
             better_than_chance=better_than_chance(site_figures(bundle.card)),
             warnings=shown_weaknesses(bundle.card, self.labels, learned_here=personal is not None),
+            learned_from=learned_from(bundle.card),
         )
 
     def score(self, image: Photo, name: str | None = None) -> Score:
@@ -114,7 +115,7 @@ class Scorer:
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
         quality = measure_quality(photo.pixels, self.network.bundle.preprocess.colour)
-        judged = judge_picture(quality, self.network.side_px, self._rules, transparent=photo.transparent)
+        judged = judge_picture(quality, self.network.side_px, self._rules, white=photo.white)
         return PreparedPicture(pixels, judged, (time.perf_counter() - started) * 1e3)
 
     @property

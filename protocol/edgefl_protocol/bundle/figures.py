@@ -51,12 +51,22 @@ def rounds_without(figures: Mapping[str, object]) -> Mapping[str, Any] | None:
 
 
 def learned_from(card: Card) -> tuple[str, ...]:
+    """Give the site whose pictures a model learned from, see `taught_by`."""
+    return taught_by(card.site, card.sites, site_figures(card))
+
+
+def taught_by(site: str | None, sites: Mapping[str, int], figures: Mapping[str, object]) -> tuple[str, ...]:
     """Give the site whose pictures a model learned from; of a shared model, or where that one took no part, the
     others that had pictures.
+
+    Args:
+        site: whose model it is; None for a shared one.
+        sites: numbers of training images.
+        figures: of that site.
     """
-    if card.site is not None and rounds_without(site_figures(card)) is None:
-        return (card.site,)
-    return tuple(name for name, count in card.sites.items() if count and name != card.site)
+    if site is not None and sites.get(site) != 0 and rounds_without(figures) is None:
+        return (site,)
+    return tuple(name for name, count in sites.items() if count and name != site)
 
 
 def figures_of(

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from edgefl_protocol.bundle.shown_map import ShownMap
+from edgefl_protocol.bundle.tested_classes import untested_classes
 from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
 from edgefl_protocol.pictures.light import LightRange
@@ -182,7 +183,7 @@ def referral_rules(labels: Labels, card: Card, refer_above: float | None = None)
         raise ValueError("the card's metric refer_dissonance_above is not a number")
     if unlit is not None and not (_is_number(unlit) and 0 <= float(unlit) <= 1):  # type: ignore[arg-type]
         raise ValueError("the card's metric refer_unlit_above is not a number from 0 to 1")
-    light = card.metrics.get("refer_light_outside")
+    light, figures = card.metrics.get("refer_light_outside"), card.metrics.get("site")
     return ReferralRules(
         uncertain_above=card.refer_above if refer_above is None else refer_above,
         dissonance_above=None if stated is None else float(stated),  # type: ignore[arg-type]  # just looked at
@@ -190,6 +191,8 @@ def referral_rules(labels: Labels, card: Card, refer_above: float | None = None)
         suspicious_from=None if card.suspicion is None else card.suspicion.threshold,
         unlit_above=MOST_UNLIT if unlit is None else float(unlit),  # type: ignore[arg-type]
         light=None if light is None else LightRange.from_json(light),
+        untested=untested_classes(figures, len(labels.classes)) if isinstance(figures, dict) else None,
+        suspicious_tried=None if card.suspicion is None else card.suspicion.tried,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, MeasuredAnswers, PictureAnswer
-from edgefl_protocol.pictures.wording import apart, digits_apart, percent
+from edgefl_protocol.pictures.wording import against, apart, digits_apart, percent, taught_words
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
@@ -39,11 +39,10 @@ def headline(answer: PictureAnswer) -> str:
 
 def learned_from(answer: PictureAnswer) -> str:
     """Say whose pictures the model learned from, and whether anything compared this one with them."""
-    sites = answer.learned_from
-    whose = f"the {'site' if len(sites) == 1 else 'sites'} {listed(sites)}" if sites else "sites that it does not name"
+    whose = taught_words(answer.learned_from)
     if "light" in answer.rules_tried:
-        return f"It learned from pictures of {whose}; of this one only brightness and colour were compared with these."
-    return f"It learned from pictures of {whose}; whether this is such a picture is not checked."
+        return f"{whose}; of this one only brightness and colour were compared with these."
+    return f"{whose}; whether this is such a picture is not checked."
 
 
 def next_answers(answer: PictureAnswer, top: int) -> str | None:
@@ -131,8 +130,7 @@ def _reason(answer: PictureAnswer, reason: str) -> str:
         return _REASONS[reason]
     if answer.entropy_from is None:
         ((_, most),) = answer.ranked(1)
-        digits = digits_apart({most, DEFAULT_CONFIDENCE_FROM})
-        share, limit = percent(most, digits), percent(DEFAULT_CONFIDENCE_FROM, digits)
+        share, limit = against(most, DEFAULT_CONFIDENCE_FROM, digits_apart({most, DEFAULT_CONFIDENCE_FROM}))
         return f"the model is too unsure (confidence {share}; without a threshold it refuses below {limit})"
     number, limit = apart(answer.entropy_nats, answer.entropy_from)
     return f"the model is too unsure (entropy {number} nats; the rule refuses above {limit})"

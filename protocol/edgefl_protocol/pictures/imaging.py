@@ -152,7 +152,12 @@ class DecodedPicture(NamedTuple):
     """A photograph as pixels."""
 
     pixels: Pixels  # (H, W, 3), upright
-    transparent: bool = False  # whether white was laid under any of them
+    white: float = 0.0  # share of the picture that is the white laid under what was transparent, 0 to 1
+
+    @property
+    def transparent(self) -> bool:
+        """Whether white was laid under any of them."""
+        return self.white > 0
 
 
 def decode(data: bytes) -> Pixels:
@@ -211,7 +216,7 @@ def from_pillow(image: Image.Image) -> Pixels:
 
 
 def flattened(image: Image.Image) -> DecodedPicture:
-    """Turn a Pillow image into upright pixels, and tell whether any of them was transparent.
+    """Turn a Pillow image into upright pixels, and tell how much of them was transparent.
 
     Raises:
         ImageError: too many pixels, an unknown pixel mode, or the pixels cannot be decoded.
@@ -356,12 +361,12 @@ def _to_rgb(image: Image.Image) -> DecodedPicture:
         value = image.info.get("transparency")
         clear = raw == (value if isinstance(value, int) else -1)
         grey[clear] = 255
-        return DecodedPicture(np.repeat(grey[:, :, None], 3, axis=2), bool(clear.any()))
+        return DecodedPicture(np.repeat(grey[:, :, None], 3, axis=2), float(clear.mean()))
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
         layered = image.convert("RGBA")
         flat, opacity = Image.new("RGB", image.size, _WHITE), layered.getchannel("A")
         flat.paste(layered, mask=opacity)
-        return DecodedPicture(np.ascontiguousarray(flat), bool((np.asarray(opacity) < 255).any()))
+        return DecodedPicture(np.ascontiguousarray(flat), 1 - float(np.asarray(opacity).mean()) / 255)
     if image.mode not in ("1", "L", "P", "RGB", "CMYK", "YCbCr", "RGBX"):
         raise ImageError(f"the pixel mode is {image.mode}; convert the image to RGB", code="unsupported_format")
     return DecodedPicture(_in_strips(image if image.mode == "RGB" else image.convert("RGB")))

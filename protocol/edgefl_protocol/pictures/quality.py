@@ -39,6 +39,9 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
 5. `shape`: one side is more than three times the other. The model reads a square, so it would see such a picture
    squeezed, or its middle alone.
 
+6. `transparent`: more than 10 % of the picture is the white that was laid under its transparent parts: so is a picture
+   of which a tenth is wholly transparent, or all of it by a tenth (`referral.judge_picture`).
+
 How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
 """
 
@@ -73,6 +76,7 @@ LEAST_BRIGHT = 36.0  # luminance, 95th percentile of the lit pixels
 LEAST_LIT = 0.05  # share of the pixels
 MOST_CLIPPED = 0.10  # share of the pixels
 MOST_MEAN = 225.0  # luminance, mean of the lit pixels
+MOST_WHITE = 0.10  # share of the picture, laid under what was transparent: as much as may be clipped
 MOST_OBLONG = 3.0  # longer side by the shorter; no camera takes such pictures
 LEAST_SKIN = 0.45  # share of the lit pixels
 MOST_UNLIT = 0.10  # share of the pixels

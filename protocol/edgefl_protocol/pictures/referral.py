@@ -10,13 +10,15 @@ The rules, in the order in which reasons are listed:
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
 3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`: the gate before the model, measured on the picture
-   alone (`quality`). What is too small or not skin gets no prediction: a class named for it would only look like an
-   answer.
+4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`, `transparent`: the gate before the model, measured
+   on the picture alone (`quality`). What is too small or not skin gets no prediction: a class named for it would only
+   look like an answer.
 5. `light`: the picture is darker, brighter or in light of another colour than nearly all pictures that the model
    learned from (`light.LightRange` of the card). A card without a range never refers for it.
 6. `unseen_class`: a class absent from the site's training rows has the largest alpha.
-7. `model_expired`: the bundle is past its expiry date.
+7. `untested_class`: the predicted class had hardly a picture among those that the card's figures were told from
+   (`bundle.tested_classes`). A card that does not tell never refers for it.
+8. `model_expired`: the bundle is past its expiry date.
 
 That no rule fires never means that nothing needs a look: `rules_tried` tells which were asked. A threshold that no
 picture can exceed (`in_force`) is none: its rule is not said to be tried.
@@ -30,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.light import Light, LightRange
-from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, MOST_WHITE, Quality
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
@@ -50,12 +52,14 @@ REASON_WORDS = {
     "shape": "the picture is much longer one way than the other, and the model reads a square",
     "not_skin": "the colours are not those of skin",
     "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
+    "transparent": "more than a tenth of the picture is transparent",
     "light": "the picture is in other light than the pictures that the model learned from",
     "unseen_class": "it looks most like a class that the model was not trained on",
+    "untested_class": "too few test pictures tell how well the model knows the predicted class",
     "model_expired": "the model is past its expiry date",
 }
 
-GATE_REASONS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners")
+GATE_REASONS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners", "transparent")
 UNJUDGED = ("size", "not_skin")  # of these, those with which no class is predicted
 
 
@@ -74,6 +78,13 @@ class Suspicion:
     benign: int  # pictures of benign classes
     statement: str  # the same in words
 
+    @property
+    def tried(self) -> "TriedRule | None":
+        """On how many pictures of suspicious classes the rule was tried, and how many passed; None of none."""
+        if self.sensitivity is None or self.suspicious == 0:
+            return None
+        return TriedRule(pictures=self.suspicious, passed=self.suspicious - round(self.sensitivity * self.suspicious))
+
     def __post_init__(self) -> None:
         if not (isinstance(self.statement, str) and 1 <= len(self.statement) <= MAX_STATEMENT):
             raise ValueError(f"statement must be text of 1 to {MAX_STATEMENT} characters")
@@ -83,6 +94,18 @@ class Suspicion:
         for count in (self.suspicious, self.benign):
             if type(count) is not int or not 0 <= count <= MAX_PICTURES:
                 raise ValueError("suspicious and benign must be numbers of pictures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedRule:
+    """How the rule `suspicious_class` did on pictures of suspicious classes that were kept from learning."""
+
+    pictures: int
+    passed: int  # of them, those at which it did not ask for a look
+
+    def to_json(self) -> dict[str, int]:
+        """Write the object `suspicious_tried` of a score."""
+        return {"pictures": self.pictures, "passed": self.passed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +122,8 @@ class ReferralRules:
     unlit_above: float = MOST_UNLIT  # share of unlit pixels above which the gate refers
     light: LightRange | None = None  # of the pictures that the model learned from; None where nobody says
     own_light: LightRange | None = None  # of those that personal values learned from, which is usual, too
+    untested: tuple[bool, ...] | None = None  # per class, whether hardly a test picture showed it; None: nobody says
+    suspicious_tried: TriedRule | None = None  # how the rule `suspicious_class` did; None where nobody tried
 
     @property
     def suspicious_in_force(self) -> float | None:
@@ -129,15 +154,18 @@ class JudgedPicture:
     transparent: bool = False  # whether parts of the picture were, and were read as white
 
 
-def judge_picture(
-    quality: Quality, network_px: int, rules: ReferralRules, *, transparent: bool = False
-) -> JudgedPicture:
-    """Judge what was measured on a picture, by the rules of the model that will see it at `network_px`."""
+def judge_picture(quality: Quality, network_px: int, rules: ReferralRules, *, white: float = 0.0) -> JudgedPicture:
+    """Judge what was measured on a picture, by the rules of the model that will see it at `network_px`.
+
+    Args:
+        white: share of the picture that is the white laid under what was transparent.
+    """
+    faults = quality.reasons(network_px, rules.unlit_above)
     return JudgedPicture(
-        gate=quality.reasons(network_px, rules.unlit_above),
+        gate=(*faults, "transparent") if white > MOST_WHITE else faults,
         exposure=quality.exposure,
         light=unlike_learned(quality.light, rules),
-        transparent=transparent,
+        transparent=white > 0,
     )
 
 
@@ -217,14 +245,16 @@ def refer_reasons(
         expired: whether the model is past its date; None for a model without one.
     """
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
+    predicted = predicted_class(measures, seen, picture.gate)
     found = {
-        "suspicious_class": asks_for_a_look(measures, predicted_class(measures, seen, picture.gate), rules),
+        "suspicious_class": asks_for_a_look(measures, predicted, rules),
         "vacuity": _above(uncertainty, uncertain_in_force(measures, rules))
         or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
         "dissonance": _above(measures.dissonance, rules.dissonance_above),
         **{reason: reason in picture.gate for reason in GATE_REASONS},
         "light": picture.light is not None,
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
+        "untested_class": rules.untested is not None and predicted is not None and rules.untested[predicted],
         "model_expired": expired is True,
     }
     return tuple(reason for reason in REASON_WORDS if found[reason])
@@ -237,6 +267,7 @@ def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | Non
         "vacuity": uncertain_in_force(measures, rules) is None,
         "dissonance": measures.dissonance is None or rules.dissonance_above is None,
         "light": rules.light is None,
+        "untested_class": rules.untested is None,
         "model_expired": expired is None,
     }
     return tuple(rule for rule in REASON_WORDS if not without.get(rule, False))

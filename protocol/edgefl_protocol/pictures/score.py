@@ -17,6 +17,7 @@ from edgefl_protocol.pictures.referral import (
     JudgedPicture,
     Measures,
     ReferralRules,
+    TriedRule,
     entropy_nats,
     predicted_class,
     refer_reasons,
@@ -40,6 +41,7 @@ class ModelInfo:
     # whether the card's figures clear chance (`bundle.card_words`); None where nobody can tell
     better_than_chance: bool | None = None
     warnings: tuple[str, ...] = ()  # what its own card says against it, in sentences
+    learned_from: tuple[str, ...] = ()  # sites whose pictures it learned from; of an answer they stand beside it
 
     def to_json(self) -> dict[str, Any]:
         """Write the `model` object of a score."""
@@ -81,6 +83,7 @@ class Score:
         None  # of the answer's probability, by hiding the map's strongest part; None: not hidden
     )
     suspicious_rule: str | None = None  # `chosen` at export on pictures, or the product's `default`; None as above
+    suspicious_tried: TriedRule | None = None  # how the rule `suspicious_class` did; None where nobody tried
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
     light: str | None = None
@@ -135,6 +138,8 @@ class Score:
             "heatmap_fall": self.heatmap_fall,
             "light": self.light,
             "transparent": self.transparent,
+            "learned_from": list(self.model.learned_from),
+            "suspicious_tried": None if self.suspicious_tried is None else self.suspicious_tried.to_json(),
         }
 
 
@@ -182,6 +187,7 @@ def make_score(
         suspicious_probability=suspicious_probability(measures, rules),
         suspicious_from=rules.suspicious_in_force,
         suspicious_rule=_suspicious_rule(rules),
+        suspicious_tried=rules.suspicious_tried,
         vacuity_from=None if measures.vacuity is None else uncertain_from,
         entropy_from=uncertain_from if measures.vacuity is None else None,
         dissonance_from=None if measures.dissonance is None else rules.dissonance_above,

@@ -1,20 +1,30 @@
 """What a score says in words: reasons to refer, or the rules that were tried; how much evidence the model has; classes.
 
 Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence names the rules that were
-asked, and those that could not be. Beside a prediction stands what the suspicious classes have together. Two numbers
-that are compared are never written alike, and one number is written alike everywhere. Device and trainer print these
-same sentences.
+asked, and those that could not be, and tells how many pictures of suspicious classes passed when that was tried. Beside
+a prediction stands what the suspicious classes have together. Two numbers that are compared are told apart, by one
+digit more or as "just below", and one number is written alike everywhere. Device and trainer print these same
+sentences.
 """
 
+from collections.abc import Sequence
+
 from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
-from edgefl_protocol.pictures.score import Score
+from edgefl_protocol.pictures.score import ModelInfo, Score
+from edgefl_protocol.sentences import counted, listed
 
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
 _HIDES_LIGHT = {"exposure", "not_skin", "dark_corners"}
 PICTURE_REASONS = (*GATE_REASONS, "light")  # about the picture: a new one may mend it
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
-MODELS_REASONS = ("suspicious_class", "vacuity", "dissonance", "unseen_class")  # found by what the network answers
+MODELS_REASONS = (
+    "suspicious_class",
+    "vacuity",
+    "dissonance",
+    "unseen_class",
+    "untested_class",
+)  # found by what the network answers
 RULE_NAMES = {
     "suspicious_class": "suspicious class",
     "vacuity": "too little evidence",
@@ -25,8 +35,10 @@ RULE_NAMES = {
     "shape": "shape",
     "not_skin": "colours of skin",
     "dark_corners": "frame or dark corners",
+    "transparent": "transparent parts",
     "light": "light unlike what it learned from",
     "unseen_class": "class it was not trained on",
+    "untested_class": "class it was hardly tested on",
     "model_expired": "expiry date",
 }
 _EXPOSURE = {"dark": "it is too dark", "bright": "it is too bright"}
@@ -37,8 +49,14 @@ _FAULTS = {
     "shape": "it is much longer one way than the other, and the model reads a square",
     "not_skin": "its colours are not those of skin",
     "dark_corners": "it has a frame or dark corners that the model did not learn from",
+    "transparent": "more than a tenth of it is transparent",
     "light": "it is in other light than the pictures that the model learned from",
 }
+MOST_EXTRA_DIGITS = 1  # in which numbers that are compared are told apart; beyond, words say which is less
+_CAMERA = (
+    "Where every picture of a camera is so, the same camera or lamp as the model's helps, or a model of that camera, "
+    "or values learned from its pictures."
+)
 _LIGHT = {
     "darker": "it is darker than",
     "brighter": "it is brighter than",
@@ -69,6 +87,11 @@ def meaning(score: Score, label: str) -> str:
         return f"{info.meaning} Whether it is benign is not known."
     another = "; the picture may show another" if info.malignancy == "benign" else ""
     return f"{info.meaning} This class is {info.malignancy}{another}."
+
+
+def on_white(score: Score) -> str | None:
+    """Say that a picture was scored on white, where that is little: more of it is a reason to refer."""
+    return ON_WHITE if score.transparent and "transparent" not in score.refer_reasons else None
 
 
 def second_class(score: Score) -> str | None:
@@ -106,12 +129,30 @@ def without_strongest(score: Score) -> str | None:
 
 
 def apart(value: float, limit: float) -> tuple[str, str]:
-    """Write a number and the limit it is compared with, in as many digits as keep two different ones apart."""
-    for digits in range(2, 16):
+    """Write a number and the limit it is compared with: in one digit more, or in words, where they would read alike."""
+    if value == limit:
+        return f"{value:.2f}", f"{limit:.2f}"
+    for digits in range(2, 3 + MOST_EXTRA_DIGITS):
         said = f"{value:.{digits}f}", f"{limit:.{digits}f}"
         if said[0] != said[1]:
             return said
-    return f"{value:.2f}", f"{limit:.2f}"
+    return f"just {'below' if value < limit else 'above'} {said[1]}", said[1]
+
+
+def taught_words(sites: Sequence[str], *, here: bool = False) -> str:
+    """Say from which sites' pictures a model learned, as the beginning of a sentence.
+
+    Args:
+        here: whether its values learned on this device, too.
+    """
+    whose = f"the {'site' if len(sites) == 1 else 'sites'} {listed(sites)}" if sites else "sites that it does not name"
+    return f"It learned from pictures of {whose}{' and of this device' if here else ''}"
+
+
+def learned_where(model: ModelInfo) -> str:
+    """Say whose pictures a model learned from, and that of others nothing is known."""
+    whose = taught_words(model.learned_from, here=model.state_kind == "personal")
+    return f"{whose}; how right it is on pictures of another centre or camera is not known."
 
 
 def suspicious_words(score: Score) -> str | None:
@@ -161,6 +202,11 @@ def faults_in_words(score: Score) -> list[str]:
     return [_fault(score, reason) for reason in told if reason != "light" or not _HIDES_LIGHT & {*told}]
 
 
+def _another_camera(score: Score, faults: Sequence[str]) -> bool:
+    """Tell whether the light is among the faults that are told: a new picture of the same camera may not mend it."""
+    return "light" in score.refer_reasons and _fault(score, "light") in faults
+
+
 def reasons_in_words(score: Score) -> list[str]:
     """Word each other reason to refer as a clause.
 
@@ -175,23 +221,45 @@ def outcome(score: Score) -> str:
     """Say in sentences what to do: a new picture first where this one is at fault; else which rules were tried."""
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
-        said = [f"Take the picture again: {'; '.join(faults)}."] if faults else []
+        said = [f"Take the picture again{_how(score, faults)}: {'; '.join(faults)}."] if faults else []
+        said += [_CAMERA] if _another_camera(score, faults) else []
         if reasons:
             said.append(f"Refer to a dermatologist: {'; '.join(reasons)}.")
         elif faults:
             said.append("If you cannot, refer to a dermatologist.")
         return " ".join(said)
     names = ", ".join(_rule(score, rule) for rule in score.rules_tried)
-    return " ".join([f"None of these {len(score.rules_tried)} rules asks for a look: {names}.", *not_set(score)])
+    silent = f"None of these {len(score.rules_tried)} rules asks for a look: {names}."
+    return " ".join([silent, *filter(None, [passed_words(score)]), *not_set(score)])
 
 
 def in_brief(score: Score) -> str:
     """Give the reasons, or the number of rules that did not ask for a look, as a clause for a line."""
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
-        again = [f"take the picture again{'' if reasons else ', or refer'}: {'; '.join(faults)}"] if faults else []
+        how = f"{_how(score, faults)}{'' if reasons else ', or refer'}"
+        again = [f"take the picture again{how}: {'; '.join(faults)}"] if faults else []
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    return f"none of the {len(score.rules_tried)} rules asks for a look"
+    passed = passed_words(score)
+    beside = "" if passed is None else f" ({passed[0].lower()}{passed[1:-1]})"
+    return f"none of the {len(score.rules_tried)} rules asks for a look{beside}"
+
+
+def passed_words(score: Score) -> str | None:
+    """Say in a sentence how many pictures of suspicious classes passed their rule; None where nobody tried."""
+    tried = score.suspicious_tried
+    if tried is None or "suspicious_class" not in score.rules_tried:
+        return None
+    before = ", before this device learned" if score.model.state_kind == "personal" else ""
+    return (
+        f"Of {counted(tried.pictures, 'picture')} of suspicious classes kept from learning, {tried.passed} passed the "
+        f"rule for them{before}."
+    )
+
+
+def _how(score: Score, faults: Sequence[str]) -> str:
+    """Say how to take a picture again that is in other light."""
+    return " in other light" if _another_camera(score, faults) else ""
 
 
 def not_set(score: Score) -> list[str]:
@@ -205,6 +273,8 @@ def not_set(score: Score) -> list[str]:
         )
     if "light" not in score.rules_tried:
         said.append("No rule compares the light with that of the pictures learned from.")
+    if "untested_class" not in score.rules_tried:
+        said.append("No rule asks about classes that it was hardly tested on.")
     if "suspicious_class" not in score.rules_tried:
         said.append("This model knows benign classes only, so it cannot find a suspicious one.")
     return said
@@ -230,6 +300,8 @@ def _reason(score: Score, reason: str) -> str:
     if reason == "unseen_class":
         likeliest = max(score.probabilities, key=score.probabilities.__getitem__)
         return f"it looks most like {class_title(score, likeliest)}, which the model was not trained on"
+    if reason == "untested_class" and score.predicted is not None:
+        return f"too few test pictures tell how well the model knows {class_title(score, score.predicted)}"
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
 
 
@@ -249,9 +321,7 @@ def _suspicious(score: Score) -> str:
         return REASON_WORDS["suspicious_class"]
     together, limit = _against_limit(score)
     by_default = " by default" if score.suspicious_rule == "default" else ""
-    return (
-        f"classes that are not known to be benign have {together} together, and the rule asks from {limit}{by_default}"
-    )
+    return f"suspicious classes have {together} together, and the rule asks from {limit}{by_default}"
 
 
 def _uncertainty(score: Score) -> tuple[str, str | None]:
@@ -266,7 +336,14 @@ def _uncertainty(score: Score) -> tuple[str, str | None]:
 def _against_limit(score: Score) -> tuple[str, str]:
     """Write what suspicious classes have together, and from where that asks for a look."""
     together, digits = score.suspicious_probability or 0.0, _digits(score)
-    return percent(together, digits), percent(together if (at := score.suspicious_from) is None else at, digits)
+    limit = together if score.suspicious_from is None else score.suspicious_from
+    return against(together, limit, digits)
+
+
+def against(share: float, limit: float, digits: int) -> tuple[str, str]:
+    """Write a probability and the limit it is compared with; one below it never reads like it."""
+    said = percent(share, digits), percent(limit, digits)
+    return (f"just below {said[1]}", said[1]) if share < limit and said[0] == said[1] else said
 
 
 def _digits(score: Score) -> int:
@@ -285,5 +362,6 @@ def _digits(score: Score) -> int:
 
 
 def digits_apart(values: set[float]) -> int:
-    """Count the digits in which no value reads like another."""
-    return next((n for n in range(16) if len({percent(value, n) for value in values}) == len(values)), 0)
+    """Count the digits in which no value reads like another, as far as `MOST_EXTRA_DIGITS` tell them apart."""
+    enough = (n for n in range(MOST_EXTRA_DIGITS) if len({percent(value, n) for value in values}) == len(values))
+    return next(enough, MOST_EXTRA_DIGITS if len(values) > 1 else 0)

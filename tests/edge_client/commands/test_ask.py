@@ -92,16 +92,17 @@ def test_a_word_that_was_never_taught_gets_no_answer(asked, ward):
 
 
 @pytest.mark.parametrize("question", ["pneumothorax?", "Which organ is shown, tuberculosis?"])
-def test_a_refusal_comes_before_what_speaks_against_the_model(question, run, ward, monkeypatch):
-    """In the order in which a terminal shows both streams."""
+def test_a_refusal_comes_without_what_speaks_against_the_answers(question, run, ward, monkeypatch):
+    """In the order in which a terminal shows both streams: where there is no answer, nothing is held against it."""
     lines = echoed(monkeypatch)
     (ward / "weak.edgefl").write_bytes(ask_bundle(unsure_above=None))
     words = ("--model", ward / "weak.edgefl", "--trust", ward / "signing.pub")
     assert run("ask", ward / "CANARY.png", question, *words)[0] == 0
     assert "No answer: " in lines[0] and any("Research use only" in line for line in lines[1:])
-    assert any(line.startswith("No threshold says") for line in lines[1:])
+    assert not any(line.startswith("No threshold says") for line in lines)
     lines.clear()
     assert run("ask", ward / "CANARY.png", "Which organ is shown?", *words)[0] == 0
+    assert any(line.startswith("No threshold says") for line in lines)
     assert "Research use only" in lines[0] and "lung; right when tried: " in lines[-1]
     lines.clear()
     assert run("ask", ward / "CANARY.png", "?!", *words)[0] == 1
@@ -130,7 +131,8 @@ def test_a_model_of_one_answer_is_not_sure_of_it_without_a_threshold(asked, ward
     code, out, err = asked("is there a fracture?", "--json", model="one.edgefl")
     told, said = json.loads(out), "This model met one answer in its own questions, no: it can give no other"
     assert code == 0 and told["answer"] is None and "unsure" in told["refuse_reasons"] and told["entropy_from"] is None
-    assert said in err and any(line.startswith(said) for line in told["model"]["warnings"])
+    assert any(line.startswith(said) for line in told["model"]["warnings"])
+    assert err.splitlines() == ["Research use only: an aid for study, not a diagnosis."]  # of no answer it says no more
 
 
 def test_a_question_without_quotes_is_told_of_them(run, ward):

@@ -21,7 +21,7 @@ KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
     "suspicious_from", "rules_tried", "exposure", "light", "suspicious_rule", "vacuity_from", "dissonance_from",
-    "entropy_from", "heatmap_fall", "transparent",
+    "entropy_from", "heatmap_fall", "transparent", "learned_from", "suspicious_tried",
 }  # fmt: skip
 SELDOM = Suspicion(
     threshold=0.9, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"

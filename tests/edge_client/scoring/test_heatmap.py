@@ -209,10 +209,19 @@ def test_the_caption_counts_what_is_outlined(said):
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (0, 3), (6, 6), (3, 0)])
 def test_an_outline_at_the_edge_of_the_photo_is_closed(row, column):
-    """White runs along every side of the part, also where the photo ends."""
+    """Where the photo ends the whole line lies in it: white between black. Its outer half was cut off there."""
     drawn = overlay(np.full((490, 490, 3), 150, np.uint8), place_map(one_hot(7, row, column), 490, 490, "squash"), 2)
-    white = (drawn == 255).all(-1)[70 * row : 70 * row + 70, 70 * column : 70 * column + 70]
-    assert white[0].all() and white[-1].all() and white[:, 0].all() and white[:, -1].all()
+    rim = 3  # of a line of 2
+    top, bottom, left, right = (
+        70 * at + (69 - rim * (at == 6) if end else rim * (at == 0)) for at in (row, column) for end in (False, True)
+    )
+    white = (drawn == 255).all(-1)
+    across, down = slice(left, right + 1), slice(top, bottom + 1)
+    assert white[top, across].all() and white[bottom, across].all()
+    assert white[down, left].all() and white[down, right].all()
+    sides = {"top": drawn[0, across], "bottom": drawn[-1, across], "left": drawn[down, 0], "right": drawn[down, -1]}
+    ends = {"top": row == 0, "bottom": row == 6, "left": column == 0, "right": column == 6}
+    assert {name: bool((side == 0).all()) for name, side in sides.items()} == ends
 
 
 @pytest.mark.parametrize("skin", [(235, 200, 185), (60, 38, 30)])
@@ -280,10 +289,15 @@ def test_drawing_a_12_megapixel_photo_takes_little_memory():
 
 @pytest.mark.parametrize("line_px", [2, 3, 4])
 def test_the_outline_is_where_pillows_filters_put_it(line_px):
-    """Oracle: the border by a filter of 3 by 3, thickened as often as half its width; white over black."""
+    """Oracle: the border by a filter of 3 by 3, thickened as often as half its width; white over black.
+
+    What is nearer to the photo's edge than half the line does not count: the whole line lies in the photo.
+    """
     hot = np.random.default_rng(line_px).random(49).astype(np.float32)
     placed = place_map(hot / hot.max(), 90, 120, "squash")
-    mask = Image.fromarray(np.pad(placed.marked, 1).astype(np.uint8) * 255)
+    rim = 3 * line_px // 2
+    inside = np.pad(placed.marked[rim:-rim, rim:-rim], rim + 1)
+    mask = Image.fromarray(inside.astype(np.uint8) * 255)
     border = (np.asarray(mask) > np.asarray(mask.filter(ImageFilter.MinFilter(3))))[1:-1, 1:-1]
     expected = np.full((90, 120, 3), 128, np.uint8)
     for ink, width in ((0, 3 * line_px), (255, line_px)):

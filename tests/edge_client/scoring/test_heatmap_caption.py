@@ -59,7 +59,8 @@ def test_transparency_is_told_in_line_and_picture(said):
     """docs/decisions/0011: a half-transparent picture scored otherwise than an opaque one, and nothing said it."""
     score = score_with(one_hot(7, 1, 1))
     assert "transparent" not in human_line(score)
-    assert human_line(replace(score, transparent=True)).endswith("; the picture's transparent parts were read as white")
+    first = "the picture's transparent parts were read as white; Melanoma"
+    assert human_line(replace(score, transparent=True)).startswith(f"{score.image}: {first}")
     pixels = np.full((500, 600, 3), 150, np.uint8)
     drawn_picture(pixels, score, "squash")
     assert "transparent" not in " ".join(said)

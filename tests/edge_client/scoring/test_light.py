@@ -37,7 +37,7 @@ def test_it_asks_and_says_how_the_light_differs(make_bundle, lab, usual, colour,
     assert "light" in score.rules_tried and ("light" in score.refer_reasons) is (side is not None)
     assert score.light == score.to_json()["light"] == side
     assert (words in "; ".join(faults_in_words(score))) and (
-        f"Take the picture again: {words}" in outcome(score)
+        f"Take the picture again in other light: {words}" in outcome(score)
     ) is bool(words)
 
 

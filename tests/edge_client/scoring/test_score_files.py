@@ -82,18 +82,23 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
 
 def test_a_transparent_picture_is_told(run, files):
     """docs/decisions/0011: laid on white; an alpha channel that is opaque everywhere is nothing to tell of."""
-    for name, alpha in (("half.png", 128), ("opaque.png", 255)):
+    for name, alpha in (("half.png", 128), ("thin.png", 240), ("opaque.png", 255)):
         image = Image.open(files / "good.png").convert("RGB")
         image.putalpha(alpha)
         image.save(files / name)
-    _, (half, opaque, good), _ = scored(run, "half.png", "opaque.png", "good.png")
-    assert (half["transparent"], opaque["transparent"], good["transparent"]) == (True, False, False)
-    assert half["probabilities"] != opaque["probabilities"] == good["probabilities"]
-    options = ("half.png", "opaque.png", "--model", "model.edgefl", "--trust", "signing.pub")
+    _, (half, thin, opaque, good), _ = scored(run, "half.png", "thin.png", "opaque.png", "good.png")
+    assert [one["transparent"] for one in (half, thin, opaque, good)] == [True, True, False, False]
+    assert thin["probabilities"] != opaque["probabilities"] == good["probabilities"]
+    # More than a tenth of white asks for another picture; less is told first.
+    assert ["transparent" in one["refer_reasons"] for one in (half, thin, opaque)] == [True, False, False]
+    options = ("half.png", "thin.png", "opaque.png", "--model", "model.edgefl", "--trust", "signing.pub")
     rows = list(csv.DictReader(io.StringIO(run("score", *options, "--csv")[1])))
-    assert [row["transparent"] for row in rows] == ["true", "false"]
+    assert [row["transparent"] for row in rows] == ["true", "true", "false"]
     lines = run("score", *options)[1].splitlines()
-    assert ["transparent parts were read as white" in line for line in lines] == [True, False]
+    first = [
+        line.partition(": ")[2].startswith("the picture's transparent parts were read as white; ") for line in lines
+    ]
+    assert first == [False, True, False] and "more than a tenth of it is transparent" in lines[0]
 
 
 def test_an_empty_folder_among_several_inputs_is_told(run, files):
@@ -346,7 +351,7 @@ def _unusual(lab) -> dict[str, tuple[bytes, str]]:
             saved(Image.fromarray(np.dstack([photo, np.full((40, 60), 250, np.uint8)])), "PNG"),
             "",
         ),
-        "transparent.png": (saved(clear, "PNG"), "blur exposure not_skin dark_corners"),
+        "transparent.png": (saved(clear, "PNG"), "blur exposure not_skin dark_corners transparent"),
         "turned.jpg": (saved(image, "JPEG", quality=95, exif=exif), ""),
         "turned.tif": (saved(image, "TIFF", exif=exif), ""),
         "a png.jpg": (png, ""),

@@ -16,7 +16,7 @@ from edgefl_protocol.bundle.card_words import (
     weaknesses,
 )
 from edgefl_protocol.bundle.figures import learned_from
-from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.referral import Suspicion
 
@@ -183,3 +183,22 @@ def test_suspicious_classes_that_are_never_predicted_speak_against_a_model():
     assert weaknesses(CARD, replace(labels, seen=(False, True, True, True, True))) == ()
     (unknown,) = weaknesses(CARD, Labels(("a", "b"), (True, False)))  # a bundle from before class information
     assert "never predicts b (not known to be benign)" in unknown
+
+
+@pytest.mark.parametrize(("figures", "untested"), [
+    ({"recall_lesions": [9, 10]}, (True, False)), ({"recall_lesions": [0, 400]}, (True, False)),
+    ({"recall_lesions": [12, 12], "recall_interval": [None, [0.1, 0.2]]}, (False, False)),
+    ({"recall_interval": [None, [0.1, 0.2]]}, (True, False)), ({"recall_interval": None}, None), ({}, None),
+    ({"recall_lesions": [5]}, None), ({"recall_lesions": "ab"}, None),
+])  # fmt: skip
+def test_a_class_with_fewer_than_ten_test_lesions_is_hardly_tested(figures, untested):
+    """docs/methods.md 8.4: below ten lesions of a class its recall has no interval. A card that says nothing asks
+    nothing."""
+    rules = referral_rules(LABELS, replace(CARD, metrics={"site": figures}))
+    assert rules.untested == untested
+    assert rules.suspicious_tried == CHOSEN.tried and CHOSEN.tried is not None and CHOSEN.tried.passed == 1
+
+
+def test_a_held_out_site_taught_nothing():
+    """Its model came from the others' pictures."""
+    assert learned_from(replace(CARD, sites={"bcn": 7, "msk": 0})) == ("bcn",)

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.conftest import MAE, TINY, edgefl_train
 from tests.trainer.engine.test_run import summary
 
-from edgefl_trainer.engine.first_run import learned_by, repetition_digest
+from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest
 from edgefl_trainer.engine.settings import resolve
 
 QUICK = ("--preset", "tiny", "--rounds", 1, "--device", "cpu", "--json")
@@ -89,3 +89,18 @@ def test_what_cannot_be_followed_counts_by_its_name(damage, tmp_path):
         (folder / "config.toml").write_text(settings.to_toml())
     first = learned_by(settings.backbone)
     assert first is None and repetition_digest(settings, first) == settings.digest_but_seed()
+
+
+@pytest.mark.parametrize(("before", "now", "told"), [
+    ("none", "shades_of_grey_6", True), ("shades_of_grey_6", "none", True), ("none", "none", False),
+    ("shades_of_grey_6", "shades_of_grey_6", False),
+])  # fmt: skip
+def test_a_network_that_learned_from_otherwise_coloured_pictures_is_told(before, now, told, tmp_path):
+    """docs/decisions/0057: a run whose network learned in coloured light gave it pictures without, in silence."""
+    first = resolve("fedmae", {"data": ("folder:x",), "colour": before}, None, [])
+    (tmp_path / "config.toml").write_text(first.to_toml())
+    (tmp_path / "summary.json").write_text(json.dumps({"method": "fedmae", "state_sha256": "0" * 64}))
+    asked = {"data": ("folder:x",), "colour": now, "backbone": f"run:{tmp_path}"}
+    said = other_colour_line(resolve("local", asked, None, []))
+    assert bool(said) is told
+    assert not told or f"learned with --colour {before}, and this run gives it pictures with --colour {now}" in said

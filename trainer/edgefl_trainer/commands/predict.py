@@ -32,6 +32,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, c
     check_finished(run_dir)  # this and what follows needs no PyTorch, whose import takes seconds
     check_model(run_dir, site)
     from edgefl_protocol.pictures.score import Score
+    from edgefl_protocol.pictures.wording import learned_where
     from edgefl_trainer.commands.results_text import score_line
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.engine.prediction import predict_files
@@ -40,7 +41,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, c
     for found in predict_files(open_run(run_dir), site, images, class_info):
         failed += not isinstance(found, Score)
         if isinstance(found, Score) and not told_of_model:
-            click.echo("".join(f"{weakness}\n" for weakness in found.model.warnings), err=True, nl=False)
+            click.echo("\n".join([*found.model.warnings, learned_where(found.model)]), err=True)
             told_of_model = True
         told = found.to_json() if isinstance(found, Score) else found
         click.echo(json.dumps(told) if as_json else score_line(found))

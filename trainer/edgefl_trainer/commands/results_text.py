@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl_protocol.pictures.score import Score
-from edgefl_protocol.pictures.wording import ON_WHITE, class_title, in_brief, suspicious_words, uncertainty_words
+from edgefl_protocol.pictures.wording import class_title, in_brief, on_white, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.no_round import part_lines
@@ -211,7 +211,7 @@ def score_line(found: Score | Mapping[str, Any]) -> str:
         f"{_named(found)} ({shown}, {uncertainty_words(found)})",
         *filter(None, [suspicious_words(found)]),
         in_brief(found),
-        *([ON_WHITE] if found.transparent else []),
+        *filter(None, [on_white(found)]),
     ]
     return f"{found.image}: {' · '.join(said)}"
 

@@ -26,7 +26,30 @@ def first_run(backbone: str) -> Path | None:
 
 
 def learned_by(backbone: str) -> dict[str, Any] | None:
-    """Return the results of the run without labels that learned a backbone, while they are there.
+    """Return the results of the run without labels that learned a backbone, while they are there."""
+    found = _learning_run(backbone)
+    return None if found is None else found[1]
+
+
+def other_colour_line(settings: RunSettings) -> str:
+    """Write that a run's network learned from pictures whose colour was treated otherwise; empty where it did not."""
+    found = _learning_run(settings.backbone)
+    if found is None:
+        return ""
+    try:
+        before = read_settings(found[0] / CONFIG).colour
+    except EdgeflError:
+        return ""
+    if before == settings.colour:
+        return ""
+    return (
+        f"the network of {settings.backbone} was learned with --colour {before}, and this run gives it pictures with "
+        f"--colour {settings.colour}: give --colour {before} unless you compare the two"
+    )
+
+
+def _learning_run(backbone: str) -> tuple[Path, dict[str, Any]] | None:
+    """Find the folder and the results of the run without labels that learned a backbone.
 
     A run with labels keeps a copy of the network it started from: that network's run is looked for behind it.
     """
@@ -36,7 +59,7 @@ def learned_by(backbone: str) -> dict[str, Any] | None:
         summary = finished_summary(folder)
         method = METHODS.get(summary.get("method", "")) if summary is not None else None
         if method is None or not method.needs_labels:
-            return summary if method is not None else None
+            return (folder, summary) if summary is not None and method is not None else None
         try:
             backbone = read_settings(folder / CONFIG).backbone
         except EdgeflError:

@@ -10,7 +10,9 @@ import numpy as np
 from edgefl_protocol import digest
 from edgefl_protocol.bundle import Labels
 from edgefl_protocol.bundle.card_words import better_than_chance, figures_against
+from edgefl_protocol.bundle.figures import taught_by
 from edgefl_protocol.bundle.never_predicted import never_predicted
+from edgefl_protocol.bundle.tested_classes import untested_classes
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
@@ -71,7 +73,7 @@ def predict_files(
                 measure_quality(photo.pixels, run.preprocess.colour),
                 run.preprocess.size,
                 rules,
-                transparent=photo.transparent,
+                white=photo.white,
             ),
             expired=None,
             model=model,
@@ -83,13 +85,17 @@ def predict_files(
 def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -> ReferralRules:
     """Return the referral rules that the site's bundle will have."""
     calibration = run.calibration["sites"][site]
+    suspicion = site_suspicion(run, site, info)
+    figures = run.summary.get("sites", {}).get(site, {})
     return ReferralRules(
         uncertain_above=float(calibration["refer_above"]),
         dissonance_above=None,
         suspicious=suspicious_classes(run.classes, info),
-        suspicious_from=site_suspicion(run, site, info).threshold,
+        suspicious_from=suspicion.threshold,
         unlit_above=float(calibration.get("unlit_above", MOST_UNLIT)),
         light=LightRange.from_json(calibration["light"]) if "light" in calibration else None,
+        untested=untested_classes(figures, len(run.classes)),
+        suspicious_tried=suspicion.tried,
     )
 
 
@@ -97,7 +103,8 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor, info: Mapping[
     """Describe a run as if it were a bundle: named by folder and site, version 0, digest that of the run."""
     state = digest(predictor.tensors)
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
-    figures = run.summary.get("sites", {}).get(site, {})
+    sites = run.summary.get("sites", {})
+    figures = sites.get(site, {})
     never = never_predicted(Labels(run.classes, predictor.seen, info)).warning
     temperature = float(run.calibration["sites"][site]["temperature"])
     return ModelInfo(
@@ -108,4 +115,5 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor, info: Mapping[
         state_sha256=state,
         better_than_chance=better_than_chance(figures),
         warnings=figures_against(figures, site, run.classes, temperature, never),
+        learned_from=taught_by(site, {one: int(facts["n_train"]) for one, facts in sites.items()}, figures),
     )

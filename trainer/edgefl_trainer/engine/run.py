@@ -33,7 +33,7 @@ from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partit
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.first_run import learned_by, repetition_digest, untrained_line
+from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import (
     check_alone,
     check_claim,
@@ -87,7 +87,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     tell(backbone_line(settings, method, backbone.spec))
     tell(data_line(federation, settings.images_per_site))
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
-    for line in (*federation.warnings, *filter(None, [apart])):
+    for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.figure import Figure
 
-from edgefl_trainer.evaluate.intervals import Scored, recall_intervals
+from edgefl_trainer.evaluate.intervals import Scored, lesions_of_classes, recall_intervals
 from edgefl_trainer.evaluate.metrics import confusion_matrix
 from edgefl_trainer.evaluate.plot import png
 
@@ -40,14 +40,14 @@ def pooled_matrix(found: Mapping[str, Sequence[Sequence[int]]]) -> Matrix:
 
 
 def recalls(scored: Scored) -> dict[str, list[Any] | None]:
-    """Compute `recall` and `recall_interval`, in class order; None as in `confusions`."""
+    """Compute `recall`, `recall_interval` and `recall_lesions`, in class order; None as in `confusions`."""
     classes = scored.probabilities.shape[1]
     if classes > MAX_CLASSES or scored.asked is not None:
-        return {"recall": None, "recall_interval": None}
+        return {"recall": None, "recall_interval": None, "recall_lesions": None}
     matrix = confusion_matrix(scored.target, scored.predicted, classes)
     rows = matrix.sum(axis=1)
     shares = [float(hit / n) if n else None for hit, n in zip(np.diagonal(matrix), rows, strict=True)]
-    return {"recall": shares, "recall_interval": recall_intervals(scored)}
+    return {"recall": shares, "recall_interval": recall_intervals(scored), "recall_lesions": lesions_of_classes(scored)}
 
 
 def recall_lines(

@@ -16,12 +16,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import betaincinv
 
+from edgefl_protocol.bundle.tested_classes import FEW_LESIONS
 from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats, open_answers
 
 RESAMPLES = 1000
 LEVEL = 0.95
 SEED = 0  # of no run: intervals of equal rows are equal
-FEW_LESIONS = 10  # of a class; of fewer, the draws say too little
 BLOCK_VALUES = 4_000_000  # weights in memory at once
 
 
@@ -142,14 +142,19 @@ def recall_intervals(scored: Scored, resamples: int = RESAMPLES) -> list[list[fl
     ``None`` where the draws cannot tell how sure the figure is: fewer than ``FEW_LESIONS`` lesions of the class, or
     every row of it right, or every one wrong, so that all draws give the same.
     """
-    classes = scored.probabilities.shape[1]
-    lesions = [len({scored.lesions[i] for i in np.flatnonzero(scored.target == k)}) for k in range(classes)]
+    classes, lesions = scored.probabilities.shape[1], lesions_of_classes(scored)
     if max(lesions, default=0) < FEW_LESIONS:
         return [None] * classes
     parts = [_recalls(scored.target, scored.predicted, w, classes) for w in lesion_weights(scored.lesions, resamples)]
     draws = np.concatenate(parts)  # (R, K)
     found = [interval(draws[:, k]) if lesions[k] >= FEW_LESIONS else None for k in range(classes)]
     return [None if bounds is None or bounds[0] == bounds[1] else bounds for bounds in found]
+
+
+def lesions_of_classes(scored: Scored) -> list[int]:
+    """Count the lesions of each class, in class order."""
+    classes = scored.probabilities.shape[1]
+    return [len({scored.lesions[i] for i in np.flatnonzero(scored.target == k)}) for k in range(classes)]
 
 
 def _recalls(

@@ -17,7 +17,9 @@ from edgefl_trainer.evaluate.metrics import METRIC_NAMES, OF_RIGHT, site_metrics
 
 Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
-NO_FIGURES = dict.fromkeys([name + end for name in (*METRIC_NAMES, "recall") for end in ("", "_interval")])
+NO_FIGURES = dict.fromkeys(
+    [*(name + end for name in (*METRIC_NAMES, "recall") for end in ("", "_interval")), "recall_lesions"]
+)
 
 
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -152,10 +152,12 @@ def _framed(drawn: Photo, box: tuple[int, int, int, int], line_px: int) -> Photo
 
 
 def _outline(drawn: Photo, region: NDArray[np.bool_], line_px: int) -> None:
-    """Draw the border of a region, white with a black rim, so that it shows on any skin."""
-    beyond = ~np.pad(region, 1)  # nothing beyond the photo: a region at its edge ends there
-    edge = region & _widened(beyond, 1)[1:-1, 1:-1]
-    drawn[_widened(edge, 3 * line_px // 2)] = 0
+    """Draw the border of a region, white with a black rim, so that it shows on any skin; whole at the photo's edge."""
+    rim = 3 * line_px // 2
+    inside = np.zeros_like(region)
+    inside[rim:-rim, rim:-rim] = region[rim:-rim, rim:-rim]  # nearer to the edge, half of the line would be cut off
+    edge = inside & _widened(~inside, 1)
+    drawn[_widened(edge, rim)] = 0
     drawn[_widened(edge, line_px // 2)] = _PAPER
 
 

@@ -2,7 +2,8 @@
 
 The caption says the full name of the class and its probability, the second class, what the class means, what the
 suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons to
-refer in words or the rules that were tried; and what the model's own card says against it. No sentence says that
+refer in words or the rules that were tried; what the model's own card says against it; and whose pictures it learned
+from. No sentence says that
 nothing needs a look. Of a picture that is referred, what to do comes first, and what its class means stands small.
 """
 
@@ -15,11 +16,12 @@ from edgefl_client.scoring.drawing.heatmap import Photo, Placed, draw_picture, m
 from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
-    ON_WHITE,
     class_title,
     evidence_words,
+    learned_where,
     likely,
     meaning,
+    on_white,
     outcome,
     second_class,
     suspicious_words,
@@ -51,6 +53,8 @@ def draw_heatmap(
 def _lines(score: Score) -> list[CaptionLine]:
     lines = [CaptionLine(_headline(score), HEAD, INK)]
     warnings = [CaptionLine(sentence, BODY, WARN) for sentence in score.model.warnings]
+    if (white := on_white(score)) is not None:
+        lines.append(CaptionLine(f"{capital(white)}.", BODY, INK))
     if score.refer:  # what to do comes first, and what the class is called reassures nobody
         lines += [CaptionLine(outcome(score), BODY, WARN), *warnings]
     if score.predicted is not None:
@@ -62,8 +66,8 @@ def _lines(score: Score) -> list[CaptionLine]:
     if (suspicious := suspicious_words(score)) is not None:
         lines.append(CaptionLine(f"{suspicious[0].upper()}{suspicious[1:]}.", BODY, INK))
     lines.append(CaptionLine(f"{evidence_words(score)}.", BODY, INK))
-    lines += [CaptionLine(f"{capital(ON_WHITE)}.", BODY, INK)] if score.transparent else []
-    return lines if score.refer else [*lines, CaptionLine(outcome(score), BODY, INK), *warnings]
+    lines += [] if score.refer else [CaptionLine(outcome(score), BODY, INK), *warnings]
+    return [*lines, CaptionLine(learned_where(score.model), BODY, INK)]
 
 
 def _fall(score: Score) -> str | None:

@@ -1,0 +1,79 @@
+"""What a score says of its model: how it was tested, how often a pass was wrong, whose pictures taught it.
+
+Source: docs/reference/scores.md, "Referral".
+"""
+
+from dataclasses import replace
+
+import pytest
+from tests.protocol.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE, a_score, rules_for
+
+from edgefl_protocol.pictures.class_info import ClassInfo
+from edgefl_protocol.pictures.referral import JudgedPicture, Suspicion
+from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words
+
+
+def test_of_light_a_new_picture_by_the_same_camera_is_not_all_that_is_advised() -> None:
+    """Another camera's pictures are all in its light: whoever took one again saw the same sentence again."""
+    alone = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker"))
+    assert "or a model of that camera, or values learned from its pictures" in outcome(alone)
+    assert in_brief(alone).startswith("take the picture again in other light, or refer: it is darker")
+    blurred = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("blur",)))
+    assert "camera" not in outcome(blurred) and "other light" not in outcome(blurred)
+
+
+UNTESTED = replace(rules_for((True, False, False)), untested=(True, False, True))
+
+
+@pytest.mark.parametrize(("shares", "reasons"), [
+    ((0.01, 0.9, 0.09), ()), ((0.01, 0.09, 0.9), ("untested_class",)),
+    ((0.9, 0.09, 0.01), ("suspicious_class", "untested_class")),
+])  # fmt: skip
+def test_a_class_that_hardly_a_test_picture_showed_asks_for_a_look(shares, reasons) -> None:
+    """Its centre had no `val` picture of a vascular lesion, and a model named one with 90 %: benign, so it passed."""
+    score = a_score(shares, UNTESTED, info=DESCRIBED)
+    assert score.refer_reasons == reasons and "untested_class" in score.rules_tried
+    told = "too few test pictures tell how well the model knows" in outcome(score)
+    assert told is bool(reasons) and "hardly tested on" not in (outcome(score) if reasons else "")
+    silent = a_score(shares, rules_for((True, False, False)), info=DESCRIBED)
+    assert "untested_class" not in (*silent.rules_tried, *silent.refer_reasons)
+    assert silent.refer or "No rule asks about classes that it was hardly tested on." in outcome(silent)
+    none = a_score(shares, UNTESTED, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",)))
+    assert "untested_class" not in none.refer_reasons  # nothing is named
+
+
+def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
+    """docs/reference/scores.md: of 92 pictures the rule missed four; a sensitivity of 88/92 says no more."""
+    chosen = Suspicion(
+        threshold=0.25, sensitivity=88 / 92, specificity=0.2, suspicious=92, benign=131, statement="as chosen"
+    )
+    rules = replace(THREE, suspicious_tried=chosen.tried)
+    said = "f 92 pictures of suspicious classes kept from learning, 4 passed the rule for them"
+    passing = a_score(CALM, rules, info=DESCRIBED)
+    assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f" (o{said})")
+    assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4}
+    learned = replace(passing, model=replace(MODEL, state_kind="personal"))
+    assert "for them, before this device learned." in outcome(learned)
+    referred = a_score(MELANOMA, rules, info=DESCRIBED)
+    assert "92" not in outcome(referred) and "92" not in in_brief(referred)
+    assert replace(chosen, suspicious=0, sensitivity=None).tried is None
+    assert "kept from learning" not in outcome(a_score(CALM, THREE, info=DESCRIBED))
+
+
+def test_one_result_says_not_known_to_be_benign_once() -> None:
+    mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": DESCRIBED["NV"]}
+    score = a_score((0.3, 0.7), rules_for((True, False)), info=mixed)
+    line = f"{suspicious_words(score)}; {in_brief(score)}"
+    assert "suspicious classes have 30% together" in line and line.count("not known to be benign") == 1
+
+
+@pytest.mark.parametrize(("sites", "kind", "whose"), [
+    (("rosendahl",), "bundle", "the site rosendahl"), (("a", "b"), "bundle", "the sites a and b"),
+    (("a",), "personal", "the site a and of this device"), ((), "bundle", "sites that it does not name"),
+])  # fmt: skip
+def test_a_score_says_whose_pictures_the_model_learned_from(sites, kind, whose) -> None:
+    """Of cancers of another centre 34 of 143 passed, and no result said that no other centre was tested."""
+    model = replace(MODEL, learned_from=sites, state_kind=kind)
+    said = f"It learned from pictures of {whose}; how right it is on pictures of another centre or camera is not known."
+    assert learned_where(model) == said
+    assert replace(a_score(CALM, THREE), model=model).to_json()["learned_from"] == list(sites)
