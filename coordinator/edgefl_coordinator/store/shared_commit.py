@@ -50,6 +50,15 @@ class Database(Protocol):
     def in_transaction(self, driver: Any) -> bool:
         """Tell whether the driver's connection is in a transaction that may go on or be undone."""
 
+    def mark(self, driver: Any) -> None:
+        """Begin, within a transaction, what stands or falls alone (a savepoint)."""
+
+    def keep(self, driver: Any) -> None:
+        """End it, with all of its statements done; an error where one of them failed."""
+
+    def undo(self, driver: Any) -> None:
+        """End it as if it had not begun."""
+
     def looking(self) -> AbstractContextManager[Connection] | None:
         """Give a connection that reads what is committed, beside the writer's; None where there is only that one."""
 
@@ -122,7 +131,7 @@ class SharedCommits:
         try:
             yield self._connection
             if waits:
-                self._run("RELEASE one")
+                self._database.keep(self._driver)
             self._check_open(group)
         except BaseException as error:
             self._undo(group, error, marked=waits)
@@ -135,9 +144,6 @@ class SharedCommits:
     @property
     def _driver(self) -> Any:
         return self._connection.connection.driver_connection
-
-    def _run(self, statement: str) -> None:
-        self._driver.execute(statement)
 
     def _check_open(self, group: _Group) -> None:
         """Fail a group whose transaction the database has ended by itself."""
@@ -158,7 +164,7 @@ class SharedCommits:
                 self._group = _Group(self._opened())
             self._group.size += 1
             if marks:
-                self._run("SAVEPOINT one")
+                self._database.mark(self._driver)
             return self._group
         except BaseException as error:
             if self._group is not None:
@@ -184,8 +190,7 @@ class SharedCommits:
         """Undo one's own work; where SQLite has ended the whole transaction, everybody's is gone."""
         try:
             if marked:
-                self._run("ROLLBACK TO one")
-                self._run("RELEASE one")
+                self._database.undo(self._driver)
             self._check_open(group)
         except BaseException as second:  # noqa: BLE001 - no memory, too: the others wait for the end of this group
             self._fail(group, error if isinstance(error, self._database.errors) else second)

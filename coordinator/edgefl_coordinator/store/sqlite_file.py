@@ -94,6 +94,19 @@ class SqliteFile:
         """Tell whether the transaction is open: SQLite may end it by itself at any statement, a reading one too."""
         return bool(driver.in_transaction)
 
+    def mark(self, driver: Any) -> None:
+        """Begin what stands or falls alone."""
+        driver.execute("SAVEPOINT one")
+
+    def keep(self, driver: Any) -> None:
+        """End it."""
+        driver.execute("RELEASE one")
+
+    def undo(self, driver: Any) -> None:
+        """End it as if it had not begun."""
+        driver.execute("ROLLBACK TO one")
+        driver.execute("RELEASE one")
+
     def looking(self) -> None:
         """Say that there is only the writer's connection."""
 
