@@ -84,8 +84,27 @@ class _Group:
     def __init__(self, root: RootTransaction) -> None:
         self.root = root
         self.size = 0
-        self.ended = threading.Event()
+        self.over = False
         self.error: StorageError | None = None
+        self._waiting: list[threading.Lock] = []
+
+    def joined(self) -> threading.Lock:
+        """Return what can be acquired once the group is over; ask while nobody else has the connection.
+
+        Each has a lock of its own: those who wait for one event wake up in turn, for each has to get its lock again.
+        """
+        mine = threading.Lock()
+        if not self.over:
+            mine.acquire()
+            self._waiting.append(mine)
+        return mine
+
+    def end(self) -> None:
+        """Let everybody go on."""
+        self.over = True
+        for one in self._waiting:
+            one.release()
+        self._waiting = []
 
 
 class SharedCommits:
@@ -200,11 +219,12 @@ class SharedCommits:
         try:
             if self._group is group and (self._waiting == 0 or group.size >= MOST):
                 self._commit(group)
+            ended = group.joined()
         finally:
             self._turn.release()
         if not waits:
             return
-        group.ended.wait()
+        ended.acquire()
         if group.error is not None:
             raise StorageError(str(group.error), group.error.code) from group.error
 
@@ -218,7 +238,7 @@ class SharedCommits:
                 raise
         else:
             self._group = None
-            group.ended.set()
+            group.end()
 
     def _fail(self, group: _Group, error: BaseException) -> None:
         """Tell everybody in a group that it failed, and end its transaction."""
@@ -229,7 +249,7 @@ class SharedCommits:
         else:
             group.error = StorageError("the store could not keep what came together with a failure", "storage")
         self._group = None
-        group.ended.set()  # before what may fail as well; nobody gets the connection before this thread gives it up
+        group.end()  # before what may fail as well; nobody gets the connection before this thread gives it up
         with suppress(Exception):
             group.root.close()
         with suppress(Exception):

@@ -141,7 +141,21 @@ class Visitor(socket.socket):
 
 
 class DoorLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop with our deadline of a TLS handshake, which is a minute there, and smaller buffers."""
+    """asyncio's loop with our deadline of a TLS handshake, which is a minute there, and smaller buffers.
+
+    Threads that are done at once, as after a commit, wake it once.
+    """
+
+    _woken = False
+
+    def _write_to_self(self) -> None:
+        if not self._woken:  # else it is about to look at what was handed over, this too
+            self._woken = True
+            super()._write_to_self()  # type: ignore[misc]
+
+    def _process_self_data(self, data: bytes) -> None:
+        self._woken = False
+        super()._process_self_data(data)  # type: ignore[misc]
 
     async def create_server(self, *args: Any, **given: Any) -> Any:
         """Listen as asyncio does."""
