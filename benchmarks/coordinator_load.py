@@ -15,12 +15,15 @@ was acknowledged, and is in the store and in the audit log once.
 The floor, in the same run on one core: verify and open the same envelopes and seal the answers, with the project's own
 primitives, no store, no HTTP. The ratio is one of processor time, which a busy machine changes less than the clock.
 
+Replies above 64 KiB (`--values`) lie in files, or in an S3 server of our own on the same disk (JuiceFS's gateway).
+
     python benchmarks/coordinator_load.py [--members N]... [--database sqlite|postgresql]... [--processes N]...
-        [--uploads N] [--connections N] [--suite 1|2] [--kills N] [--json]
+        [--payloads disk|s3]... [--uploads N] [--values N] [--connections N] [--suite 1|2] [--kills N] [--json]
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -40,6 +43,7 @@ from crowded_coordinator import Federation
 
 if TYPE_CHECKING:
     from postgresql_cluster import Cluster
+    from s3_gateway import Gateway
 
 FLOOR = 400  # envelopes that the floor is measured on, at most
 AT_THE_DOOR = 16  # connections that the sender opens at once
@@ -214,11 +218,11 @@ def free_port() -> int:
 
 
 def measure(
-    root: Path, members: int, uploads: int, connections: int, suite: int, processes: int, kills: int,
-    cluster: "Cluster | None",
+    root: Path, members: int, uploads: int, connections: int, suite: int, values: int, processes: int,
+    kills: int, cluster: "Cluster | None", gateway: "Gateway | None",
 ) -> dict[str, Any]:  # fmt: skip
-    port = free_port() if kills else 0
-    federation = Federation(root, members, suite, cluster.database() if cluster else "", port)
+    database, payloads = cluster.database() if cluster else "", gateway.url() if gateway else ""
+    federation = Federation(root, members, suite, values, database, payloads, free_port() if kills else 0)
     servers = Servers(federation.home.root, processes)
     found: list[dict[str, Any]] = []
     memory, floor, killed = [], dict[str, float](), 0
@@ -259,7 +263,8 @@ def measure(
     server_ms = spent_s / uploads * 1000
     return {
         "members": members, "uploads": uploads, "connections": connections, "suite": suite,
-        "database": "postgresql" if cluster else "sqlite", "processes": processes, "kills": killed,
+        "database": "postgresql" if cluster else "sqlite",
+        "payloads": "s3" if gateway else "disk", "processes": processes, "kills": killed,
         "database_ms": database_s / uploads * 1000,
         "per_s": uploads / sum(one["seconds"] for one in found),
         "p50_ms": took_ms[len(took_ms) // 2], "p99_ms": took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)],
@@ -281,6 +286,10 @@ ROLES: dict[str, Any] = {
               default=("sqlite",), show_default=True, help="Once or twice.")  # fmt: skip
 @click.option("--processes", metavar="N", multiple=True, default=(1,), show_default=True,
               help="Servers on PostgreSQL; once or more often. SQLite has one.")  # fmt: skip
+@click.option("--payloads", "places", type=click.Choice(["disk", "s3"]), multiple=True, default=("disk",),
+              show_default=True, help="Once or twice.")  # fmt: skip
+@click.option("--values", metavar="N", default=1000, show_default=True,
+              help="float32 of a reply: 1000 are 4 KiB with names and the envelope.")  # fmt: skip
 @click.option("--uploads", metavar="N", default=1000, show_default=True, help="Replies to send.")
 @click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the sender.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True, help="Of all sealing keys.")
@@ -290,6 +299,8 @@ def main(
     members: tuple[int, ...],
     databases: tuple[str, ...],
     processes: tuple[int, ...],
+    places: tuple[str, ...],
+    values: int,
     uploads: int,
     connections: int,
     suite: str,
@@ -297,29 +308,32 @@ def main(
     as_json: bool,
 ) -> None:
     """Measure sealed, durable uploads a second beside the cryptographic floor."""
-    from postgresql_cluster import running
+    import postgresql_cluster
+    import s3_gateway
 
+    os.environ.update(s3_gateway.CREDENTIALS)
     rows = []
-    for count in members:
-        for database in databases:
-            for servers in processes if database == "postgresql" else (1,):
-                with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
-                    cluster = ends.enter_context(running()) if database == "postgresql" else None
-                    rows.append(measure(Path(root), count, uploads, connections, int(suite), servers, kills, cluster))
+    for count, database, place in itertools.product(members, databases, places):
+        for servers in processes if database == "postgresql" else (1,):
+            with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
+                cluster = ends.enter_context(postgresql_cluster.running()) if database == "postgresql" else None
+                gateway = ends.enter_context(s3_gateway.running()) if place == "s3" else None
+                sized = (count, uploads, connections, int(suite), values, servers, kills)
+                rows.append(measure(Path(root), *sized, cluster, gateway))
     if as_json:
         print(json.dumps(rows))
         return
     print(
-        "| members | store | processes | uploads a second | p50 ms | p99 ms | server, processor ms | database | floor "
-        "| ratio | sender | MiB | uploads, kills |"
+        "| members | store | payloads | processes | uploads a second | p50 ms | p99 ms | server, processor ms "
+        "| database | floor | ratio | sender | MiB | uploads, kills |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
-            f"| {row['members']} | {row['database']} | {row['processes']} | {row['per_s']:.0f} | {row['p50_ms']:.0f} "
-            f"| {row['p99_ms']:.0f} | {row['server_ms']:.2f} | {row['database_ms']:.2f} | {row['floor_ms']:.2f} "
-            f"| {row['ratio']:.1f} | {row['sender_ms']:.2f} | {row['mib_first']:.0f} to {row['mib_last']:.0f} "
-            f"| {row['uploads']}, {row['kills']} |"
+            f"| {row['members']} | {row['database']} | {row['payloads']} | {row['processes']} "
+            f"| {row['per_s']:.0f} | {row['p50_ms']:.0f} | {row['p99_ms']:.0f} | {row['server_ms']:.2f} "
+            f"| {row['database_ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.1f} | {row['sender_ms']:.2f} "
+            f"| {row['mib_first']:.0f} to {row['mib_last']:.0f} | {row['uploads']}, {row['kills']} |"
         )
 
 

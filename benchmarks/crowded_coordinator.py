@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-VALUES = 1000  # float32 of a reply: 4 KiB with names and the envelope
 CNN = {
     "name": "timm:resnet18", "architecture": "resnet18", "image_px": 72, "width": 512, "mean": [0.5, 0.5, 0.5],
     "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
@@ -16,7 +15,9 @@ CNN = {
 class Federation:
     """A coordinator's folder with approved members, and their keys."""
 
-    def __init__(self, root: Path, members: int, suite: int, database: str, port: int = 0) -> None:
+    def __init__(
+        self, root: Path, members: int, suite: int, values: int, database: str, payloads: str, port: int
+    ) -> None:
         from edgefl_coordinator.commands.setup import make_home
         from edgefl_coordinator.settings import CoordinatorHome
         from edgefl_coordinator.store.coordinator import open_coordinator
@@ -24,14 +25,15 @@ class Federation:
 
         self.home = CoordinatorHome(root / "home")
         make_home(self.home, {
-            "federation": "bench", "database": database, "public_url": "https://127.0.0.1:8443", "port": port,
+            "federation": "bench", "database": database, "payloads": payloads,
+            "public_url": "https://127.0.0.1:8443", "port": port,
             "suite": suite,
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
             "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
             "limits": {"one_address": 1000},
         })  # fmt: skip
-        self.database = database
+        self.database, self.payloads, self.values = database, payloads, values
         self.signing = [generate_signing_key() for _ in range(members)]
         self.sealing = [generate_sealing_key(suite) for _ in range(members)]
         self.round, self.sent = 0, list[str]()  # digests
@@ -88,7 +90,7 @@ class Federation:
 
         now_ms, to, made = time.time_ns() // 10**6, self.keys.sealing.public_key, []
         for number in range(count):
-            values = np.full(VALUES, self.round * 10**5 + number, np.float32)
+            values = np.full(self.values, self.round * 10**5 + number, np.float32)
             reply = Payload({"weights": values}, {"site_sha256": "0" * 64, "n_train": 100})
             self.sent.append(hashlib.sha256(reply.to_bytes()).hexdigest())
             message = ReplyRequest(idem=f"{self.round:06}-{number:010}", reply=reply).to_payload().to_bytes()
@@ -129,7 +131,7 @@ class Federation:
         from edgefl_coordinator.store.store import open_store
         from edgefl_coordinator.store.tables import audit, replies
 
-        store = open_store(self.home, wait_s=20.0, url=self.database)
+        store = open_store(self.home, wait_s=20.0, url=self.database, payloads=self.payloads)
         try:
             with store.transaction() as connection:
                 blobs = connection.scalars(select(replies.c.blob)).all()

@@ -53,7 +53,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Due:
+class OpenRound:
     """The open round that takes a member's reply."""
 
     round: Round
@@ -131,7 +131,9 @@ def accept_reply(
     return replaced
 
 
-def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> Due:
+def check_reply_due(
+    connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int
+) -> OpenRound:
     """Return what takes the reply, or refuse a reply that it does not take of this member, as `accept_reply` does."""
     found = advance(connection, rules, now_ms)
     verdict = accepts(found, number, now_ms)
@@ -144,7 +146,7 @@ def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, m
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
     if why is not None and not correctable(connection, member.skid, number):
         raise _refused(number, why)
-    return Due(found, phase or "", why)
+    return OpenRound(found, phase or "", why)
 
 
 def correctable(connection: Connection, skid: str, number: int) -> bool:
