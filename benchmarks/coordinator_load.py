@@ -8,21 +8,26 @@ are fewer members than uploads the next round is opened in between, by its row a
 On PostgreSQL the server is one of our own, with its usual settings, on the same disk; several `serve` share it, and the
 sender deals its connections to them in turn. Their processor time is told beside that of the database.
 
+With kills, servers are killed and started again at random moments while replies come. What was sent without an answer
+is sealed anew around the same work item, as a member does. It goes on until so many were killed; in the end each reply
+was acknowledged, and is in the store and in the audit log once.
+
 The floor, in the same run on one core: verify and open the same envelopes and seal the answers, with the project's own
 primitives, no store, no HTTP. The ratio is one of processor time, which a busy machine changes less than the clock.
 
 Replies above 64 KiB (`--values`) lie in files, or in an S3 server of our own on the same disk (JuiceFS's gateway).
 
     python benchmarks/coordinator_load.py [--members N]... [--database sqlite|postgresql]... [--processes N]...
-        [--payloads disk|s3]... [--uploads N] [--values N] [--connections N] [--suite 1|2] [--json]
+        [--payloads disk|s3]... [--uploads N] [--values N] [--connections N] [--suite 1|2] [--kills N] [--json]
 """
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 import os
+import random
+import socket
 import ssl
 import struct
 import subprocess
@@ -34,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from crowded_coordinator import Federation
 
 if TYPE_CHECKING:
     from postgresql_cluster import Cluster
@@ -41,10 +47,8 @@ if TYPE_CHECKING:
 
 FLOOR = 400  # envelopes that the floor is measured on, at most
 AT_THE_DOOR = 16  # connections that the sender opens at once
-CNN = {
-    "name": "timm:resnet18", "architecture": "resnet18", "image_px": 72, "width": 512, "mean": [0.5, 0.5, 0.5],
-    "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
-}  # fmt: skip
+SEALED = 24  # times, where servers are killed: envelopes around one work item
+UP_S = 0.6  # longest time from the start of a server to the next kill
 
 
 def tell(**facts: Any) -> None:
@@ -63,6 +67,44 @@ def serve(home: Path) -> None:
 def send(file: Path, ca: Path, ports: Sequence[int], connections: int) -> None:
     """Send the envelopes of a file, each connection one after the other, and tell how long each answer took."""
     tell(**asyncio.run(_send(list(frames(file)), ssl.create_default_context(cafile=ca), ports, connections)))
+
+
+def insist(file: Path, ca: Path, ports: Sequence[int], connections: int) -> None:
+    """Send the envelopes of a file, `SEALED` of each work item, until each is acknowledged."""
+    bodies, context = list(frames(file)), ssl.create_default_context(cafile=ca)
+    items = [bodies[first : first + SEALED] for first in range(0, len(bodies), SEALED)]
+    took_ms: list[float] = []
+
+    async def work() -> None:
+        reader: asyncio.StreamReader | None = None
+        while items:
+            item, started = items.pop(), time.perf_counter()
+            while True:
+                try:
+                    if reader is None:
+                        port = random.choice(ports)
+                        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+                        writer.transport.set_write_buffer_limits(0)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                    continue
+                try:
+                    status, _ = await ask(reader, writer, "POST", "/v1/reply", item.pop())
+                except (OSError, EOFError):
+                    reader = None
+                    continue
+                assert status in (200, 500), status
+                if status == 200:
+                    break
+            took_ms.append((time.perf_counter() - started) * 1000)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(work() for _ in range(connections)))
+
+    started, processor = time.perf_counter(), time.process_time()
+    asyncio.run(all_of_them())
+    spent = {"seconds": time.perf_counter() - started, "processor_s": time.process_time() - processor}
+    tell(**spent, took_ms=took_ms, statuses={200: len(took_ms)})
 
 
 async def _send(bodies: list[bytes], context: ssl.SSLContext, ports: Sequence[int], connections: int) -> dict[str, Any]:
@@ -116,129 +158,6 @@ def frames(file: Path) -> Iterator[bytes]:
         at += 4 + length
 
 
-class Federation:
-    """A coordinator's folder with approved members, and their keys."""
-
-    def __init__(self, root: Path, members: int, suite: int, values: int, database: str, payloads: str) -> None:
-        from edgefl_coordinator.commands.setup import make_home
-        from edgefl_coordinator.settings import CoordinatorHome
-        from edgefl_coordinator.store.coordinator import open_coordinator
-        from edgefl_protocol import generate_sealing_key, generate_signing_key
-
-        self.home = CoordinatorHome(root / "home")
-        make_home(self.home, {
-            "federation": "bench", "database": database, "payloads": payloads,
-            "public_url": "https://127.0.0.1:8443", "port": 0, "suite": suite,
-            "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
-                     "backbone": CNN},
-            "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
-            "limits": {"one_address": 1000},
-        })  # fmt: skip
-        self.database, self.payloads, self.values = database, payloads, values
-        self.signing = [generate_signing_key() for _ in range(members)]
-        self.sealing = [generate_sealing_key(suite) for _ in range(members)]
-        self.round = 0
-        coordinator = open_coordinator(self.home)
-        self.keys, now_ms = coordinator.keys, coordinator.clock()
-        try:
-            self._enter(coordinator.store, now_ms)
-        finally:
-            coordinator.store.close()
-
-    def _enter(self, store: Any, now_ms: int) -> None:
-        """Put the members into the store, with the start and a broadcast for each, so that no job is due."""
-        from sqlalchemy import insert
-
-        from edgefl_coordinator.rounds import stored_rounds
-        from edgefl_coordinator.store.tables import broadcasts, members
-
-        state, keys = store.put_blob(b"the start"), zip(self.signing, self.sealing, strict=True)
-        rows = [
-            {"skid": one.key_id, "name": f"device-{number}", "role": "device", "state": "approved",
-             "signing_public": one.public, "sealing_suite": other.suite, "sealing_public": other.public,
-             "enrolled_ms": now_ms, "approved_ms": now_ms}
-            for number, (one, other) in enumerate(keys)
-        ]  # fmt: skip
-        with store.transaction() as connection:
-            connection.execute(insert(members), rows)
-            stored_rounds.commit_state(connection, now_ms, 0, state)
-            stored_rounds.set_fact(connection, "phases", ["train"] * 1000)
-            sent = [{"number": 1, "skid": row["skid"], "sha256": "", "others": 0} for row in rows]
-            connection.execute(insert(broadcasts), sent)
-
-    def open_round(self) -> None:
-        """Open the next round by its row, from beside: the server finds it at its next look."""
-        from sqlalchemy import create_engine, insert, update
-
-        from edgefl_coordinator.store.tables import rounds
-
-        self.round, now_ms = self.round + 1, time.time_ns() // 10**6
-        file = f"sqlite:///{self.home.database}"
-        engine = create_engine(self.database.replace("postgresql:", "postgresql+psycopg:") or file)
-        row = {"number": self.round, "phase": "train", "state": "open", "opened_ms": now_ms,
-               "deadline_ms": now_ms + 86_400_000, "tried": 0}  # fmt: skip
-        with engine.begin() as connection:
-            connection.execute(update(rounds).values(state="done"))
-            connection.execute(insert(rounds).values(row))
-        engine.dispose()
-
-    def seal(self, count: int) -> list[bytes]:
-        """Replies of the open round, of one member each."""
-        import numpy as np
-
-        from edgefl_protocol import Payload, seal
-        from edgefl_protocol.messages.requests import ReplyRequest
-
-        reply = Payload({"weights": np.zeros(self.values, np.float32)}, {"site_sha256": "0" * 64, "n_train": 100})
-        now_ms, to, made = time.time_ns() // 10**6, self.keys.sealing.public_key, []
-        for number in range(count):
-            message = ReplyRequest(idem=f"{self.round:06}-{number:010}", reply=reply).to_payload().to_bytes()
-            header = {"typ": "request", "mth": "POST", "pth": "/v1/reply", "fed": "bench", "cty": "reply",
-                      "rnd": self.round, "iat": now_ms, "exp": now_ms + 600_000, "seq": self.round}  # fmt: skip
-            made.append(seal(message, header, self.signing[number], to))
-        return made
-
-    def floor(self, bodies: Sequence[bytes]) -> dict[str, float]:
-        """Open envelopes and seal their answers; processor milliseconds of an upload."""
-        from edgefl_protocol import Expected, JudgedByCaller, open_envelope, seal
-        from edgefl_protocol.envelopes.replies import reply_fields
-        from edgefl_protocol.messages.requests import ReplyReply
-
-        now_ms = time.time_ns() // 10**6
-        expected = Expected(pth="/v1/reply", fed="bench", typ="request", cty="reply")
-        senders = {
-            one.key_id: (one.public_key, to.public_key) for one, to in zip(self.signing, self.sealing, strict=True)
-        }
-        answer = ReplyReply(accepted=True, first_answer_ms=now_ms).to_payload().to_bytes()
-        started, processor = time.perf_counter(), time.process_time()
-        for body in bodies:
-            opened = open_envelope(
-                body, self.keys.sealing, lambda skid: senders[skid][0], expected, now_ms, JudgedByCaller()
-            )
-            fields = reply_fields(opened, sts=200, now_ms=now_ms)
-            seal(answer, fields, self.keys.signing, senders[opened.header.skid][1])
-        return {
-            "floor_ms": (time.process_time() - processor) / len(bodies) * 1000,
-            "floor_per_s": len(bodies) / (time.perf_counter() - started),
-        }
-
-    def stored(self) -> int:
-        """Replies in the store, each with its content."""
-        from sqlalchemy import select
-
-        from edgefl_coordinator.store.store import open_store
-        from edgefl_coordinator.store.tables import replies
-
-        store = open_store(self.home, wait_s=20.0, url=self.database, payloads=self.payloads)
-        try:
-            with store.transaction() as connection:
-                rows = connection.execute(select(replies.c.blob, replies.c.sha256)).all()
-            assert all(hashlib.sha256(store.get_blob(row.blob)).hexdigest() == row.sha256 for row in rows)
-            return len(rows)
-        finally:
-            store.close()
-
-
 def processor_s(process: int) -> float:
     """Processor time of a process so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -251,61 +170,101 @@ def memory_mib(process: int) -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
+class Servers:
+    """Processes of `serve` on one folder."""
+
+    def __init__(self, home: Path, count: int) -> None:
+        self.home = home
+        self.running = [self._begin() for _ in range(count)]
+        self.ports = [self._port(one) for one in self.running]
+
+    def _begin(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, __file__, "--role", "serve", str(self.home)], stdout=subprocess.PIPE, text=True
+        )
+
+    @staticmethod
+    def _port(server: "subprocess.Popen[str]") -> int:
+        assert server.stdout is not None
+        return int(json.loads(server.stdout.readline())["port"])
+
+    def kill(self) -> None:
+        """Kill one and start it again."""
+        place = random.randrange(len(self.running))
+        self._end(self.running[place], hard=True)
+        self.running[place] = self._begin()
+        self._port(self.running[place])
+
+    @staticmethod
+    def _end(server: "subprocess.Popen[str]", *, hard: bool) -> None:
+        if hard:
+            server.kill()
+        else:
+            server.terminate()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+
+    def end(self) -> None:
+        """Stop them as an operator does."""
+        for server in self.running:
+            self._end(server, hard=False)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 def measure(
-    root: Path,
-    members: int,
-    uploads: int,
-    connections: int,
-    suite: int,
-    values: int,
-    processes: int,
-    cluster: "Cluster | None",
-    gateway: "Gateway | None",
-) -> dict[str, Any]:
+    root: Path, members: int, uploads: int, connections: int, suite: int, values: int, processes: int,
+    kills: int, cluster: "Cluster | None", gateway: "Gateway | None",
+) -> dict[str, Any]:  # fmt: skip
     database, payloads = cluster.database() if cluster else "", gateway.url() if gateway else ""
-    federation = Federation(root, members, suite, values, database, payloads)
-    command = [sys.executable, __file__, "--role"]
-    servers = [
-        subprocess.Popen([*command, "serve", str(federation.home.root)], stdout=subprocess.PIPE, text=True)
-        for _ in range(processes)
-    ]
+    federation = Federation(root, members, suite, values, database, payloads, free_port() if kills else 0)
+    servers = Servers(federation.home.root, processes)
     found: list[dict[str, Any]] = []
-    memory, floor = [], dict[str, float]()
+    memory, floor, killed = [], dict[str, float](), 0
     spent_s, database_s = 0.0, 0.0
 
     def spent() -> tuple[float, float]:
-        return sum(processor_s(one.pid) for one in servers), cluster.processor_s() if cluster else 0.0
+        return sum(processor_s(one.pid) for one in servers.running), cluster.processor_s() if cluster else 0.0
 
     try:
-        ports = [json.loads(one.stdout.readline())["port"] for one in servers if one.stdout is not None]
-        while (left := uploads - sum(len(one["took_ms"]) for one in found)) > 0:
+        while (left := uploads - len(federation.sent)) > 0 or killed < kills:
             federation.open_round()
-            bodies = federation.seal(min(left, members))
+            bodies = federation.seal(min(left, members) if left > 0 else members, SEALED if kills else 1)
             floor = floor or federation.floor(bodies[:FLOOR])
             write_frames(root / "uploads", bodies)
-            before = spent()
-            told = ",".join(map(str, ports))
-            asked = [*command, "send", str(root / "uploads"), str(federation.home.tls / "ca.pem"), told, connections]
-            done = subprocess.run(list(map(str, asked)), check=True, stdout=subprocess.PIPE, text=True)
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+            before, role = spent(), "insist" if kills else "send"
+            told = ",".join(map(str, servers.ports))
+            asked = ["--role", role, str(root / "uploads"), str(federation.home.tls / "ca.pem"), told, str(connections)]
+            command = [sys.executable, __file__, *asked]
+            sender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            while killed < kills and sender.poll() is None:
+                time.sleep(random.uniform(0, UP_S))
+                servers.kill()
+                killed += 1
+            answer = sender.communicate()[0]
+            assert sender.returncode == 0
+            found.append(json.loads(answer.splitlines()[-1]))
             after = spent()
-            spent_s, database_s = spent_s + after[0] - before[0], database_s + after[1] - before[1]
-            memory.append(sum(memory_mib(one.pid) for one in servers))
-            assert found[-1]["statuses"] == {"200": len(bodies)}, found[-1]["statuses"]
+            if not kills:  # whose time is gone with them
+                spent_s, database_s = spent_s + after[0] - before[0], database_s + after[1] - before[1]
+            memory.append(sum(memory_mib(one.pid) for one in servers.running))
+            assert found[-1]["statuses"].keys() == {"200"}, found[-1]["statuses"]
     finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
-            if server.stdout is not None:
-                server.stdout.close()
+        servers.end()
     took_ms = sorted(one for each in found for one in each["took_ms"])
-    assert federation.stored() == len(took_ms) == uploads
+    uploads = len(federation.sent)
+    assert uploads == len(took_ms)
+    federation.check()
     server_ms = spent_s / uploads * 1000
     return {
         "members": members, "uploads": uploads, "connections": connections, "suite": suite,
-        "database": "postgresql" if cluster else "sqlite", "payloads": "s3" if gateway else "disk",
-        "processes": processes,
+        "database": "postgresql" if cluster else "sqlite",
+        "payloads": "s3" if gateway else "disk", "processes": processes, "kills": killed,
         "database_ms": database_s / uploads * 1000,
         "per_s": uploads / sum(one["seconds"] for one in found),
         "p50_ms": took_ms[len(took_ms) // 2], "p99_ms": took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)],
@@ -316,9 +275,8 @@ def measure(
 
 ROLES: dict[str, Any] = {
     "serve": lambda home: serve(Path(home)),
-    "send": lambda file, ca, ports, connections: send(
-        Path(file), Path(ca), [int(port) for port in ports.split(",")], int(connections)
-    ),
+    "send": lambda file, ca, ports, most: send(Path(file), Path(ca), [*map(int, ports.split(","))], int(most)),
+    "insist": lambda file, ca, ports, most: insist(Path(file), Path(ca), [*map(int, ports.split(","))], int(most)),
 }
 
 
@@ -335,6 +293,7 @@ ROLES: dict[str, Any] = {
 @click.option("--uploads", metavar="N", default=1000, show_default=True, help="Replies to send.")
 @click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the sender.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True, help="Of all sealing keys.")
+@click.option("--kills", metavar="N", default=0, show_default=True, help="Of servers, at random moments.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
     members: tuple[int, ...],
@@ -345,6 +304,7 @@ def main(
     uploads: int,
     connections: int,
     suite: str,
+    kills: int,
     as_json: bool,
 ) -> None:
     """Measure sealed, durable uploads a second beside the cryptographic floor."""
@@ -358,22 +318,22 @@ def main(
             with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
                 cluster = ends.enter_context(postgresql_cluster.running()) if database == "postgresql" else None
                 gateway = ends.enter_context(s3_gateway.running()) if place == "s3" else None
-                sized = (count, uploads, connections, int(suite), values, servers)
+                sized = (count, uploads, connections, int(suite), values, servers, kills)
                 rows.append(measure(Path(root), *sized, cluster, gateway))
     if as_json:
         print(json.dumps(rows))
         return
     print(
         "| members | store | payloads | processes | uploads a second | p50 ms | p99 ms | server, processor ms "
-        "| database | floor | ratio | sender | MiB |"
+        "| database | floor | ratio | sender | MiB | uploads, kills |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['members']} | {row['database']} | {row['payloads']} | {row['processes']} "
             f"| {row['per_s']:.0f} | {row['p50_ms']:.0f} | {row['p99_ms']:.0f} | {row['server_ms']:.2f} "
             f"| {row['database_ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.1f} | {row['sender_ms']:.2f} "
-            f"| {row['mib_first']:.0f} to {row['mib_last']:.0f} |"
+            f"| {row['mib_first']:.0f} to {row['mib_last']:.0f} | {row['uploads']}, {row['kills']} |"
         )
 
 

@@ -224,3 +224,29 @@ def test_a_thousand_silent_sockets_keep_nobody_out(standing) -> None:
         while (count := sum(map(is_open, silent))) > KNOCKING_OF_ONE and time.monotonic() < until:
             time.sleep(0.05)
         assert 0 < count <= KNOCKING_OF_ONE
+
+
+def test_threads_that_are_done_at_once_wake_the_loop_once() -> None:
+    """What each hands over is done all the same, also what comes while the loop wakes up."""
+    seen: list[int] = []
+
+    async def waits() -> int:
+        loop = asyncio.get_running_loop()
+        sent: list[bytes] = []
+        pipe, loop._csock = loop._csock, type("Counting", (), {"send": lambda _, data: sent.append(data)})()
+        crowd = [threading.Thread(target=loop.call_soon_threadsafe, args=(seen.append, one)) for one in range(50)]
+        for one in crowd:
+            one.start()
+        for one in crowd:
+            one.join()
+        loop._csock = pipe
+        pipe.send(sent[0])
+        while len(seen) < 50:
+            await asyncio.sleep(0.001)
+        for number in range(50, 60):  # and each time again
+            await asyncio.to_thread(loop.call_soon_threadsafe, seen.append, number)
+        return len(sent)
+
+    with asyncio.Runner(loop_factory=DoorLoop) as runner:
+        assert runner.run(asyncio.wait_for(waits(), 20)) == 1
+    assert sorted(seen) == list(range(60))

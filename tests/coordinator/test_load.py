@@ -33,6 +33,18 @@ def test_a_tiny_run_on_postgresql(postgres) -> None:
     assert found["per_s"] > 0 and found["database_ms"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.both_databases
+def test_a_tiny_run_with_kills(database) -> None:
+    """Servers die while replies come: the benchmark itself looks that each is in the store and in the log once."""
+    kind, processes = ("postgresql", "2") if database() else ("sqlite", "1")
+    sizes = ("--members", "20", "--uploads", "40", "--connections", "4", "--suite", "1", "--kills", "3", "--json")
+    more = ("--database", kind, "--processes", processes)
+    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], (*sizes, *more))
+    (found,) = json.loads(run.stdout)
+    assert found["kills"] == 3 and found["uploads"] >= 40
+
+
 def test_frames(tmp_path) -> None:
     functions = runpy.run_path(str(SCRIPT))
     bodies = [b"", b"one", b"x" * 70_000]

@@ -27,20 +27,21 @@ from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 _HEARD = "heard_"  # the facts that hold when a member was last heard
-_CHANGES = "members_changed"  # the fact that counts changes of members' states
+CHANGES = "members_changed"  # the fact that counts changes of members' states
 
 _SELECTED = select(  # in the order of `MemberRow`
     members.c.skid, members.c.name, members.c.role, members.c.state, members.c.signing_public,
     members.c.sealing_suite, members.c.sealing_public, members.c.enrolled_ms, members.c.approved_ms,
 )  # fmt: skip
-_BY_FIRST_KEY = Statement(_SELECTED.where(members.c.skid == bindparam("skid")))
-_BY_LATER_KEY = Statement(
-    _SELECTED.join(member_keys, member_keys.c.member == members.c.skid).where(member_keys.c.skid == bindparam("skid"))
+_OF_KEY = select(member_keys.c.member).where(member_keys.c.skid == bindparam("skid")).scalar_subquery()
+_OF_MEMBER = members.c.skid == func.coalesce(_OF_KEY, bindparam("skid"))  # a first key is only there after a change
+_BY_KEY = Statement(_SELECTED.where(_OF_MEMBER))
+_SENDER = Statement(
+    _SELECTED.add_columns(member_keys.c.skid, member_keys.c.signing_public, member_keys.c.until_ms)
+    .join_from(members, member_keys, member_keys.c.skid == bindparam("skid"), isouter=True)
+    .where(_OF_MEMBER)
 )
 _KEEP_KEY = keep_first(member_keys)
-_KEY = Statement(
-    select(member_keys.c.signing_public, member_keys.c.until_ms).where(member_keys.c.skid == bindparam("skid"))
-)
 
 
 @dataclass(frozen=True)
@@ -206,13 +207,13 @@ def shut_out(connection: Connection) -> list[dict[str, str | int]]:
 
 def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     """Return the member that has or had this signing key, or None."""
-    row = _BY_FIRST_KEY.first(connection, skid=skid) or _BY_LATER_KEY.first(connection, skid=skid)
+    row = _BY_KEY.first(connection, skid=skid)
     return MemberRow(*row) if row else None
 
 
 def note_heard(connection: Connection, skid: str, now_ms: int) -> None:
     """Remember when a member, by its first key id, last sent something that it had signed."""
-    KEEP_FACT.run(connection, key=_HEARD + skid, value=str(now_ms))
+    KEEP_FACT.send(connection, key=_HEARD + skid, value=str(now_ms))
 
 
 def heard_ms(connection: Connection) -> dict[str, int]:
@@ -223,13 +224,13 @@ def heard_ms(connection: Connection) -> dict[str, int]:
 
 def sender(connection: Connection, skid: str, at_ms: int) -> tuple[MemberRow, PublicSigningKey] | None:
     """Return the member whose key this was at a time, with that key; None where it counted for nobody."""
-    member = by_skid(connection, skid)
-    if member is None:
+    row = _SENDER.first(connection, skid=skid)
+    if row is None:
         return None
-    row = _KEY.first(connection, skid=skid)
-    if row is None:  # this member has never changed its keys
+    *columns, changed, public, until_ms = row
+    member = MemberRow(*columns)
+    if changed is None:  # this member has never changed its keys
         return member, member.signing
-    public, until_ms = row
     return None if until_ms is not None and at_ms > until_ms else (member, PublicSigningKey(public))
 
 
@@ -283,7 +284,7 @@ def count_approved(connection: Connection) -> int:
 
 def changes(connection: Connection) -> int:
     """Return how often a member's state has changed: while it is the same, the same members are approved."""
-    return int(FACT.value(connection, key=_CHANGES) or 0)
+    return int(FACT.value(connection, key=CHANGES) or 0)
 
 
 def _by_name(connection: Connection, name: str) -> MemberRow:
@@ -301,7 +302,7 @@ def _is_open(now_ms: int) -> ColumnElement[bool]:
 
 def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
     connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
-    KEEP_FACT.run(connection, key=_CHANGES, value=str(changes(connection) + 1))
+    KEEP_FACT.run(connection, key=CHANGES, value=str(changes(connection) + 1))
 
 
 def _columns(sealing: PublicSealingKey) -> dict[str, Any]:

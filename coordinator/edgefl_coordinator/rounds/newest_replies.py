@@ -14,19 +14,21 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import findings
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.store import counts
-from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
+from edgefl_coordinator.store.statements import KEEP_FACT, Statement, fact_of
 from edgefl_coordinator.store.tables import facts, replies
 from edgefl_coordinator.store.tables import members as member_table
 
 _IN_STATE = refusals.is_sound() & ~exists().where(
     facts.c.key == literal(findings.REFUSED) + cast(replies.c.number, Text)
 )
-_ARRAYS = Statement(
+_ARRAYS = (
     select(replies.c.arrays)
     .where(replies.c.skid == bindparam("skid"), _IN_STATE)
     .order_by(replies.c.number.desc())
     .limit(1)
+    .scalar_subquery()
 )
+_KEPT = Statement(select(fact_of(counts.ARRAYS), fact_of(membership.CHANGES), _ARRAYS))
 
 
 def site_digests(connection: Connection) -> dict[str, str]:
@@ -37,15 +39,20 @@ def site_digests(connection: Connection) -> dict[str, str]:
 
 def held_arrays(connection: Connection) -> int:
     """Count the arrays of every member's newest reply: where maps travel, the state holds them all."""
-    kept, changes = FACT.value(connection, key=counts.ARRAYS), membership.changes(connection)
-    then, arrays = json.loads(kept) if kept else (None, 0)
-    return int(arrays) if then == changes else _keep(connection, changes, _counted(connection))
+    return _held(connection, "")[0]
 
 
 def count_arrays(connection: Connection, member: MemberRow, arrays: int) -> None:
     """Count the arrays of a reply that is about to be stored, in the place of those of the member's newest one."""
-    gone = _ARRAYS.value(connection, skid=member.skid) or 0
-    _keep(connection, membership.changes(connection), held_arrays(connection) - gone + arrays)
+    held, gone, changes = _held(connection, member.skid)
+    _keep(connection, changes, held - gone + arrays)
+
+
+def _held(connection: Connection, skid: str) -> tuple[int, int, int]:
+    """Return how many arrays all hold, how many of them one member does, and how often members' states changed."""
+    kept, changed, mine = _KEPT.first(connection, skid=skid) or (None, None, None)
+    (then, arrays), changes = json.loads(kept) if kept else (None, 0), int(changed or 0)
+    return arrays if then == changes else _keep(connection, changes, _counted(connection)), mine or 0, changes
 
 
 def _counted(connection: Connection) -> int:
@@ -59,5 +66,5 @@ def _counted(connection: Connection) -> int:
 
 
 def _keep(connection: Connection, changes: int, arrays: int) -> int:
-    KEEP_FACT.run(connection, key=counts.ARRAYS, value=json.dumps([changes, arrays]))
+    KEEP_FACT.send(connection, key=counts.ARRAYS, value=json.dumps([changes, arrays]))
     return arrays

@@ -20,11 +20,10 @@ from edgefl_coordinator.store.tables import refused_replies, replies
 from edgefl_protocol.messages.task_reply import CORRECTABLE, REPLY_REFUSED
 
 _MAX_REASON = 500  # characters of a reason that a member is told
-_REASON = Statement(
-    select(refused_replies.c.reason).where(
-        refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
-    )
+REASON = select(refused_replies.c.reason).where(
+    refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
 )
+_REASON = Statement(REASON)
 
 
 def is_sound() -> ColumnElement[bool]:

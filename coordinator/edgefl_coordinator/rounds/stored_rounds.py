@@ -30,11 +30,14 @@ from edgefl_coordinator.store.tables import members as member_table
 _CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
 _OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
 
-_ROUND = select(*rounds.c["number", "state", "deadline_ms", "tried"])
+_ROUND = select(*rounds.c["number", "state", "deadline_ms", "tried"], counts.kept(rounds.c.number))
 _LATEST = Statement(_ROUND.order_by(rounds.c.number.desc()).limit(1))
-_PHASE = Statement(select(rounds.c.phase).where(rounds.c.number == bindparam("number")))
+_OF_ROUND = select(rounds.c.phase).where(rounds.c.number == bindparam("number"))
+_PHASE = Statement(_OF_ROUND)
 _MINE = (replies.c.number == bindparam("number")) & (replies.c.skid == bindparam("skid"))
-_SOUND = Statement(select(replies.c.skid).where(_MINE, refusals.is_sound()))
+_MINE_SOUND = select(replies.c.skid).where(_MINE, refusals.is_sound())
+_SOUND = Statement(_MINE_SOUND)
+_DUE = Statement(select(*(one.scalar_subquery() for one in (_MINE_SOUND, refusals.REASON, _OF_ROUND))))
 _ADD_REPLY = Statement(insert(replies))
 _STATE = Statement(select(states.c.number, states.c.blob).order_by(states.c.number.desc()).limit(1))
 
@@ -50,6 +53,15 @@ class Accepted:
 
 
 @dataclass(frozen=True)
+class OpenRound:
+    """The open round that takes a member's reply."""
+
+    round: Round
+    phase: str
+    refused: str | None  # why an earlier reply of this member was refused
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """A broadcast to be stored: its blob is already durable."""
 
@@ -62,10 +74,8 @@ def current_round(connection: Connection) -> Round | None:
     row = _LATEST.first(connection)
     if row is None:
         return None
-    number, state, deadline_ms, tried = row
-    count = counts.kept(connection, number)
-    if count is None:
-        count = counts.keep(connection, number, counted(connection, number))
+    number, state, deadline_ms, tried, kept = row
+    count = counts.keep(connection, number, counted(connection, number)) if kept is None else int(kept)
     return Round(number=number, state=state, deadline_ms=deadline_ms, replies=count, tried=tried)
 
 
@@ -105,36 +115,38 @@ def accept_reply(
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused
             an earlier reply of this member in this round that this one cannot replace.
     """
-    found = check_reply_due(connection, settings.rounds, now_ms, member, number)
-    replaced = _make_room(connection, now_ms, member, number, reply.blob.sha256)
-    beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
+    due = check_reply_due(connection, settings.rounds, now_ms, member, number)
+    replaced = _make_room(connection, now_ms, member, number, reply.blob.sha256, due.refused)
+    beside = is_beside(reply.names, beside_the_average(settings.task.travels, due.phase))
     if settings.task.most_arrays is not None:
         newest_replies.count_arrays(connection, member, len(reply.names))
     row = {"number": number, "skid": member.skid, "idem": reply.idem, "arrays": len(reply.names), "beside": int(beside)}
     stored = {"blob": reply.blob.name, "sha256": reply.blob.sha256, "bytes": reply.blob.size}
-    _ADD_REPLY.run(connection, **row, **stored, site_sha256=reply.site_sha256, accepted_ms=now_ms)
+    _ADD_REPLY.send(connection, **row, **stored, site_sha256=reply.site_sha256, accepted_ms=now_ms)
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
     if not beside:
-        count = counts.keep(connection, number, found.replies + 1)
-        advance(connection, settings.rounds, now_ms, replace(found, replies=count))
+        count = counts.keep(connection, number, due.round.replies + 1)
+        advance(connection, settings.rounds, now_ms, replace(due.round, replies=count))
     return replaced
 
 
-def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> Round:
-    """Return the open round, or refuse a reply that it does not take of this member, as `accept_reply` does."""
+def check_reply_due(
+    connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int
+) -> OpenRound:
+    """Return what takes the reply, or refuse a reply that it does not take of this member, as `accept_reply` does."""
     found = advance(connection, rules, now_ms)
     verdict = accepts(found, number, now_ms)
     if verdict == "no_round" or found is None:
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if verdict == "round_closed":
         raise RefusedError("round_closed", f"round {number} accepts no more replies; ask for the task again")
-    if has_replied(connection, member.skid, number):
+    sound, why, phase = _DUE.first(connection, number=number, skid=member.skid) or (None, None, None)
+    if sound is not None:
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
-    why = refusals.reason_of(connection, member.skid, number)
     if why is not None and not correctable(connection, member.skid, number):
         raise _refused(number, why)
-    return found
+    return OpenRound(found, phase or "", why)
 
 
 def correctable(connection: Connection, skid: str, number: int) -> bool:
@@ -143,9 +155,10 @@ def correctable(connection: Connection, skid: str, number: int) -> bool:
     return why is not None and is_of_form(why) and fact(connection, _CORRECTED.format(number, skid)) is None
 
 
-def _make_room(connection: Connection, now_ms: int, member: MemberRow, number: int, sha256: str) -> list[str]:
-    """Drop the refused reply that another one replaces, and its blob; refuse the same content again."""
-    why = refusals.reason_of(connection, member.skid, number)
+def _make_room(
+    connection: Connection, now_ms: int, member: MemberRow, number: int, sha256: str, why: str | None
+) -> list[str]:
+    """Drop the reply that was refused, `why` says it, and its blob; refuse the same content again."""
     if why is None:
         return []
     mine = (replies.c.number == number) & (replies.c.skid == member.skid)

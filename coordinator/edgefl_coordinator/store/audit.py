@@ -38,7 +38,7 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
     text = json.dumps(dict(detail or {}), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     sha256 = digest(previous, number, now_ms, event, subject, text)
     row = {"number": number, "at_ms": now_ms, "event": event, "subject": subject, "detail": text, "sha256": sha256}
-    _ADD.run(connection, **row)
+    _ADD.send(connection, **row)
 
 
 def last(connection: Connection) -> dict[str, str | int] | None:

@@ -4,24 +4,23 @@ Guarantees: a count is kept in the transaction of what it counts. A reply that i
 changes which replies count drops it (`drop`), and who asks next counts the rows.
 """
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Text, cast, delete, literal
 
-from edgefl_coordinator.store.statements import FACT, KEEP_FACT
+from edgefl_coordinator.store.statements import KEEP_FACT, fact_of
 from edgefl_coordinator.store.tables import facts
 
 _ROUND = "counted_{}"  # the facts that hold how many replies of a round are averaged
 ARRAYS = "counted_arrays"  # the fact of `newest_replies`
 
 
-def kept(connection: Connection, number: int) -> int | None:
-    """Return how many replies of a round are averaged; None where the rows have to be counted."""
-    found = FACT.value(connection, key=_ROUND.format(number))
-    return None if found is None else int(found)
+def kept(number: ColumnElement[int]) -> ScalarSelect[str]:
+    """Return the question how many replies of a round are averaged; NULL where the rows have to be counted."""
+    return fact_of(literal(_ROUND.format("")) + cast(number, Text))
 
 
 def keep(connection: Connection, number: int, count: int) -> int:
     """Keep how many replies of a round are averaged, and return it."""
-    KEEP_FACT.run(connection, key=_ROUND.format(number), value=str(count))
+    KEEP_FACT.send(connection, key=_ROUND.format(number), value=str(count))
     return count
 
 

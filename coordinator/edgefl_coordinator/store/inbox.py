@@ -9,16 +9,20 @@ first answer; with another payload it is refused. Source: docs/security.md, repl
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.store.statements import Statement, keep_first, keep_last
+from edgefl_coordinator.store.statements import Statement, keep_last
 from edgefl_coordinator.store.tables import idempotency, mids, windows
 from edgefl_protocol.envelopes.header import Header
 from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, NO_HIGHEST, judge
 from edgefl_protocol.errors import ReplayError, SequenceError
 
-_SEEN = Statement(select(mids.c.mid).where(mids.c.skid == bindparam("skid"), mids.c.mid == bindparam("mid")))
-_WINDOW = Statement(select(windows.c.highest, windows.c.bitmap).where(windows.c.skid == bindparam("skid")))
+_MESSAGE = (mids.c.skid == bindparam("skid")) & (mids.c.mid == bindparam("mid"))
+_HIGHEST, _BITMAP = (
+    select(column).where(windows.c.skid == bindparam("skid")).scalar_subquery()
+    for column in (windows.c.highest, windows.c.bitmap)
+)
+_WINDOW = Statement(select(_HIGHEST, _BITMAP, select(mids.c.mid).where(_MESSAGE).scalar_subquery()))
 _KEEP_WINDOW = keep_last(windows)
-_KEEP_MID = keep_first(mids)
+_KEEP_MID = Statement(insert(mids))
 _FORGET = Statement(delete(mids).where(mids.c.until_ms < bindparam("now_ms")))
 _ANSWER = Statement(
     select(idempotency.c.payload_sha256, idempotency.c.answer).where(
@@ -42,18 +46,21 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
     Raises:
         RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
     """
-    highest, bitmap = _WINDOW.first(connection, skid=header.skid) or (NO_HIGHEST, EMPTY_BITMAP)
+    found = _WINDOW.first(connection, skid=header.skid, mid=header.mid)
+    highest, bitmap, seen = found or (None, None, None)
+    if highest is None:
+        highest, bitmap = NO_HIGHEST, EMPTY_BITMAP
     try:
         highest, bitmap = judge(highest, bitmap, header.seq)
-        if not _KEEP_MID.run(connection, skid=header.skid, mid=header.mid, until_ms=forget_ms).rowcount:
-            raise ReplayError("this message was accepted before")
     except ReplayError as error:
         raise RefusedError("replayed", str(error)) from error
     except SequenceError as error:
-        if _SEEN.value(connection, skid=header.skid, mid=header.mid):
-            raise RefusedError("replayed", "this message was accepted before") from error
-        raise RefusedError(error.code, str(error), highest=error.highest) from error
-    _KEEP_WINDOW.run(connection, skid=header.skid, highest=highest, bitmap=bitmap)
+        if not seen:
+            raise RefusedError(error.code, str(error), highest=error.highest) from error
+    if seen:
+        raise RefusedError("replayed", "this message was accepted before")
+    _KEEP_MID.send(connection, skid=header.skid, mid=header.mid, until_ms=forget_ms)
+    _KEEP_WINDOW.send(connection, skid=header.skid, highest=highest, bitmap=bitmap)
 
 
 def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: str) -> bytes | None:
@@ -73,4 +80,4 @@ def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: s
 def keep_answer(connection: Connection, now_ms: int, skid: str, idem: str, payload_sha256: str, answer: bytes) -> None:
     """Store the first answer to a work item, with the effect."""
     row = {"skid": skid, "idem": idem, "payload_sha256": payload_sha256, "answer": answer, "created_ms": now_ms}
-    _KEEP_ANSWER.run(connection, **row)
+    _KEEP_ANSWER.send(connection, **row)

@@ -7,7 +7,10 @@ Guarantees:
     One process leads: it holds a lock that ends with its connection, however that ends.
     A connection that broke is replaced; what it was about to do fails as a whole with one sentence.
     A session that stands still in a transaction is ended by the server, so that the others go on.
-Source: PostgreSQL, "Advisory Locks", "Asynchronous Commit", "Transaction Isolation"; docs/decisions/0058.
+    A statement whose outcome nobody asks waits for the next one, and travels with it: the answer to each takes as long
+    as it takes to wake two processes, while everybody waits for the lock.
+Source: PostgreSQL, "Advisory Locks", "Asynchronous Commit", "Transaction Isolation", "Pipeline Mode";
+docs/decisions/0058.
 """
 
 import contextlib
@@ -31,7 +34,7 @@ from edgefl_coordinator.store.tables import VERSION, metadata
 from edgefl_protocol.errors import StorageError
 
 _VERSION: Final = "store_version"  # the fact that holds the version of the tables
-_WRITE: Final = "SELECT pg_advisory_xact_lock(1162233421, hashtext(current_schema()))"
+_WRITE: Final = "BEGIN; SELECT pg_advisory_xact_lock(1162233421, hashtext(current_schema())); SAVEPOINT one"
 _LEAD: Final = "SELECT pg_try_advisory_lock(1162233422, hashtext(current_schema()))"
 _LOOKING: Final = 8  # connections that look up senders
 _PAUSE_S: Final = 0.1
@@ -53,6 +56,42 @@ _OPTIONS: Final = (
 )
 
 
+class Session(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose statements may wait for one another."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._waiting: list[tuple[str, list[Any]]] = []
+        self.begun = False  # whether a savepoint is there that nobody has used
+
+    def later(self, statement: str, values: list[Any]) -> None:
+        """Run a statement before the next one, or when its transaction is kept, and then fail where it fails."""
+        self._waiting.append((statement, values))
+
+    def ask(self, statement: str, values: list[Any]) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run a statement now, after those that wait, in one round trip."""
+        if not self._waiting:
+            return self.execute(statement, values)
+        with self.pipeline():
+            self._send()
+            return self.execute(statement, values)
+
+    def settle(self) -> None:
+        """Run the statements that wait."""
+        if self._waiting:
+            with self.pipeline():
+                self._send()
+
+    def forget(self) -> None:
+        """Run none of them: what they belong to is undone."""
+        self._waiting.clear()
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self.execute(*one)
+
+
 class PostgresqlDatabase:
     """A `shared_commit.Database`."""
 
@@ -68,7 +107,7 @@ class PostgresqlDatabase:
         given = session(url)
         self.engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: psycopg.connect(**given),
+            creator=lambda: Session.connect(**given),
             poolclass=QueuePool,
             pool_size=_LOOKING,
             max_overflow=2,  # the writer and the leader
@@ -78,6 +117,7 @@ class PostgresqlDatabase:
         self._asking = threading.Lock()
         self.described = "store in PostgreSQL, synchronous_commit on"
         event.listen(self.engine, "begin", _begin)
+        event.listen(self.engine, "before_cursor_execute", _settle)
 
     def writer(self, before: Connection | None = None) -> Connection:
         """Return a connection in no transaction: `before`, or a new one where that has broken."""
@@ -95,6 +135,23 @@ class PostgresqlDatabase:
     def in_transaction(self, driver: Any) -> bool:
         """Tell whether the server keeps the transaction, also where a statement of it failed."""
         return driver.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    def mark(self, driver: Session) -> None:
+        """Begin what stands or falls alone; the first of a transaction has begun with it."""
+        if not driver.begun:
+            driver.execute("RELEASE one; SAVEPOINT one", prepare=False)
+        driver.begun = False
+
+    def keep(self, driver: Session) -> None:
+        """Do what waits; the savepoint ends with the next one, or with the transaction."""
+        driver.settle()
+        if driver.info.transaction_status == TransactionStatus.INERROR:
+            driver.execute("RELEASE one")  # raises; a commit would undo everything and say nothing
+
+    def undo(self, driver: Session) -> None:
+        """End it as if it had not begun."""
+        driver.forget()
+        driver.execute("ROLLBACK TO one")
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[Connection]:
@@ -216,5 +273,16 @@ def _give_up(connection: Connection) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-        connection.exec_driver_sql(_WRITE)
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.forget()
+    if not driver.autocommit:  # the driver's own BEGIN would be a round trip more
+        driver.autocommit = True
+    driver.execute(_WRITE, prepare=False)
+    driver.begun = True
+
+
+def _settle(connection: Connection, *_: Any) -> None:
+    driver: Any = connection.connection.driver_connection
+    driver.settle()

@@ -50,6 +50,15 @@ class Database(Protocol):
     def in_transaction(self, driver: Any) -> bool:
         """Tell whether the driver's connection is in a transaction that may go on or be undone."""
 
+    def mark(self, driver: Any) -> None:
+        """Begin, within a transaction, what stands or falls alone (a savepoint)."""
+
+    def keep(self, driver: Any) -> None:
+        """End it, with all of its statements done; an error where one of them failed."""
+
+    def undo(self, driver: Any) -> None:
+        """End it as if it had not begun."""
+
     def looking(self) -> AbstractContextManager[Connection] | None:
         """Give a connection that reads what is committed, beside the writer's; None where there is only that one."""
 
@@ -75,8 +84,27 @@ class _Group:
     def __init__(self, root: RootTransaction) -> None:
         self.root = root
         self.size = 0
-        self.ended = threading.Event()
+        self.over = False
         self.error: StorageError | None = None
+        self._waiting: list[threading.Lock] = []
+
+    def joined(self) -> threading.Lock:
+        """Return what can be acquired once the group is over; ask while nobody else has the connection.
+
+        Each has a lock of its own: those who wait for one event wake up in turn, for each has to get its lock again.
+        """
+        mine = threading.Lock()
+        if not self.over:
+            mine.acquire()
+            self._waiting.append(mine)
+        return mine
+
+    def end(self) -> None:
+        """Let everybody go on."""
+        self.over = True
+        for one in self._waiting:
+            one.release()
+        self._waiting = []
 
 
 class SharedCommits:
@@ -122,7 +150,7 @@ class SharedCommits:
         try:
             yield self._connection
             if waits:
-                self._run("RELEASE one")
+                self._database.keep(self._driver)
             self._check_open(group)
         except BaseException as error:
             self._undo(group, error, marked=waits)
@@ -135,9 +163,6 @@ class SharedCommits:
     @property
     def _driver(self) -> Any:
         return self._connection.connection.driver_connection
-
-    def _run(self, statement: str) -> None:
-        self._driver.execute(statement)
 
     def _check_open(self, group: _Group) -> None:
         """Fail a group whose transaction the database has ended by itself."""
@@ -158,7 +183,7 @@ class SharedCommits:
                 self._group = _Group(self._opened())
             self._group.size += 1
             if marks:
-                self._run("SAVEPOINT one")
+                self._database.mark(self._driver)
             return self._group
         except BaseException as error:
             if self._group is not None:
@@ -184,8 +209,7 @@ class SharedCommits:
         """Undo one's own work; where SQLite has ended the whole transaction, everybody's is gone."""
         try:
             if marked:
-                self._run("ROLLBACK TO one")
-                self._run("RELEASE one")
+                self._database.undo(self._driver)
             self._check_open(group)
         except BaseException as second:  # noqa: BLE001 - no memory, too: the others wait for the end of this group
             self._fail(group, error if isinstance(error, self._database.errors) else second)
@@ -195,11 +219,12 @@ class SharedCommits:
         try:
             if self._group is group and (self._waiting == 0 or group.size >= MOST):
                 self._commit(group)
+            ended = group.joined()
         finally:
             self._turn.release()
         if not waits:
             return
-        group.ended.wait()
+        ended.acquire()
         if group.error is not None:
             raise StorageError(str(group.error), group.error.code) from group.error
 
@@ -213,7 +238,7 @@ class SharedCommits:
                 raise
         else:
             self._group = None
-            group.ended.set()
+            group.end()
 
     def _fail(self, group: _Group, error: BaseException) -> None:
         """Tell everybody in a group that it failed, and end its transaction."""
@@ -224,7 +249,7 @@ class SharedCommits:
         else:
             group.error = StorageError("the store could not keep what came together with a failure", "storage")
         self._group = None
-        group.ended.set()  # before what may fail as well; nobody gets the connection before this thread gives it up
+        group.end()  # before what may fail as well; nobody gets the connection before this thread gives it up
         with suppress(Exception):
             group.root.close()
         with suppress(Exception):

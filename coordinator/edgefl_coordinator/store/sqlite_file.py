@@ -26,7 +26,7 @@ from edgefl_coordinator.store.tables import LATER, VERSION, metadata
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
 
-CACHE = "cache_size=-32768"  # KiB: the rows of ten thousand members
+CACHE = "cache_size=-8192"  # KiB: what many uploads in one commit change; more would fill with replies, read once
 _COLUMNS = text(  # of every table but the one in which stores without a version kept their history
     'SELECT held.name, one.name, one.type, one."notnull" OR one.pk > 0, one.pk FROM sqlite_schema AS held '
     "JOIN pragma_table_info(held.name) AS one WHERE held.type = 'table' AND held.name <> 'migrations'"
@@ -93,6 +93,19 @@ class SqliteFile:
     def in_transaction(self, driver: Any) -> bool:
         """Tell whether the transaction is open: SQLite may end it by itself at any statement, a reading one too."""
         return bool(driver.in_transaction)
+
+    def mark(self, driver: Any) -> None:
+        """Begin what stands or falls alone."""
+        driver.execute("SAVEPOINT one")
+
+    def keep(self, driver: Any) -> None:
+        """End it."""
+        driver.execute("RELEASE one")
+
+    def undo(self, driver: Any) -> None:
+        """End it as if it had not begun."""
+        driver.execute("ROLLBACK TO one")
+        driver.execute("RELEASE one")
 
     def looking(self) -> None:
         """Say that there is only the writer's connection."""

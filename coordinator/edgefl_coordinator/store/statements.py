@@ -9,7 +9,7 @@ docs/security.md check 38; docs/decisions/0055.
 from collections.abc import Callable
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, bindparam, select
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.expression import Executable
 
@@ -42,11 +42,22 @@ class Statement:
 
     def run(self, connection: Connection, **values: Any) -> Any:
         """Run it in the caller's transaction; returns the driver's cursor."""
+        driver, text, given = self._called(connection, values)
+        return driver.execute(text, given) if connection.dialect.name == "sqlite" else driver.ask(text, given)
+
+    def send(self, connection: Connection, **values: Any) -> None:
+        """Run it in the caller's transaction, where nobody asks what came of it: in PostgreSQL it may wait a moment.
+
+        It is done before whatever the transaction asks next; where it fails, that fails, or the transaction.
+        """
+        driver, text, given = self._called(connection, values)
+        (driver.execute if connection.dialect.name == "sqlite" else driver.later)(text, given)
+
+    def _called(self, connection: Connection, values: dict[str, Any]) -> tuple[Any, str, list[Any]]:
         form = self._forms.get(connection.dialect.name) or self._written(connection.dialect.name)
-        driver: Any = connection.connection.driver_connection
         if form.own:
             values = {**form.own, **values}
-        return driver.execute(form.text, [values[name] for name in form.names])
+        return connection.connection.driver_connection, form.text, [values[name] for name in form.names]
 
     def first(self, connection: Connection, **values: Any) -> tuple[Any, ...] | None:
         """Return the first row, or None."""
@@ -79,6 +90,11 @@ def keep_last(table: Table) -> Statement:
         return found
 
     return Statement(written)
+
+
+def fact_of(key: str | ColumnElement[str]) -> ScalarSelect[str]:
+    """Return the question for a fact, as a part of another one."""
+    return select(facts.c.value).where(facts.c.key == key).scalar_subquery()
 
 
 FACT: Final = Statement(select(facts.c.value).where(facts.c.key == bindparam("key")))

@@ -123,7 +123,7 @@ class Store:
         """Write a blob of at most `SMALL_BYTES` within the caller's transaction."""
         sha256 = hashlib.sha256(data).hexdigest()
         blob = Blob(_SMALL + _fresh_name(sha256), sha256, len(data))
-        _KEEP_SMALL.run(connection, name=blob.name, data=data)
+        _KEEP_SMALL.send(connection, name=blob.name, data=data)
         return blob
 
     def adopt(self, paths: Sequence[Path]) -> list[Blob]:

@@ -72,7 +72,7 @@ class SenderLookup:
                 self(_NOBODY)
 
     def _known(self, connection: Connection, skid: str) -> tuple[MemberRow, PublicSigningKey] | None:
-        """Return who has the key, as `membership.sender` does, which asks two questions for a known one and another."""
+        """Return who has the key, as `membership.sender` does, which checks a key where it finds one."""
         known = membership.sender(connection, skid, _header(self.data).iat)
         if known is None:
             PublicSigningKey(self.coordinator.keys.signing.public)

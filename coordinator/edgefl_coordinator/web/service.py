@@ -27,7 +27,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admin import serve_admin
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.deadline import deadline_protocol
-from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, raise_descriptors
+from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, bound_arenas, raise_descriptors
 from edgefl_coordinator.web.log_lines import EventLog
 from edgefl_coordinator.web.tls import server_context
 from edgefl_protocol.errors import EdgeflError
@@ -54,6 +54,7 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     """
     settings = coordinator.settings
     raise_descriptors()
+    bound_arenas()
     limits, database = settings.limits, coordinator.store.database
     door = Door(limits.connections, limits.connections if settings.proxy_ends_tls else limits.one_address)
     listening = _listen(settings.host, settings.port, door, shared=database.shared)

@@ -1,0 +1,66 @@
+"""What requests and replies leave in the memory of a coordinator: nothing. docs/security.md check 68."""
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+from itertools import pairwise
+
+from edgefl_protocol import Payload
+from edgefl_protocol.messages.requests import ROUTES, ReplyRequest
+
+LOT = 40  # times four messages
+STORE = """
+import sys
+from pathlib import Path
+from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store.store import open_store
+
+def memory_mib():
+    return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
+
+def keep(megabytes):
+    for _ in range(megabytes):
+        with store.transaction() as connection:
+            for _ in range(256):
+                store.put_small(connection, bytes(4096))
+
+store = open_store(CoordinatorHome(Path(sys.argv[1])))
+keep(12)
+before = memory_mib()
+keep(24)
+print(memory_mib() - before)
+"""
+
+
+def test_small_replies_do_not_stay_in_memory(tmp_path) -> None:
+    """24 MiB of replies of 4 KiB, once the store is warm: a cache that grows with them would take 20 MiB."""
+    done = subprocess.run([sys.executable, "-c", STORE, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 4
+
+
+def test_requests_leave_no_objects(coordinator, asgi, tools) -> None:
+    """Sealed questions, replies sent again, replayed and unreadable messages, again and again: caches fill first, and
+    then comes a lot of which less than an object and 64 bytes for each message is left. A leak is in every lot."""
+    client, member = asgi(coordinator), tools.approved_member(coordinator, "clinic-a")
+    tools.approved_member(coordinator, "clinic-b")
+    tools.start_rounds(coordinator)
+    reply = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
+
+    def ask() -> tuple[int, int]:
+        for _ in range(LOT):
+            asked = member.envelope("task", Payload({}, {}))
+            found = [client.request("POST", ROUTES["task"].path, asked).status for _ in range(2)]
+            found.append(client.request("POST", ROUTES["reply"].path, member.envelope("reply", reply, rnd=1)).status)
+            found.append(client.request("POST", ROUTES["task"].path, asked[:-1]).status)
+            assert found == [200, 409, 200, 401]
+        gc.collect()
+        return len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        found = [ask() for _ in range(5)]
+    finally:
+        tracemalloc.stop()
+    more = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(found)]
+    assert any(objects < LOT and memory < 4 * LOT * 64 for objects, memory in more), more
