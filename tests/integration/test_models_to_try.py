@@ -191,10 +191,16 @@ def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
     found = load_federation([source], image_px=bundle.preprocess.size, vocabulary=known, cache_dir=tmp_path)
     asker, site = Asker(bundle, threads=1), found.sites["rad-chest"]
     assert found.questions is not None
-    words, unsure, answered = 0, 0, list[tuple[str, str | None, str]]()  # it says, what is right, the question
+    words, light, unsure, answered = (
+        0,
+        0,
+        0,
+        list[tuple[str, str | None, str]](),
+    )  # it says, what is right, the question
     for row, place in zip(site.test, found.places(site.test), strict=True):
         given = asker.ask(found.images[place], found.questions.texts[row])
         words += not given.question.whole
+        light += given.question.whole and "light" in given.refuse_reasons
         unsure += given.refuse_reasons == ("unsure",)
         if given.answer is not None:
             true = dict(enumerate(found.classes)).get(found.labels[row])
@@ -204,14 +210,16 @@ def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
         f"of the {len(site.test)} it answers {len(answered)}, {len(right)} of these rightly; {words} it refuses for "
         "their words"
     )
-    assert f"{said}, {unsure} for it is too unsure |" in PAGE
+    assert (
+        f"{said}, {light} more for the light of the picture (one picture), {unsure} more for it is too unsure |" in PAGE
+    )
     there = [one for one, true, _ in answered if true == "yes"]
     normal = [one for one, true, text in answered if true == "yes" and NORMAL.search(text)]
     denied, no = there.count("no"), sum(one == "no" for one, _, _ in answered)
     row = f'| of the {len(answered)}, questions whose right answer is "yes" | {len(there)}, five of which ask whether '
     said = f'It says "no" to {no} of the {len(answered)}, whatever is asked, and to {denied} of these {len(there)}: '
     findings = len(there) - len(normal)
-    left = f"{denied - normal.count('no')} of the {findings} that ask for a finding |"
+    left = f"{denied - normal.count('no')} of the {findings} others |"
     assert len(normal) == normal.count("no") == 5
     assert f"{row}something is normal. {said}all five, and {left}" in PAGE
     absent = sum(true == "no" for _, true, _ in answered)
@@ -222,15 +230,19 @@ def test_the_page_counts_what_a_device_answers(tmp_path: Path) -> None:
 
 
 def test_the_command_that_asks(tmp_path, monkeypatch):
-    """As a stranger types it, on a drawn picture: an answer or a reason for none, and that it does not look."""
+    """As a stranger types it, on a drawn picture in grey: an answer, and that it does not look; in colour none."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(FOLDER.parent)
-    Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0]).save("chest.png")
+    drawn = Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0])
+    drawn.convert("L").save("chest.png")
     (command,) = re.findall(r"^\$ edgefl (ask .*)$", PAGE, re.M)
     done = CliRunner().invoke(device_cli, [*shlex.split(command), "--home", "home"])
     assert done.exit_code == 0 and "not found to look at the picture" in done.output, done.output
     found = json.loads(CliRunner().invoke(device_cli, [*shlex.split(command), "--home", "home", "--json"]).stdout)
-    assert (found["answer"] is None) is found["refused"] and found["model"]["better_than_chance"] is False
+    assert (found["answer"], found["model"]["better_than_chance"]) == ("no", False)
+    drawn.save("chest.png")
+    found = json.loads(CliRunner().invoke(device_cli, [*shlex.split(command), "--home", "home", "--json"]).stdout)
+    assert (found["answer"], found["refuse_reasons"], found["light"]) == (None, ["light"], "redder")
 
 
 def test_they_stay_out_of_what_is_installed() -> None:
