@@ -31,7 +31,7 @@ from edgefl_protocol.messages.requests import TaskReply
 
 FINISHABLE = {"quorum_min": 3, "quorum_target": 3, "min_cohort": 2}
 AGREED = {  # with the members, or of the keys: they never change
-    "federation", "suite", "root_key_id", "database", "rounds.count",
+    "federation", "suite", "root_key_id", "database", "payloads", "rounds.count",
     *(f"task.{field.name}" for field in msgspec.structs.fields(TaskSettings) if field.name != "max_samples"),
 }  # fmt: skip
 

@@ -39,9 +39,10 @@ def test_small_replies_do_not_stay_in_memory(tmp_path) -> None:
     assert float(done.stdout) < 4
 
 
-def test_requests_leave_no_objects(coordinator, asgi, tools) -> None:
+def test_requests_leave_no_objects(coordinator, asgi, tools, caplog) -> None:
     """Sealed questions, replies sent again, replayed and unreadable messages, again and again: caches fill first, and
     then comes a lot of which less than an object and 64 bytes for each message is left. A leak is in every lot."""
+    caplog.set_level("CRITICAL", logger="edgefl_coordinator")  # pytest keeps every line that is logged
     client, member = asgi(coordinator), tools.approved_member(coordinator, "clinic-a")
     tools.approved_member(coordinator, "clinic-b")
     tools.start_rounds(coordinator)
