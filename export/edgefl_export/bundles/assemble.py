@@ -314,4 +314,7 @@ def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:
         "mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "mean_accuracy", "worst_accuracy",
         "reported_rows",
     )  # fmt: skip
-    return {"site": figures, "federation": {name: summary[name] for name in federation if name in summary}}
+    travelled = {"travels": summary["travels"]} if "travels" in summary else {}
+    return {
+        "site": figures, "federation": {name: summary[name] for name in federation if name in summary}, **travelled,
+    }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from edgefl_protocol.bundle.model_card import Card
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
+from edgefl_protocol.rules.travels import WEIGHTS
 
 HALF: Final = 0.5  # of the answers
 _NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
@@ -51,21 +52,26 @@ def rounds_without(figures: Mapping[str, object]) -> Mapping[str, Any] | None:
 
 
 def learned_from(card: Card) -> tuple[str, ...]:
-    """Give the site whose pictures a model learned from, see `taught_by`."""
-    return taught_by(card.site, card.sites, site_figures(card))
+    """Give the sites whose pictures a model learned from, see `taught_by`."""
+    return taught_by(card.site, card.sites, site_figures(card), card.metrics.get("travels"))
 
 
-def taught_by(site: str | None, sites: Mapping[str, int], figures: Mapping[str, object]) -> tuple[str, ...]:
-    """Give the site whose pictures a model learned from; of a shared model, or where that one took no part, the
-    others that had pictures.
+def taught_by(
+    site: str | None, sites: Mapping[str, int], figures: Mapping[str, object], travels: object
+) -> tuple[str, ...]:
+    """Give the sites whose pictures a model learned from: its own one, and where weights travel all that had pictures.
+
+    Of a shared model, or where its site took no part, these are the others.
 
     Args:
         site: whose model it is; None for a shared one.
         sites: numbers of training images.
         figures: of that site.
+        travels: kinds of what travelled in the run (`rules.travels`); anything else of bundles from before it was told.
     """
     if site is not None and sites.get(site) != 0 and rounds_without(figures) is None:
-        return (site,)
+        shared = isinstance(travels, list) and WEIGHTS in travels
+        return tuple(name for name, count in sites.items() if count) if shared else (site,)
     return tuple(name for name, count in sites.items() if count and name != site)
 
 

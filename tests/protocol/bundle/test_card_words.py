@@ -202,3 +202,19 @@ def test_a_class_with_fewer_than_ten_test_lesions_is_hardly_tested(figures, unte
 def test_a_held_out_site_taught_nothing():
     """Its model came from the others' pictures."""
     assert learned_from(replace(CARD, sites={"bcn": 7, "msk": 0})) == ("bcn",)
+
+
+@pytest.mark.parametrize(
+    ("travels", "told"),
+    [
+        (["weights", "features"], ("bcn", "msk")),
+        (["maps"], ("msk",)),
+        ([], ("msk",)),
+        ("weights", ("msk",)),
+        (None, ("msk",)),
+    ],
+)
+def test_where_weights_travel_every_site_taught_the_model(travels, told):
+    """An average of weights is of all who sent some (FedAvg), and a card from before does not say."""
+    card = replace(CARD, sites={"bcn": 7, "msk": 10, "none": 0}, metrics={"site": GOOD, "travels": travels})
+    assert learned_from(card) == told
