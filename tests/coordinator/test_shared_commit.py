@@ -278,28 +278,32 @@ def test_a_transaction_that_sqlite_ended_tells_nobody_of_success(coordinator, lo
     store = coordinator.store
     give = store.look if looks else store.transaction
 
-    def swallows(_: object) -> None:
+    entered = [threading.Event(), threading.Event()]
+    waited = [threading.Event(), threading.Event()]
+
+    def first() -> None:
+        with store.transaction() as connection:
+            keep("kept before")(connection)
+            entered[0].set()
+            assert waited[0].wait(10)
+
+    def swallows() -> None:
         with give() as connection, contextlib.suppress(sqlite3.Error):
+            entered[1].set()
+            assert waited[1].wait(10)
             ended_by_sqlite(connection)
             raise sqlite3.OperationalError("disk I/O error")
 
     with ThreadPoolExecutor(3) as pool:
-        inside, go_on = threading.Event(), threading.Event()
-
-        def first() -> None:
-            with store.transaction() as connection:
-                keep("kept before")(connection)
-                inside.set()
-                assert go_on.wait(10)
-
         found = [pool.submit(first)]
-        assert inside.wait(10)
-        for number, body in enumerate((lambda: swallows(None), lambda: keep_alone(store)), start=1):
+        # Each comes while the one before it is inside, for a lock does not keep the order of those who wait for it.
+        for inside, wait, body in zip(entered, waited, (swallows, lambda: keep_alone(store)), strict=True):
+            assert inside.wait(10)
             found.append(pool.submit(body))
             until = time.monotonic() + 10
-            while store._commits._waiting < number and time.monotonic() < until:
+            while store._commits._waiting == 0 and time.monotonic() < until:
                 time.sleep(0.001)
-        go_on.set()
+            wait.set()
     errors = [type(one.exception()) for one in found]
     assert errors == [StorageError, StorageError, type(None)]
     assert kept(store) == {"kept after"}
