@@ -11,6 +11,7 @@ from tests.trainer.methods.conftest import (
     ASKED,
     FORMS,
     IMAGE_PX,
+    LATER,
     MADE_FOR_MEMBERS,
     RESTING,
     SIBLINGS,
@@ -185,6 +186,7 @@ def digests(played: Played) -> tuple[str, str]:
     return played.server.digest(), played.states["a"].digest()
 
 
+@pytest.mark.parametrize("name", tiers(FORMS, LATER))
 def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site, of_one, of_two):
     task = make_task(rounds=2)
     sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
@@ -343,6 +345,7 @@ def test_states_survive_the_disk(of_one, tmp_path):
     assert dict(again.values) == dict(states["a"].values)
 
 
+@pytest.mark.parametrize("name", tiers(FORMS, LATER))
 def test_a_site_of_one_class_stays_finite(name, make_task, make_site):
     """A site with one class only has prior W = (floor, 2 − floor): finite, never an error (docs/methods.md, prior)."""
     task = make_task(rounds=2)
