@@ -81,11 +81,16 @@ class Shared:
 
 @contextmanager
 def operators_read_once() -> Iterator[None]:
-    """Within it, PyTorch's exporter keeps its table of operators, which it otherwise reads a second long per graph."""
+    """Within it, PyTorch's exporter keeps its table of operators, which it otherwise reads a second long per graph.
+
+    Nor does it note for each node which line of Python made it, a tenth of its time: no graph of ours holds that.
+    """
+    from torch.fx import config
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     read = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-    with mock.patch.object(ONNXRegistry, "from_torchlib", read):
+    unlined = mock.patch.object(config, "do_not_emit_stack_traces", True)
+    with unlined, mock.patch.object(ONNXRegistry, "from_torchlib", read):
         yield
 
 
