@@ -3,8 +3,8 @@
     python examples/live_federation.py [--tiny] [--out live-out]
 
 The GPU servers run `edgefl-train join` (PyTorch), the devices `edgefl sync` (no PyTorch); they learn together, three
-rounds, over signed and sealed messages inside HTTPS. Every step is a command that you could type; it is printed before
-it runs. Data are drawn lesions; nothing leaves the loopback interface.
+rounds (two with --tiny), over signed and sealed messages inside HTTPS. Every step is a command that you could type; it
+is printed before it runs. Data are drawn lesions; nothing leaves the loopback interface.
 """
 
 import signal
@@ -20,7 +20,6 @@ from live_account import Account
 from live_members import DEVICES, HOSPITALS, Coordinator, Devices, Hospitals, draw_pictures
 from live_processes import run
 
-ROUNDS = 3
 METHODS = ("fedevprompt", "fedclf")
 
 
@@ -31,19 +30,23 @@ class Size:
     Attributes:
         images: of each hospital.
         pictures: of each class on a device; 20 are held back to judge with.
+        rounds: of the federation.
         epochs: of a round.
         prompted: what FedEvPrompt's prompts are learned for.
     """
 
     images: int
     pictures: int
+    rounds: int
     epochs: int
     prompted: tuple[str, ...]
 
 
 SMALL = ("--preset", "tiny", "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", "36")
-TINY = Size(images=40, pictures=25, epochs=1, prompted=SMALL)
-USUAL = Size(images=300, pictures=80, epochs=2, prompted=("--preset", "bench84", "--backbone", "drawn-lesions-84"))
+TINY = Size(images=40, pictures=25, rounds=2, epochs=1, prompted=SMALL)
+USUAL = Size(
+    images=300, pictures=80, rounds=3, epochs=2, prompted=("--preset", "bench84", "--backbone", "drawn-lesions-84")
+)
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -108,7 +111,7 @@ def fedevprompt(out: Path, data: str, size: Size, pictures: Path) -> None:
         "edgefl-export", "bundle", pilot, "--site", "site-1", "--federation", "prompts", "--with-training",
         "--sign", signer, "-o", bundle,
     )  # fmt: skip
-    federate(out, "prompts", ("--run", pilot), data, bundle, signer, pictures, kinds=("maps",))
+    federate(out, "prompts", ("--run", pilot), data, size.rounds, bundle, signer, pictures, kinds=("maps",))
 
 
 def fedclf(out: Path, data: str, size: Size, learned: tuple[str, int], pictures: Path) -> None:
@@ -126,7 +129,8 @@ def fedclf(out: Path, data: str, size: Size, learned: tuple[str, int], pictures:
         "--sign", signer, "-o", bundle,
     )  # fmt: skip
     task = ("--run", pilot)
-    federate(out, "encoder", task, data, bundle, signer, pictures, kinds=("features", "weights"), labelled=False)
+    kinds = ("features", "weights")
+    federate(out, "encoder", task, data, size.rounds, bundle, signer, pictures, kinds, labelled=False)
 
 
 def federate(
@@ -134,6 +138,7 @@ def federate(
     name: str,
     task: tuple[str | Path, ...],
     data: str,
+    rounds: int,
     bundle: Path,
     signer: Path,
     pictures: Path,
@@ -141,10 +146,10 @@ def federate(
     *,
     labelled: bool = True,
 ) -> None:
-    """Start a coordinator, let everybody in, do three rounds, and account for them."""
+    """Start a coordinator, let everybody in, do its rounds, and account for them."""
     heading(f"{name} · a coordinator; two GPU servers and three devices join it")
     coordinator = Coordinator(out / "coordinator", out / "coordinator.log")
-    coordinator.make(name, task, members=len(HOSPITALS) + len(DEVICES), rounds=ROUNDS)
+    coordinator.make(name, task, members=len(HOSPITALS) + len(DEVICES), rounds=rounds)
     account = Account()
     with coordinator.serving(), Hospitals(coordinator, out, data).joined() as hospitals:
         devices = Devices(coordinator, out / "devices")

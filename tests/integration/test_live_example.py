@@ -1,4 +1,4 @@
-"""`examples/live_federation.py --tiny` as a person runs it: eight processes, TLS, two methods, three rounds each.
+"""`examples/live_federation.py --tiny` as a person runs it: eight processes, TLS, two methods, two rounds each.
 
 Its exports trace only what no process of the tests has traced yet; their gates are asked as always.
 
@@ -25,7 +25,7 @@ live_processes.FORKING.set_forkserver_preload([*live_processes.IMPORTED, "tests.
 import live_federation
 live_federation.main()
 """
-METHODS = {"fedevprompt": ("fedevprompt", 3), "fedclf": ("fedclf", 4)}  # folder → method, exchanges (a warm one)
+METHODS = {"fedevprompt": ("fedevprompt", 2), "fedclf": ("fedclf", 3)}  # folder → method, exchanges (a warm one)
 
 
 def test_servers_and_devices_learn_both_methods_together(tmp_path: Path, shared: Shared) -> None:
