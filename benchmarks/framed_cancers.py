@@ -4,7 +4,8 @@ Each `val` picture of melanoma, basal or squamous cell carcinoma of the centre, 
 above and below, on one side, or by a round ring; in one colour, then saved as JPEG of quality 75. A frame stands over
 the picture, as an editor or a print puts it there, and hides what was below. Counted are the pictures for which the
 model asks for no look, and beside them those that would pass if the gate before the model saw no frame.
-Then each is multiplied by a factor in red, green and blue, as another lamp, white balance or exposure does.
+Then each is multiplied by a factor in red, green and blue, as another lamp, white balance or exposure does, and
+darkened towards its corners, as a lens or a lamp does: by 1 - k r², where r is 1 in the corners.
 
     EDGEFL_DATA=DIR python benchmarks/framed_cancers.py BUNDLE --trust PUB [--site rosendahl]
 """
@@ -50,6 +51,8 @@ LIGHTS = {
     "reddish": (1.15, 1.0, 0.8),
     "slightly reddish": (1.08, 1.0, 0.9),
     "greenish": (0.9, 1.1, 0.9),
+    "slightly greenish": (0.95, 1.05, 0.95),
+    "slightly blue and green": (0.9, 1.02, 0.95),
     "slightly yellow": (1.05, 1.02, 0.88),
     "a quarter of a stop darker": (0.85, 0.85, 0.85),
     "a third of a stop darker": (0.8, 0.8, 0.8),
@@ -57,6 +60,7 @@ LIGHTS = {
     "1.3 stops darker": (0.4, 0.4, 0.4),
     "half a stop brighter": (1.4, 1.4, 1.4),
 }
+CORNERS = (0.2, 0.4, 0.6, 0.75)  # by how much a vignette darkens them
 
 
 @click.command()
@@ -91,6 +95,11 @@ def main(bundle: Path, trust: Path, site: str, most: int) -> None:
         click.echo(
             f"| {name} | × {', '.join(f'{one:g}' for one in factors)} | {passing(scorer, lit(pictures, factors))[0]} |"
         )
+        sys.stdout.flush()
+    click.echo("\n| corners darker by | pass, mean brightness kept | not kept |\n|---|---|---|")
+    for share in CORNERS:
+        told = [passing(scorer, [vignetted(one, share, kept) for one in pictures])[0] for kept in (True, False)]
+        click.echo(f"| {share:.0%} | {told[0]} | {told[1]} |")
         sys.stdout.flush()
 
 
@@ -135,6 +144,14 @@ def covered(height: int, width: int, kind: str, share: float) -> NDArray[np.floa
 def lit(pictures: list[Pixels], factors: tuple[float, float, float]) -> list[Pixels]:
     """Multiply the colours of pictures; what is too bright then is white."""
     return [np.rint(np.minimum(one * np.array(factors), 255)).astype(np.uint8) for one in pictures]
+
+
+def vignetted(picture: Pixels, share: float, kept: bool) -> Pixels:
+    """Darken a picture towards its corners, by `share` there; then brighten it to its mean where that is kept."""
+    y, x = (np.arange(side) * 2 + 1 - side for side in picture.shape[:2])
+    away = ((y / len(y))[:, None] ** 2 + (x / len(x)) ** 2) / 2
+    darker: NDArray[np.float64] = picture * (1 - share * away)[..., None]
+    return np.rint(np.minimum(darker * (picture.mean() / darker.mean() if kept else 1), 255)).astype(np.uint8)
 
 
 def framed(picture: Pixels, kind: str, share: float, colour: tuple[int, int, int] | None) -> Pixels:

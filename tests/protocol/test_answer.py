@@ -76,13 +76,17 @@ def test_an_answer_says_whose_pictures_the_model_learned_from():
 GREY = LightRange(brightness=(100.0, 200.0), red_by_green=(0.98, 1.02), blue_by_green=(0.98, 1.02))
 RADIOGRAPH = Light(brightness=150.0, red_by_green=1.0, blue_by_green=1.0)
 SKIN = Light(brightness=150.0, red_by_green=1.3, blue_by_green=0.9)
-WORD_RULES = ("no_known_word", "no_subject", "unknown_word", "unread_word", "negation")
+WORD_RULES = ("no_known_word", "no_subject", "several_questions", "unknown_word", "unread_word", "negation")
 UNTAUGHT = read_question("Is there air?", VOCABULARY, {"is"})  # no question that was learned from had air
 REFUSED = {
     "no_known_word": ({"probabilities": None, "question": read_question("pneumothorax?", VOCABULARY)}, "knows no word"),
     "no_subject": (
         {"question": read_question("Is there a?", VOCABULARY)},
         "names nothing that an answer could hang on",
+    ),
+    "several_questions": (
+        {"question": read_question("Is there air? Is air there?", Questions(("is", "there", "air"), 9))},
+        "several questions",
     ),
     "unknown_word": ({"question": read_question("Is there tuberculosis?", VOCABULARY)}, "does not know tuberculosis"),
     "untaught_word": ({"question": UNTAUGHT}, "was never taught air"),
@@ -305,7 +309,11 @@ def test_beside_a_no_stands_that_it_tells_little_whichever_way_the_question_asks
     """To the second a no says that something is there, so what is said must not call it an absence."""
     read = read_question(question, Questions(("is", "there", "the", "air", "clear"), 6))
     said = what_it_is(answer((0.7, 0.2, 0.1), question=read))
-    assert "A no tells little: a model may say it to most questions, whether they ask for a finding or for its " in said
+    assert (
+        "A no tells little: a model may say it to most questions, whether they ask for a finding or its absence" in said
+    )
+    yes = what_it_is(answer((0.2, 0.7, 0.1)))
+    assert "A yes tells little: a model may say it to some wordings, whatever the picture shows. " in yes
     assert "nothing is there" not in said and "findings absent" not in said
 
 
@@ -322,3 +330,16 @@ def test_answers_that_it_never_met_are_not_told_as_next():
 def test_two_answers_that_differ_are_never_written_alike():
     close = answer((0.2, 0.4012, 0.3988), unsure_above=1.09)
     assert headline(close).endswith("; confidence 40.1%") and next_answers(close, 2) == "Next: lung 39.9%"
+
+
+@pytest.mark.parametrize(
+    ("text", "several"),
+    [
+        ("Is there air?", False), ("Is there air??", False), ("Is there air? -yes/no", False), ("Is air there", False),
+        ("? Is there air ?", False), ("Is there air? Is there fluid?", True), ("Air? Fluid", False),
+        ("\u6709\u6c14\u5417\uff1f\u6709\u6c34\u5417\uff1f", True),
+    ],
+)  # fmt: skip
+def test_two_questions_are_several(text, several):
+    """The network gives one answer to all its words; VQA-RAD writes the kind of answer behind some questions."""
+    assert read_question(text, VOCABULARY).several is several

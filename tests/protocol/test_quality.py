@@ -382,3 +382,10 @@ def test_a_greyscale_file_is_not_skin(grey_as: str) -> None:
     """What has no colour cannot be told from radiology; the models here learned from colour."""
     image = Image.fromarray(surface(SKIN["Monk 5"])).convert("L").convert(grey_as)
     assert reasons(decode(encoded(image, "JPEG", quality=90))) == ("not_skin",)
+
+
+@pytest.mark.parametrize(("white", "asks"), [(0.0, False), (0.10, False), (0.101, True), (1.0, True)])
+def test_more_than_a_tenth_of_white_laid_under_asks(white, asks):
+    """docs/reference/gate.md: a tenth, as much as may be clipped."""
+    picture = np.full((96, 96, 3), (180, 120, 90), np.uint8)
+    assert ("transparent" in measure_quality(picture).reasons(84, white=white)) is asks

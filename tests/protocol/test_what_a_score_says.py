@@ -48,12 +48,12 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
         threshold=0.25, sensitivity=88 / 92, specificity=0.2, suspicious=92, benign=131, statement="as chosen"
     )
     rules = replace(THREE, suspicious_tried=chosen.tried)
-    said = "f 92 pictures of suspicious classes kept from learning, 4 passed the rule for them"
+    said = "f 92 pictures of classes that are not known to be benign, kept from learning, 4 passed this rule"
     passing = a_score(CALM, rules, info=DESCRIBED)
     assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f" (o{said})")
     assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
-    assert "for them, before this device learned." in outcome(learned)
+    assert "passed this rule, before this device learned." in outcome(learned)
     referred = a_score(MELANOMA, rules, info=DESCRIBED)
     assert "92" not in outcome(referred) and "92" not in in_brief(referred)
     assert replace(chosen, suspicious=0, sensitivity=None).tried is None

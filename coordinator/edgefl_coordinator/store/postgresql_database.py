@@ -279,7 +279,12 @@ def _begin(connection: Connection) -> None:
     driver.forget()
     if not driver.autocommit:  # the driver's own BEGIN would be a round trip more
         driver.autocommit = True
-    driver.execute(_WRITE, prepare=False)
+    try:
+        driver.execute(_WRITE, prepare=False)
+    except psycopg.Error:
+        with contextlib.suppress(*PostgresqlDatabase.errors):  # tells the pool where all its connections have broken
+            connection.exec_driver_sql("SELECT 1")
+        raise
     driver.begun = True
 
 

@@ -1,7 +1,7 @@
 """`edgefl ask`: a picture and a question in, ranked answers out, or a refusal."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +80,8 @@ def ask(
 
     It tells the most probable answers and how probable each is, or that there is none and why. An answer is no finding.
     """
+    if _is_file(question) and not _is_file(image) and image != "-":
+        raise click.UsageError(f'the picture comes first: {context.command_path} {question} "{image}"', context)
     home = home_of(context, home_dir)
     asker, bundle = open_asker(home, model, trusted, threads)
     from edgefl_client.commands import score_text
@@ -113,6 +115,13 @@ def ask(
     if isinstance(result, Failure):
         context.exit(2 if result.code == "missing_extra" else 1)
     context.exit(1 if troubles else 0)
+
+
+def _is_file(text: str) -> bool:
+    """Whether there is a file of this name; a question may be no name at all, or a far too long one."""
+    with suppress(OSError, ValueError):
+        return Path(text).is_file()
+    return False
 
 
 @contextmanager

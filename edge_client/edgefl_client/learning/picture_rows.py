@@ -159,8 +159,8 @@ def read_rows(
         for done, row in enumerate(table, start=1):
             index = len(labels)
             try:
-                photo = reader.read(read_bounded(row.path, MAX_FILE_BYTES))
-                images[index] = prepare(photo, preprocess)
+                photo = reader.decode(read_bounded(row.path, MAX_FILE_BYTES))
+                images[index] = prepare(photo.pixels, preprocess)
             except EdgeflError as error:
                 named = type(error)(of_file(row.path, error), error.code)
                 if refused is None:
@@ -170,9 +170,9 @@ def read_rows(
             lesion = row.lesion.encode() if row.lesion else images[index].tobytes()
             groups.append(hashlib.sha256(lesion).hexdigest())
             labels.append(row.label)
-            quality = measure_quality(photo, preprocess.colour)
+            quality = measure_quality(photo.pixels, preprocess.colour)
             lights.append(quality.light)
-            if quality.reasons(side, unlit_above):
+            if quality.reasons(side, unlit_above, photo.white):
                 unfit.add(index)
             report(done)
     found = np.array(labels, np.int64)

@@ -147,8 +147,9 @@ def _prepared(
     path: Path, preprocess: Preprocess, reader: PictureReader, unlit_above: float
 ) -> tuple[Pixels, tuple[str, ...]]:
     """Read a picture as the network takes it, and the gate's reasons to refer it."""
-    photo = reader.read(read_bounded(path, MAX_FILE_BYTES))
-    return prepare(photo, preprocess), measure_quality(photo).reasons(preprocess.size, unlit_above)
+    photo = reader.decode(read_bounded(path, MAX_FILE_BYTES))
+    gate = measure_quality(photo.pixels).reasons(preprocess.size, unlit_above, photo.white)
+    return prepare(photo.pixels, preprocess), gate
 
 
 def picture_of(path: Path, preprocess: Preprocess, reader: PictureReader) -> Pixels:

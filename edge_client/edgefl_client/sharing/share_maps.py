@@ -137,7 +137,7 @@ def _choose(work: _Work, most: int) -> _Found:
     rows = read_labels(work.labels, work.classes)
     for row in rows:
         try:
-            prepared = work.scorer.prepare(work.reader.read(read_bounded(row.path, MAX_FILE_BYTES)))
+            prepared = work.scorer.prepare(work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES)))
             reasons.update(prepared.judged.gate)
             if not prepared.judged.gate:
                 scored.append(_vacuity_and_map(work.scorer.score_batch([prepared])[0]))
@@ -204,7 +204,7 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
     for label, positions in found.chosen.items():
         for row, position in enumerate(positions):
             path = found.paths[position]
-            prepared = work.scorer.prepare(work.reader.read(read_bounded(path, MAX_FILE_BYTES)))
+            prepared = work.scorer.prepare(work.reader.decode(read_bounded(path, MAX_FILE_BYTES)))
             name = reply_name(label)
             shared.append(
                 SharedMap(

@@ -5,20 +5,21 @@ and the probabilities beside it are no finding. The rules, in the order in which
 
 1. `no_known_word`: no word that the network reads of the question is in its table. It is then not run at all.
 2. `no_subject`: no word of the whole question names what is asked about (`rules.questions.names_something`).
-3. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
-4. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
-5. `unread_word`: such a word stands behind the last one that the network reads.
-6. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
-7. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
+3. `several_questions`: more than one of its parts ends with a question mark.
+4. `unknown_word`: some words are, but a word on which an answer may hang (`rules.questions.content_words`) is not.
+5. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
+6. `unread_word`: such a word stands behind the last one that the network reads.
+7. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
+8. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
    photographs of skin, and were measured on them (docs/decisions/0046).
-8. `light`: brightness or colour of the picture is unlike that of nearly all pictures that the model learned from
+9. `light`: brightness or colour of the picture is unlike that of nearly all pictures that the model learned from
    (`light.LightRange` of the card): a photograph is no radiograph. A card without a range never refuses for it.
-9. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions; where
-   none was chosen, the confidence is below `DEFAULT_CONFIDENCE_FROM` (docs/decisions/0046).
-10. `unseen_answer`: the most probable answer is one that the site's own questions never had.
-11. `model_expired`: the bundle is past its expiry date.
+10. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions;
+   where none was chosen, the confidence is below `DEFAULT_CONFIDENCE_FROM` (docs/decisions/0046).
+11. `unseen_answer`: the most probable answer is one that the site's own questions never had.
+12. `model_expired`: the bundle is past its expiry date.
 
-The first six look at the question alone (docs/decisions/0048 and 0051).
+The first seven look at the question alone (docs/decisions/0048 and 0051).
 
 That no rule refuses never means that the answer is right, nor that the picture is of the kind that was learned: no
 rule looks at what it shows. So every answer says how often the model's answers were right (`measured`), and from which
@@ -48,8 +49,8 @@ from edgefl_protocol.rules.questions import (
 )
 
 REFUSALS: Final = (
-    "no_known_word", "no_subject", "unknown_word", "untaught_word", "unread_word", "negation", "size", "light",
-    "unsure", "unseen_answer", "model_expired",
+    "no_known_word", "no_subject", "several_questions", "unknown_word", "untaught_word", "unread_word", "negation",
+    "size", "light", "unsure", "unseen_answer", "model_expired",
 )  # fmt: skip
 
 
@@ -95,6 +96,11 @@ class ReadQuestion:
         return names_something(words_of(self.text))
 
     @property
+    def several(self) -> bool:
+        """Whether these are several questions: "Is there fluid? Is there air?"."""
+        return sum(bool(words_of(part)) for part in self.text.replace("\uff1f", "?").split("?")[:-1]) > 1
+
+    @property
     def missed(self) -> tuple[str, ...]:
         """The words that are read and not known on which an answer may hang."""
         return content_words(self.unknown)
@@ -111,9 +117,10 @@ class ReadQuestion:
 
     @property
     def whole(self) -> bool:
-        """Whether no rule refuses the question for its words: it asks something, what an answer may hang on is taught
+        """Whether no rule refuses the question for its words: it asks one thing, what an answer may hang on is taught
         and read, and none negates."""
-        return self.known and self.asks and not (self.missed or self.never_taught or self.cut_off or self.negations)
+        lost = self.missed or self.never_taught or self.cut_off
+        return self.known and self.asks and not (self.several or lost or self.negations)
 
     @property
     def negations(self) -> tuple[str, ...]:
@@ -259,19 +266,19 @@ def make_answer(
         transparent: whether parts of the picture were.
         light: of the picture; None where nobody measured it.
     """
-    unlike = rules.unlike(light)
     probabilities = np.zeros(0, np.float32) if outputs is None else outputs["probabilities"]
     entropy = None if outputs is None else entropy_nats(probabilities)
     best = None if outputs is None else int(probabilities.argmax())
     found = {
         "no_known_word": not question.known,
         "no_subject": question.known and not question.asks,
+        "several_questions": question.known and question.several,
         "unknown_word": question.known and bool(question.missed),
         "untaught_word": bool(question.never_taught),
         "unread_word": question.known and bool(question.cut_off),
         "negation": question.known and bool(question.negations),
         "size": small,
-        "light": unlike is not None,
+        "light": rules.unlike(light) is not None,
         "unsure": entropy is not None and rules.too_unsure(entropy, float(probabilities.max())),
         "unseen_answer": best is not None and not rules.seen[best],
         "model_expired": expired is True,
@@ -292,7 +299,7 @@ def make_answer(
         milliseconds=milliseconds,
         measured=rules.measured,
         learned_from=rules.learned_from,
-        light=unlike,
+        light=rules.unlike(light),
         transparent=transparent,
         map=None if outputs is None or "map" not in outputs else outputs["map"].copy(),
     )

@@ -13,12 +13,14 @@ from edgefl_protocol.pictures.wording import against, apart, digits_apart, perce
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
-NO_TELLS_LITTLE: Final = (
-    "A no tells little: a model may say it to most questions, whether they ask for a finding or for its absence. "
-)
+TELLS_LITTLE: Final = {
+    "no": "A no tells little: a model may say it to most questions, whether they ask for a finding or its absence. ",
+    "yes": "A yes tells little: a model may say it to some wordings, whatever the picture shows. ",
+}
 _REASONS = {
     "no_known_word": "the model knows no word of this question",
     "no_subject": "the question names nothing that an answer could hang on",
+    "several_questions": "these are several questions, and the model would give them one answer",
     "size": "the picture has fewer pixels than the model reads",
     "unseen_answer": "the most probable answer is one that it never met in its own questions",
     "model_expired": "the model is past its expiry date",
@@ -67,6 +69,8 @@ def not_read(answer: PictureAnswer) -> list[str]:
         said += [f"Never taught to the model, so not asked: {_few(asked.untaught)}."] if asked.untaught else []
     if "no_subject" in reasons:
         said.append("Name what you ask about.")
+    if "several_questions" in reasons:
+        said.append("Ask one question at a time.")
     if "unread_word" in reasons:
         said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
     elif asked.unread:
@@ -89,7 +93,7 @@ def what_it_is(answer: PictureAnswer) -> str:
     known, met = len(answer.probabilities), len(answer.met_answers)
     return (
         f"The most probable of the {counted(met, 'answer')} that this model met in its own questions, of {known:,} "
-        f"that it knows; it can give no other, and it may be wrong. {NO_TELLS_LITTLE if answer.answer == 'no' else ''}"
+        f"that it knows; it can give no other, and it may be wrong. {TELLS_LITTLE.get(answer.answer or '', '')}"
         "Its confidence is no proof: it is an average over questions like those that it was tried on."
     )
 

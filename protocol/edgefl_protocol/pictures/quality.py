@@ -121,12 +121,13 @@ class Quality:
             return "dark"
         return "bright" if self.clipped > MOST_CLIPPED or self.mean > MOST_MEAN else None
 
-    def reasons(self, network_px: int, unlit_above: float = MOST_UNLIT) -> tuple[str, ...]:
+    def reasons(self, network_px: int, unlit_above: float = MOST_UNLIT, white: float = 0.0) -> tuple[str, ...]:
         """List the gate's reasons to refer a picture, in the order of `referral.REASON_WORDS`; empty where it passes.
 
         Args:
             network_px: side of the network's input; a picture with fewer pixels in either direction is too small.
             unlit_above: share of unlit pixels above which a picture is referred, of the model in use.
+            white: share of the picture that is the white laid under what was transparent.
         """
         found = {
             "blur": self.sharpness is not None and self.sharpness < LEAST_SHARPNESS,
@@ -141,6 +142,7 @@ class Quality:
                 or self.even_side
                 or (self.dark_side and unlit_above <= MOST_UNLIT)
             ),
+            "transparent": white > MOST_WHITE,
         }
         return tuple(reason for reason, holds in found.items() if holds)
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.light import Light, LightRange
-from edgefl_protocol.pictures.quality import MOST_UNLIT, MOST_WHITE, Quality
+from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
@@ -160,9 +160,8 @@ def judge_picture(quality: Quality, network_px: int, rules: ReferralRules, *, wh
     Args:
         white: share of the picture that is the white laid under what was transparent.
     """
-    faults = quality.reasons(network_px, rules.unlit_above)
     return JudgedPicture(
-        gate=(*faults, "transparent") if white > MOST_WHITE else faults,
+        gate=quality.reasons(network_px, rules.unlit_above, white),
         exposure=quality.exposure,
         light=unlike_learned(quality.light, rules),
         transparent=white > 0,

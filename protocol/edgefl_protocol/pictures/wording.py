@@ -246,14 +246,14 @@ def in_brief(score: Score) -> str:
 
 
 def passed_words(score: Score) -> str | None:
-    """Say in a sentence how many pictures of suspicious classes passed their rule; None where nobody tried."""
+    """Say in a sentence how many pictures that should have asked for a look passed; None where nobody tried."""
     tried = score.suspicious_tried
     if tried is None or "suspicious_class" not in score.rules_tried:
         return None
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
     return (
-        f"Of {counted(tried.pictures, 'picture')} of suspicious classes kept from learning, {tried.passed} passed the "
-        f"rule for them{before}."
+        f"Of {counted(tried.pictures, 'picture')} of classes that are not known to be benign, kept from learning, "
+        f"{tried.passed} passed this rule{before}."
     )
 
 

@@ -378,3 +378,8 @@ def test_formats_are_those_of_score(asked, ward):
     code, text, _ = asked("which organ?", "--json", image=ward / "a.tif")
     assert code == 1 and json.loads(text)["error"]["code"] == "unsupported_format"
     assert asked("which organ?", "--formats", "tiff", image=ward / "a.tif")[0] == 0
+
+
+def test_a_question_before_the_picture_is_told_the_order(run, ward):
+    code, _, err = run("ask", "Is there a fracture?", ward / "CANARY.png", "--model", ward / "ask.edgefl")
+    assert code == 2 and "the picture comes first" in err and '"Is there a fracture?"' in err

@@ -2,9 +2,15 @@
 
 import numpy as np
 import pytest
+from PIL import Image
+from tests.conftest import photo
 
-from edgefl_client.learning.picture_rows import LabelsError, PreparedRows, fit_rows, read_labels
+from edgefl_client.learning.picture_rows import LabelsError, PreparedRows, fit_rows, read_labels, read_rows
+from edgefl_client.scoring.pictures import PictureReader
+from edgefl_client.sharing.feature_encoding import _FitPictures
+from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.pictures.light import Light
+from edgefl_protocol.pictures.quality import MOST_UNLIT
 
 CLASSES = ("MEL", "NV", "BCC")
 
@@ -46,3 +52,19 @@ def test_taken_rows_keep_their_own_light():
     )
     assert rows.take(np.array([True, False, False, True])).lights == (lights[0], lights[3])
     assert fit_rows(rows).lights == (lights[0], lights[2], lights[3])
+
+
+@pytest.mark.parametrize(("alpha", "fit"), [(255, True), (90, False)])
+def test_what_is_transparent_neither_teaches_nor_gives_a_feature(tmp_path, alpha, fit):
+    """`edgefl score` refers it (docs/reference/gate.md), so nobody learns the white under it as skin."""
+    picture = Image.fromarray(photo(96, 96))
+    picture.putalpha(alpha)
+    picture.save(tmp_path / "a.png")
+    table = tmp_path / "labels.csv"
+    table.write_text("image,label\na.png,NV\n")
+    preprocess = Preprocess(size=24, fit="squash")
+    with PictureReader() as reader:
+        prepared = read_rows(read_labels(table, CLASSES), preprocess)
+        pictures = _FitPictures([tmp_path / "a.png"], preprocess, reader, 1, MOST_UNLIT)
+        assert (len(fit_rows(prepared).labels) == 1, len(list(pictures)) == 1) == (fit, fit)
+    assert fit or set(pictures.left_out) >= {"transparent"}
