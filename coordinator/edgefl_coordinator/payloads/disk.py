@@ -6,7 +6,7 @@ Source: docs/security.md, reliability.
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from edgefl_coordinator.payloads.payloads import MAX_PAYLOAD_BYTES
@@ -16,6 +16,8 @@ from edgefl_protocol import durable
 class DiskPayloads:
     """Payloads in a folder of the coordinator's home, which is its own."""
 
+    shared = False
+
     def __init__(self, folder: Path) -> None:
         """Name the folder."""
         self.described = "payloads in the folder"
@@ -23,6 +25,9 @@ class DiskPayloads:
 
     def claim(self, owner: str) -> None:
         """Do nothing: the folder lies in the coordinator's own."""
+
+    def lead(self, known: Collection[str], fresh: str) -> None:
+        """Do nothing: a copy of the coordinator's folder has files of its own."""
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably."""

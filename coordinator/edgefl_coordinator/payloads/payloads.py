@@ -5,7 +5,7 @@ content for ever, and begins with 32 hex digits of its SHA-256. Uploads, which m
 payloads and have names of the same kind. Source: docs/security.md, reliability; docs/decisions/0061.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -21,9 +21,13 @@ class Payloads(Protocol):
     """
 
     described: str  # for the log
+    shared: bool  # whether a copy of the coordinator's folder would reach it, too
 
     def claim(self, owner: str) -> None:
         """Make the place that of one coordinator for good; an `OperatorError` where it is another's."""
+
+    def lead(self, known: Collection[str], fresh: str) -> None:
+        """Note in the place who leads, once more; an `OperatorError` where what it noted last is none of `known`."""
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a payload."""

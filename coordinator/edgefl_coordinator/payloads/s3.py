@@ -1,6 +1,7 @@
 """Payloads in a bucket of an S3-compatible store, which servers on several machines share.
 
     PREFIX/owner                        whose the prefix is
+    PREFIX/leader                       what the last that led wrote into its database, too
     PREFIX/payloads/NAME                a payload, sealed in chunks (edgefl_protocol.envelopes.blob)
     PREFIX/uploads/NAME/OFFSET-LENGTH   a piece of an upload, as its sender sealed it
 
@@ -15,14 +16,14 @@ import contextlib
 import hmac
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
 from edgefl_coordinator.errors import USAGE, OperatorError
@@ -47,12 +48,15 @@ _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") 
 _RETRIES: "Final[RetryConfig]" = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 _TIMES: "Final[ClientConfig]" = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "10m"}
 _AT_ONCE: Final = 8 * 2**20  # bytes of an object that is sent in one request
+_PATIENCE: Final = 3  # names that are not deleted, each after `_RETRIES`, before the others are left, too
 _ROOM: Final = 2**62
 _SPELLED: Final = "s3://BUCKET/PREFIX, with ?region=NAME and &endpoint=https://HOST where the store is not Amazon's"
 
 
 class S3Payloads:
     """Payloads below a prefix that is one coordinator's alone."""
+
+    shared = True
 
     def __init__(self, url: str, secret: bytes) -> None:
         """Name the place; nothing connects yet.
@@ -82,14 +86,24 @@ class S3Payloads:
     def claim(self, owner: str) -> None:
         """Write down whose the prefix is, or compare; an `OperatorError` where it is another's, or holds something."""
         with self._asked("owner"):
-            try:
-                found = bytes(obstore.get(self._store, "owner").bytes())
-            except FileNotFoundError:
+            if (found := self._read("owner")) is None:
                 self._refuse_used()
-                obstore.put(self._store, "owner", owner.encode())
-                return
+                with contextlib.suppress(AlreadyExistsError):  # another's, who came at once, or this one's, sent twice
+                    obstore.put(self._store, "owner", owner.encode(), mode="create")
+                found = self._read("owner") or b""
         if not hmac.compare_digest(found, owner.encode()):
             raise OperatorError(f"{self._place} belongs to another coordinator: give each a prefix of its own")
+
+    def lead(self, known: Collection[str], fresh: str) -> None:
+        """Write the `leader` object, where it says what the database knows, or is not there."""
+        with self._asked("leader"):
+            found = self._read("leader")
+            if found is not None and found.decode(errors="replace") not in known:
+                raise OperatorError(
+                    f"another copy of this coordinator has led with {self._place} since: give a copy a prefix of its "
+                    "own; to go on with this one, restore what lies below the prefix, or remove the object leader there"
+                )
+            obstore.put(self._store, "leader", fresh.encode())
 
     def try_out(self) -> None:
         """Write and remove an object; an `OperatorError` where something lies below the prefix."""
@@ -97,6 +111,11 @@ class S3Payloads:
             self._refuse_used()
             obstore.put(self._store, "owner", b"tried")
             obstore.delete(self._store, "owner")
+
+    def _read(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return bytes(obstore.get(self._store, name).bytes())
+        return None
 
     def _refuse_used(self) -> None:
         if any(obstore.list(self._store, chunk_size=1)):
@@ -114,7 +133,10 @@ class S3Payloads:
     def _send(self, name: str, pieces: Iterable[bytes], size: int) -> None:
         chunks = seal_chunks(pieces, self._key(name))
         with self._asked(name):
-            obstore.put(self._store, f"payloads/{name}", b"".join(chunks) if size <= _AT_ONCE else chunks)
+            if size <= _AT_ONCE:
+                obstore.put(self._store, f"payloads/{name}", b"".join(chunks), use_multipart=False)
+            else:
+                obstore.put(self._store, f"payloads/{name}", chunks)
 
     def begin(self, name: str) -> None:
         """Do nothing: each piece is an object."""
@@ -190,12 +212,25 @@ class S3Payloads:
         return found
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects and pieces of these names."""
-        with contextlib.suppress(StorageError):
-            for name in names:
+        """Remove objects and pieces of these names; end where the store gave no answer to several."""
+        failed = 0
+        for name in names:
+            try:
                 with self._asked(name):
                     pieces = [one["path"] for one in self._listed(f"uploads/{name}")]
-                    obstore.delete(self._store, [f"payloads/{name}", *pieces])
+                    self._delete([f"payloads/{name}", *pieces])
+            except StorageError as error:
+                failed += error.code == "unreachable"
+                if failed == _PATIENCE:
+                    return
+
+    def _delete(self, paths: list[str]) -> None:
+        try:
+            obstore.delete(self._store, paths)
+        except FileNotFoundError:  # some stores say so, and then the others were not asked for
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    obstore.delete(self._store, path)
 
     def free_bytes(self) -> int:
         """Return more than anybody sends: the store says when it is full."""

@@ -150,7 +150,7 @@ def open_coordinator(
         coordinator = Coordinator(settings, store, load_keys(home, passphrase), clock, seen=seen)
         store.claim(coordinator.derive("store").hex())
         if store.database.shared and not joins:
-            store.sweep()
+            store.sweep(opens=True)
         return coordinator
     except BaseException:
         store.close()

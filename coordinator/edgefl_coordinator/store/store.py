@@ -7,7 +7,8 @@ Guarantees:
     A small one lies in the database: it is written in the transaction that names it, and one commit makes those of many
     requests durable.
     What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens; where other
-    processes may be writing, only what has lain there for an hour.
+    processes may be writing, only what has lain there for an hour. Objects of a server, which a copy of the database
+    reaches too, are removed by `serve` alone, and by none that led before another copy did.
     A full disk is a `StorageError` with code `disk_full`; nothing already accepted is touched.
 Source: docs/security.md, decision 7 and reliability; docs/decisions/0058.
 """
@@ -33,7 +34,7 @@ from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
 from edgefl_coordinator.store.shared_commit import Database, SharedCommits
 from edgefl_coordinator.store.sqlite_file import SqliteFile
-from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
+from edgefl_coordinator.store.statements import FACT, KEEP_FACT, KEEP_FIRST_FACT, Statement
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_pieces, read_private
 from edgefl_protocol.errors import StorageError
@@ -43,6 +44,8 @@ _WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
 _OLD_S = 3600.0  # a blob that another process writes gets its row within seconds
 OWNER = "coordinator"  # the fact that says whose a database is
+_LED = "payloads_led"  # the fact that lists what was noted in the place of the payloads, each time one led
+_MOST_LED = 100  # of them: enough for as many that could not write to that place
 SECRET_FILE_BYTES = 32
 _NAMED = 32  # hex digits of its SHA-256 with which the name of another blob begins
 _SMALL = "small-"  # what the name of such a blob begins with
@@ -81,6 +84,7 @@ class Store:
         self.database = database
         self._engine = database.engine
         self._commits = SharedCommits(database)
+        self.leaves_objects = False  # for a sweep by `serve`: this folder may be a copy that nobody serves
         self.waiting_large = threading.BoundedSemaphore(_WAITING_LARGE)  # held by who has `large`, or waits for it
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
@@ -103,6 +107,19 @@ class Store:
                 "the database belongs to another coordinator: give each its own, or restore the folder that it was "
                 "made with"
             )
+
+    def lead(self) -> None:
+        """Make this database the one by which objects are removed, and sweep where others may reach them.
+
+        An `OperatorError` where it is a copy, and another has led since it was made.
+        """
+        if self.payloads.shared:
+            with self.transaction() as connection:
+                known, fresh = (FACT.value(connection, key=_LED) or "").split(), secrets.token_hex(8)
+                KEEP_FACT.run(connection, key=_LED, value=" ".join([*known, fresh][-_MOST_LED:]))
+            self.payloads.lead(known, fresh)  # after the commit: what stands there, the database always knows
+        if self.database.shared or self.payloads.shared:
+            self.sweep()
 
     def transaction(self) -> contextlib.AbstractContextManager[Connection]:
         """Give the only connection in a transaction: committed at the end, rolled back on any error."""
@@ -189,18 +206,20 @@ class Store:
         """
         names = set(names)
         small = [{"gone": name} for name in names if name.startswith(_SMALL)]
-        self.payloads.delete(name for name in names if not name.startswith(_SMALL))
+        if not (self.leaves_objects and self.payloads.shared):
+            self.payloads.delete(name for name in names if not name.startswith(_SMALL))
         if small:
             with contextlib.suppress(StorageError), self.transaction() as connection:
                 connection.execute(_DROP_SMALL, small)
 
-    def sweep(self) -> int:
+    def sweep(self, *, opens: bool = False) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many.
 
-        Files that lie there since a moment may be another process's, where there may be others.
+        Files that lie there since a moment may be another process's, where there may be others. While the store
+        `opens` it may be that of a copy: then objects of a server stay.
         """
-        until = time.time() - _OLD_S if self.database.shared else None
-        files = self.payloads.names(until)
+        until = time.time() - _OLD_S if self.database.shared or self.payloads.shared else None
+        files = set() if opens and self.payloads.shared else self.payloads.names(until)
         with self.transaction() as connection:
             named = {name for column in BLOB_COLUMNS for name in connection.scalars(select(column))}
             small = set(connection.scalars(select(tables.small_blobs.c.name)))
@@ -246,11 +265,12 @@ def open_store(
         raise
     try:
         with store.transaction() as connection:
-            if database.prepare(connection) and database.shared and store.payloads.names():
+            reached = database.shared or store.payloads.shared  # by others than who has this folder
+            if database.prepare(connection) and reached and store.payloads.names():
                 told = "the database is empty although there are blobs: restore it, or name the right one"
                 raise StorageError(told, "damaged")
         if not database.shared:
-            store.sweep()
+            store.sweep(opens=True)
     except BaseException:
         store.close()
         raise

@@ -58,6 +58,7 @@ def _run_alone(home: CoordinatorHome, name: str, arguments: "Arguments", passphr
     from edgefl_coordinator.web.operations import OPERATIONS
 
     coordinator = open_coordinator(home, passphrase)
+    coordinator.store.leaves_objects = True
     try:
         return OPERATIONS[name](coordinator, arguments)
     finally:

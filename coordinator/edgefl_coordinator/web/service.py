@@ -30,7 +30,7 @@ from edgefl_coordinator.web.deadline import deadline_protocol
 from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, bound_arenas, raise_descriptors
 from edgefl_coordinator.web.log_lines import EventLog
 from edgefl_coordinator.web.tls import server_context
-from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.errors import EdgeflError, StorageError
 
 log = logging.getLogger("edgefl_coordinator")
 
@@ -81,10 +81,15 @@ class _Leader:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Say in the audit log that this process leads, and see to the keys."""
+        """Say in the audit log that this process leads, and see to the keys.
+
+        An `OperatorError` where the payloads are another copy's by now.
+        """
         coordinator = self.coordinator
-        if coordinator.store.database.shared:
-            coordinator.store.sweep()
+        try:
+            coordinator.store.lead()
+        except StorageError as error:  # of the payloads: whoever holds the lead does what it can without them
+            log.warning("what a crash left over was not swept: %s", error)
         settings, events = coordinator.settings, EventLog(coordinator)
         rounds = settings.rounds
         with coordinator.store.transaction() as connection:

@@ -146,7 +146,6 @@ def test_two_machines_on_postgresql(postgres, make_coordinator, lab, small_envel
 def test_a_put_that_nobody_names_is_swept_an_hour_later(federation) -> None:
     """Killed between put and commit: nothing was acknowledged, and nothing stays for ever."""
     orphan, named = federation.store.put_blob(b"its transaction never came"), federation.store.blob_names()
-    federation.store.database.shared = True  # other processes may be writing
     assert federation.store.sweep() == 0 and federation.store.blob_names() == named
     real = time.time
     try:
@@ -154,7 +153,6 @@ def test_a_put_that_nobody_names_is_swept_an_hour_later(federation) -> None:
         assert federation.store.sweep() == 1
     finally:
         store_module.time.time = real
-        federation.store.database.shared = False
     assert orphan.name not in federation.store.blob_names()
 
 

@@ -126,11 +126,12 @@ def test_a_bound_is_kept(store) -> None:
     assert long.value.code == "too_large"
 
 
-def test_names_by_age(store) -> None:
+def test_names_by_age(store, monkeypatch) -> None:
     """A sweep leaves what another process may be about to name."""
     blob, name = store.put_blob(b"x"), store.new_upload()
     store.payloads.put_piece(name, 0, b"y")
     assert store.payloads.names() == {blob.name, name}
     assert store.payloads.names(time.time() - 60) == set()
     assert store.payloads.names(time.time() + 60) == {blob.name, name}
+    monkeypatch.setattr("edgefl_coordinator.store.store._OLD_S", -60)  # where the place is shared, an hour
     assert store.sweep() == 2 and store.payloads.names() == set()
