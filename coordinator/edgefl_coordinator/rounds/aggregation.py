@@ -3,12 +3,14 @@
 Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
 is done twice (after a crash) changes it once and to the same bytes. A reply that cannot be aggregated is refused by
 name and the round goes on with the others, or opens again where too few are left; the same replies are not tried twice.
+So is one whose stored bytes are missing or damaged, which its sender may send again.
 A job that the machine fails (memory, disk, time) is told in the audit log and tried again; one that was stopped with
 the server is not a failure. The replies stay. Source: docs/security.md, reliability (aggregation exactly once) and
 check 46.
 """
 
 import errno
+import logging
 import secrets
 import shutil
 from collections.abc import Callable, Collection
@@ -35,6 +37,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.rules.maps import maps_in_broadcast
 
+log = logging.getLogger("edgefl_coordinator")
 RunWorker = Callable[[Path, float], None]  # a `worker_process.WorkerProcess` in production
 
 
@@ -72,7 +75,9 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     folder = store.home.jobs / f"{due.job.kind}-{due.job.number}-{secrets.token_hex(8)}"
     try:
         folder.mkdir(mode=0o700)
-        lay_out(store, folder, due.job)
+        if lost := lay_out(store, folder, due.job):
+            done_again(lambda: _refuse_lost(coordinator, due.job.number, lost))
+            return True
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
         done_again(lambda: commit(coordinator, due, result))
@@ -90,14 +95,35 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     return True
 
 
-def lay_out(store: Store, folder: Path, job: Job) -> None:
-    """Write a job into its folder, with what is no file of this machine yet: in `job.json` state and replies are."""
-    files = {
-        name: str(store.file_of(blob, folder / f"reply-{number}.payload"))
-        for number, (name, blob) in enumerate(job.replies.items())
-    }
+def lay_out(store: Store, folder: Path, job: Job) -> dict[str, str]:
+    """Write a job into its folder, with what is no file of this machine yet: in `job.json` state and replies are.
+
+    Returns name → blob of the replies that are missing or damaged; with such a reply there is no job.
+    """
+    # First: where all payloads are away, as with a disk that is not mounted, this fails, and no reply is called lost.
     state = None if job.state is None else str(store.file_of(job.state, folder / "before.payload"))
-    write_job(folder, msgspec.structs.replace(job, state=state, replies=files))
+    files, lost = {}, {}
+    for number, (name, blob) in enumerate(job.replies.items()):
+        try:
+            files[name] = str(store.file_of(blob, folder / f"reply-{number}.payload"))
+        except StorageError as error:
+            if error.code not in ("damaged", "missing"):
+                raise
+            log.error("the reply of %s in round %d is lost: %s", name, job.number, error)
+            lost[name] = blob
+    if not lost:
+        write_job(folder, msgspec.structs.replace(job, state=state, replies=files))
+    return lost
+
+
+def _refuse_lost(coordinator: Coordinator, number: int, lost: dict[str, str]) -> None:
+    """Refuse the replies whose blobs are lost, unless others have taken their place; the round goes on without them."""
+    with coordinator.store.transaction() as connection:
+        current = stored_rounds.current_round(connection)
+        if current is not None and (current.number, current.state) == (number, "aggregating"):
+            held = stored_rounds.replies_of(connection, number)
+            reasons = {name: refused.LOST for name, blob in lost.items() if held.get(name) == blob}
+            refused.refuse_replies(connection, coordinator.clock(), number, reasons)
 
 
 def _machine_failed(error: OSError) -> StorageError:

@@ -19,6 +19,7 @@ from edgefl_coordinator.store.tables import members as member_table
 from edgefl_coordinator.store.tables import refused_replies, replies
 from edgefl_protocol.messages.task_reply import CORRECTABLE, REPLY_REFUSED
 
+LOST = "what the coordinator stored of it is missing or damaged"  # its sender may send the same again
 _MAX_REASON = 500  # characters of a reason that a member is told
 REASON = select(refused_replies.c.reason).where(
     refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")

@@ -3,7 +3,7 @@
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
 to a member for whom it holds the contributions of enough others; a reply that aggregation refused counts for nothing,
-and its sender replies again in that round at most once, with another content (`refused`). Source: docs/security.md,
+and its sender replies again in that round at most once, with another content, unless it was lost (`refused`). Source: docs/security.md,
 reliability and exchange policy (checks 46, 51, 64).
 """
 
@@ -162,7 +162,7 @@ def _make_room(
     if why is None:
         return []
     mine = (replies.c.number == number) & (replies.c.skid == member.skid)
-    if connection.scalar(select(replies.c.sha256).where(mine)) == sha256:
+    if why != refusals.LOST and connection.scalar(select(replies.c.sha256).where(mine)) == sha256:
         raise _refused(number, why)
     refusals.forget(connection, now_ms, member, number)
     set_fact(connection, _CORRECTED.format(number, member.skid), True)
