@@ -12,7 +12,7 @@ from edgefl_coordinator.store import tables
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web import reply_route
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_protocol import Payload
+from edgefl_protocol import Payload, durable
 from edgefl_protocol.messages.requests import BroadcastRequest, Refusal
 
 
@@ -34,6 +34,21 @@ def test_sweep(make_coordinator, tools) -> None:
     assert make_coordinator().store.blob_names() == named
     assert not list(home.jobs.iterdir())
     assert not list(home.root.glob("*.tmp")) + list(home.root.glob(".*.tmp"))
+
+
+def test_names_of_files_taken_over_are_flushed(make_coordinator, tmp_path, monkeypatch) -> None:
+    """fsync(2): without one of its folder a file's name may be gone after a power cut; one is enough for all of them."""
+    store, flushed, real = make_coordinator().store, [], durable.sync_folder
+
+    def sees(folder) -> None:
+        flushed.append({path.name for path in folder.iterdir()} if folder == store.home.blobs else set())
+        real(folder)
+
+    monkeypatch.setattr(durable, "sync_folder", sees)
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(name.encode())
+    adopted = {blob.name for blob in store.adopt([tmp_path / "one", tmp_path / "two"])}
+    assert flushed and adopted <= flushed[-1]
 
 
 def blobs(coordinator) -> set[str]:

@@ -156,6 +156,26 @@ def test_a_put_that_nobody_names_is_swept_an_hour_later(federation) -> None:
     assert orphan.name not in federation.store.blob_names()
 
 
+def test_a_piece_of_a_blob_that_was_pushed_out_meanwhile_goes(federation, pair, clock, lab, monkeypatch) -> None:
+    """No row names the object that comes too late; the member begins anew."""
+    late, others = lab.Blob(bytes(100_000)), [lab.Blob(bytes(100_000)) for _ in range(2)]
+    assert late.put(pair[0], 0, 10) == 10
+    places = federation.store.payloads
+    real = places.put_piece
+
+    def slow(*arguments: Any) -> None:
+        monkeypatch.setattr(places, "put_piece", real)
+        for one in others:
+            clock.now_ms += 1000
+            assert one.put(pair[0], 0, 10) == 10
+        real(*arguments)
+
+    monkeypatch.setattr(places, "put_piece", slow)
+    assert late.put(pair[0], 10, 20) == 0
+    named = {row.blob for row in lab.rows(federation, uploads)}
+    assert len(named) == 2 and {path.split("/")[1] for path in lies_there(federation) if "uploads/" in path} == named
+
+
 def test_a_piece_that_was_changed_there_is_sent_again(federation, pair, blob) -> None:
     """The member's own digest finds it; what was bad is dropped and nothing counts."""
     blob.put_all(pair[0])
