@@ -37,7 +37,7 @@ def test_sweep(make_coordinator, tools) -> None:
 
 
 def test_names_of_files_taken_over_are_flushed(make_coordinator, tmp_path, monkeypatch) -> None:
-    """fsync(2): without one of its folder a file's name may be gone after a power cut; one is enough for all of them."""
+    """fsync(2): without one of its folder a file's name may be gone after a power cut; one does for all of them."""
     store, flushed, real = make_coordinator().store, [], durable.sync_folder
 
     def sees(folder) -> None:

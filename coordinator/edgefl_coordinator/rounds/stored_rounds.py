@@ -3,8 +3,8 @@
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
 to a member for whom it holds the contributions of enough others; a reply that aggregation refused counts for nothing,
-and its sender replies again in that round at most once, with another content, unless it was lost (`refused`). Source: docs/security.md,
-reliability and exchange policy (checks 46, 51, 64).
+and its sender replies again in that round at most once, with another content unless it was lost (`refused`). Source:
+docs/security.md, reliability and exchange policy (checks 46, 51, 64).
 """
 
 import json
