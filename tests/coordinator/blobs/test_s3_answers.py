@@ -92,6 +92,7 @@ def test_a_claim_whose_answer_was_lost_holds(answers) -> None:
     """The library sends it again, and hears that it is there."""
     answers.before_put = lambda: answers.held.setdefault("x/owner", b"this one")
     S3Payloads(answers.url, b"").claim("this one")
+    assert answers.held == {"x/owner": b"this one"}
 
 
 def test_a_used_prefix_without_owner_is_not_taken_over(answers) -> None:
