@@ -117,10 +117,6 @@ class PictureReader:
         """The whole value of `--formats` that reads these kinds, too."""
         return ",".join(name for name in FORMATS if name in self._formats or name in kinds)
 
-    def read(self, data: bytes) -> Pixels:
-        """Decode a file to its upright pixels, (H, W, 3) RGB; as `decode`."""
-        return self.decode(data).pixels
-
     def decode(self, data: bytes) -> DecodedPicture:
         """Decode a file.
 

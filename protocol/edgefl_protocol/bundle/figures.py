@@ -67,7 +67,7 @@ def taught_by(
         site: whose model it is; None for a shared one.
         sites: numbers of training images.
         figures: of that site.
-        travels: kinds of what travelled in the run (`rules.travels`); anything else of bundles from before it was told.
+        travels: a list of the kinds that travelled in the run (`rules.travels`); None where the card does not say.
     """
     if site is not None and sites.get(site) != 0 and rounds_without(figures) is None:
         shared = isinstance(travels, list) and WEIGHTS in travels

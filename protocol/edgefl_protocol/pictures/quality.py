@@ -40,7 +40,7 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    squeezed, or its middle alone.
 
 6. `transparent`: more than 10 % of the picture is the white that was laid under its transparent parts: so is a picture
-   of which a tenth is wholly transparent, or all of it by a tenth (`referral.judge_picture`).
+   of which a tenth is wholly transparent, or all of it by a tenth. Who decodes the file tells how much that is.
 
 How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
 """

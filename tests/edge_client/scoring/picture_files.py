@@ -27,6 +27,6 @@ def saved(image: np.ndarray | Image.Image, kind: str = "TIFF", **options: object
 
 def code_of(reader: PictureReader, data: bytes) -> str:
     with pytest.raises(ImageError) as refused:
-        reader.read(data)
+        reader.decode(data)
     assert len(str(refused.value).splitlines()) == 1
     return refused.value.code

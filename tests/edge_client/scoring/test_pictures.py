@@ -32,7 +32,7 @@ def reader():
 @pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_deflate", "packbits"])
 def test_tiff_gives_its_pixels(reader, compression):
     """Lossless, so exactly what was stored."""
-    np.testing.assert_array_equal(reader.read(saved(scene(), compression=compression)), scene())
+    np.testing.assert_array_equal(reader.decode(saved(scene(), compression=compression)).pixels, scene())
 
 
 UPRIGHT = {  # TIFF 6.0, tag 274: where row 0 and column 0 of the stored picture lie
@@ -50,7 +50,7 @@ UPRIGHT = {  # TIFF 6.0, tag 274: where row 0 and column 0 of the stored picture
 @pytest.mark.parametrize("number", UPRIGHT)
 def test_tiff_is_turned_upright_once(reader, number):
     """TIFF 6.0, tag 274; oracle: numpy flips."""
-    np.testing.assert_array_equal(reader.read(saved(scene(), exif=oriented(number))), UPRIGHT[number](scene()))
+    np.testing.assert_array_equal(reader.decode(saved(scene(), exif=oriented(number))).pixels, UPRIGHT[number](scene()))
 
 
 def sixteen_bit_rgb(samples: np.ndarray) -> bytes:
@@ -69,16 +69,16 @@ def test_tiff_modes(reader):
     """16 bits keep the high byte, CMYK and palettes become RGB, transparency is laid on white, as in imaging (9)."""
     grey = scene()[:, :, 0]
     deep = (grey.astype(np.uint16) << 8) + 255
-    np.testing.assert_array_equal(reader.read(saved(deep))[:, :, 1], grey)
-    np.testing.assert_array_equal(reader.read(saved(grey))[:, :, 2], grey)
+    np.testing.assert_array_equal(reader.decode(saved(deep)).pixels[:, :, 1], grey)
+    np.testing.assert_array_equal(reader.decode(saved(grey)).pixels[:, :, 2], grey)
     samples = scene().astype(np.uint16) * 256 + 200
-    np.testing.assert_array_equal(reader.read(sixteen_bit_rgb(samples)), scene())
+    np.testing.assert_array_equal(reader.decode(sixteen_bit_rgb(samples)).pixels, scene())
     cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
-    assert np.abs(reader.read(saved(cmyk)).astype(int) - [255, 0, 0]).max() <= 3
+    assert np.abs(reader.decode(saved(cmyk)).pixels.astype(int) - [255, 0, 0]).max() <= 3
     clear = np.dstack([scene(), np.zeros(SHAPE, np.uint8)])
-    assert (reader.read(saved(clear)) == 255).all()
+    assert (reader.decode(saved(clear)).pixels == 255).all()
     assert reader.decode(saved(clear)).transparent and not reader.decode(saved(scene())).transparent
-    assert (reader.read(saved(Image.fromarray(grey > 100)))[:, :, 0] == (grey > 100) * 255).all()
+    assert (reader.decode(saved(Image.fromarray(grey > 100))).pixels[:, :, 0] == (grey > 100) * 255).all()
 
 
 def test_tiff_that_is_refused(reader):
@@ -103,7 +103,7 @@ def test_tiff_that_is_refused(reader):
     raw = ImageFileDirectory_v2()
     raw[50706] = b"\x01\x04\x00\x00"  # DNGVersion
     assert code_of(reader, saved(scene(), tiffinfo=raw)) == "unsupported_format"
-    np.testing.assert_array_equal(reader.read(whole), scene())  # and the reader goes on
+    np.testing.assert_array_equal(reader.decode(whole).pixels, scene())  # and the reader goes on
 
 
 def test_mutated_tiffs_end_in_pixels_or_one_error(reader):
@@ -118,7 +118,7 @@ def test_mutated_tiffs_end_in_pixels_or_one_error(reader):
         if number % 5 == 0:
             data = data[: int(rng.integers(8, len(data)))]
         try:
-            pixels = reader.read(bytes(data))
+            pixels = reader.decode(bytes(data)).pixels
             assert pixels.dtype == np.uint8 and pixels.ndim == 3
             found["pixels"] += 1
         except ImageError:
@@ -139,7 +139,7 @@ def test_kinds_that_are_never_read_are_named(reader):
     """docs/reference/pictures.md: a WebP named .webp was "of an unknown kind, whatever its name says"."""
     for kind, name in (("WEBP", "WebP"), ("BMP", "BMP"), ("GIF", "GIF")):
         with pytest.raises(ImageError, match=f"^this file is a {name} by its content; only .*: convert it$"):
-            reader.read(saved(scene(), kind))
+            reader.decode(saved(scene(), kind))
     assert code_of(reader, b"") == "empty"
 
 
@@ -152,7 +152,7 @@ def test_formats_can_be_narrowed():
     """docs/security.md, attack list 6: a site that wants JPEG and PNG alone starts no other reader."""
     with PictureReader(("jpeg", "png")) as narrow:
         assert code_of(narrow, saved(scene())) == "unsupported_format"
-        np.testing.assert_array_equal(narrow.read(saved(scene(), "PNG")), scene())
+        np.testing.assert_array_equal(narrow.decode(saved(scene(), "PNG")).pixels, scene())
         assert narrow.suffixes == (".jpg", ".jpeg", ".jpe", ".jfif", ".png")
         assert narrow.other_suffixes[:5] == (".tif", ".tiff", ".heic", ".heif", ".dcm")
 
@@ -163,7 +163,7 @@ def test_a_missing_extra_is_named(monkeypatch, kind, start):
     real = pictures.find_spec
     monkeypatch.setattr(pictures, "find_spec", lambda name: None if name in ("pillow_heif", "pydicom") else real(name))
     with PictureReader(FORMATS) as reader, pytest.raises(ImageError) as refused:
-        reader.read(start + bytes(100))
+        reader.decode(start + bytes(100))
     assert refused.value.code == "missing_extra"
     assert f"pip install 'edgefl-derm[{kind}]'" in str(refused.value)
 
@@ -171,7 +171,7 @@ def test_a_missing_extra_is_named(monkeypatch, kind, start):
 @pytest.mark.slow
 def test_a_reader_that_dies_costs_one_picture():
     with PictureReader(FORMATS) as reader:
-        np.testing.assert_array_equal(reader.read(saved(scene())), scene())
+        np.testing.assert_array_equal(reader.decode(saved(scene())).pixels, scene())
         process = reader._process
         os.kill(process.pid, signal.SIGSTOP)  # it hears nothing any more
         reader_timeout, pictures.TIMEOUT_S = pictures.TIMEOUT_S, 0.5
@@ -179,10 +179,10 @@ def test_a_reader_that_dies_costs_one_picture():
             assert code_of(reader, saved(scene())) == "unreadable"
         finally:
             pictures.TIMEOUT_S = reader_timeout
-        np.testing.assert_array_equal(reader.read(saved(scene())), scene())
+        np.testing.assert_array_equal(reader.decode(saved(scene())).pixels, scene())
         os.kill(reader._process.pid, signal.SIGKILL)
         reader._process.wait()
-        np.testing.assert_array_equal(reader.read(saved(scene())), scene())
+        np.testing.assert_array_equal(reader.decode(saved(scene())).pixels, scene())
         last = reader._process
     assert last.poll() is not None  # none is left behind
 
@@ -199,9 +199,9 @@ def test_an_answer_that_was_not_taken_is_nobody_elses(monkeypatch):
     with PictureReader(FORMATS) as reader:
         monkeypatch.setattr(pictures, "_exactly", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            reader.read(saved(scene(0)))
+            reader.decode(saved(scene(0)))
         monkeypatch.setattr(pictures, "_exactly", real)
-        np.testing.assert_array_equal(reader.read(saved(scene(1))), scene(1))
+        np.testing.assert_array_equal(reader.decode(saved(scene(1))).pixels, scene(1))
 
 
 def test_the_second_process_looks_where_this_one_does(tmp_path):
@@ -222,7 +222,7 @@ def test_the_second_process_looks_where_this_one_does(tmp_path):
     script = (
         "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
         "from edgefl_client.scoring.pictures import PictureReader\n"
-        "with PictureReader(('tiff',)) as reader: print(reader.read(open('a.tif', 'rb').read()).shape)"
+        "with PictureReader(('tiff',)) as reader: print(reader.decode(open('a.tif', 'rb').read()).pixels.shape)"
     )
     bare = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     done = subprocess.run(
@@ -278,7 +278,7 @@ def heic(image: np.ndarray, orientation: int = 1, bits: int = 8) -> bytes:
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 def test_heic_gives_upright_pixels(reader, orientation):
     """Turned once: the file's own rotation counts, the EXIF tag beside it does not turn it again."""
-    got = reader.read(heic(scene(), orientation))
+    got = reader.decode(heic(scene(), orientation)).pixels
     wanted = UPRIGHT[orientation](scene())
     assert got.shape == wanted.shape
     assert np.abs(got.astype(int) - wanted.astype(int)).mean() < 3

@@ -3,8 +3,8 @@
 The caption says the full name of the class and its probability, the second class, what the class means, what the
 suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons to
 refer in words or the rules that were tried; what the model's own card says against it; and whose pictures it learned
-from. No sentence says that
-nothing needs a look. Of a picture that is referred, what to do comes first, and what its class means stands small.
+from. No sentence says that nothing needs a look. Of a picture that is referred, what to do comes first, and what its
+class means stands small.
 """
 
 from dataclasses import replace
