@@ -12,11 +12,12 @@ import csv
 import io
 import os
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from framed_cancers import CANCERS, LIGHTS, lit
+from framed_cancers import CANCERS, CORNERS, LIGHTS, lit, vignetted
 
 from edgefl_protocol.pictures.imaging import Pixels, decode, shades_of_grey
 from edgefl_protocol.pictures.light import Light, LightRange, measure_light, range_of
@@ -55,12 +56,20 @@ def main() -> None:
     click.echo("|---|---|" + "---:|" * len(centres))
     cancers = {centre: cancers_of(found, centre) for centre in centres}
     for name, factors in LIGHTS.items():
-        cells = " | ".join(
-            " / ".join(str(round(one * len(cancers[centre]))) for one in shares(ranges[centre], seen))
-            + f" of {len(cancers[centre])}"
-            for centre, seen in ((c, [lights_of(one) for one in lit(cancers[c], factors)]) for c in centres)
-        )
-        click.echo(f"| {name} | {', '.join(f'{one:g}' for one in factors)} | {cells} |")
+        seen = {centre: lit(cancers[centre], factors) for centre in centres}
+        click.echo(f"| {name} | {', '.join(f'{one:g}' for one in factors)} | {_cells(ranges, seen)} |")
+    for share in CORNERS:
+        seen = {centre: [vignetted(one, share, True) for one in cancers[centre]] for centre in centres}
+        click.echo(f"| corners {share:.0%} darker | mean kept | {_cells(ranges, seen)} |")
+
+
+def _cells(ranges: Mapping[str, tuple[LightRange, LightRange]], seen: Mapping[str, list[Pixels]]) -> str:
+    """Write how many of each centre's pictures either model refers."""
+    return " | ".join(
+        " / ".join(str(round(one * len(found))) for one in shares(ranges[centre], [lights_of(one) for one in found]))
+        + f" of {len(found)}"
+        for centre, found in seen.items()
+    )
 
 
 def pictures(archive_path: Path) -> list[Picture]:
@@ -78,7 +87,7 @@ def lights_of(picture: Pixels) -> tuple[Light, Light]:
 
 
 def ranges_of(found: list[Picture], centre: str) -> tuple[LightRange, LightRange]:
-    """Find the ranges of a centre: of brightness and colour, and of brightness alone."""
+    """Find the ranges of a centre: with colour, and without."""
     learned = [one for one in found if (one.centre, one.split) == (centre, "train")]
     whole = range_of([one.light for one in learned])
     bright = range_of([one.corrected for one in learned], "shades_of_grey_6")

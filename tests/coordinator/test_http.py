@@ -247,7 +247,7 @@ def sent_at(one: socket.socket, bytes_per_s: float, length: int) -> int:
             one.sendall(bytes(due - sent))
             sent = due
             with contextlib.suppress(BlockingIOError):
-                if not one.recv(1):
+                if not one.recv(1, socket.MSG_PEEK):  # the answer, if there is one, stays to be read
                     break
     one.settimeout(20)
     return sent

@@ -177,9 +177,9 @@ def test_turning_the_picture_by_exif_is_turning_the_pixels(signed, tmp_path):
 
 
 @pytest.mark.parametrize("line", [human_line, score_line])
-def test_without_vacuity_the_line_names_the_entropy(line):
+def test_without_vacuity_the_line_names_the_uncertainty(line):
     with_vacuity = score_with(None)
-    assert ", vacuity 0.40" in line(with_vacuity) and "entropy" not in line(with_vacuity)
+    assert ", vacuity 0.40" in line(with_vacuity) and "uncertainty" not in line(with_vacuity)
     softmax = replace(with_vacuity, vacuity=None, refer=True, refer_reasons=("vacuity",), entropy_from=0.4)
-    assert ", entropy 0.50 nats, above the rule's 0.40" in line(softmax) and "vacuity" not in line(softmax)
-    assert line(softmax).count("entropy") == 1 and "refer: its answer is too uncertain" in line(softmax)
+    assert ", uncertainty 0.72, above the rule's 0.58" in line(softmax) and "vacuity" not in line(softmax)
+    assert line(softmax).count("uncertainty") == 1 and "refer: its answer is too uncertain" in line(softmax)

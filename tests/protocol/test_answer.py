@@ -74,8 +74,8 @@ def test_an_answer_says_whose_pictures_the_model_learned_from():
 
 
 GREY = LightRange(brightness=(100.0, 200.0), red_by_green=(0.98, 1.02), blue_by_green=(0.98, 1.02))
-RADIOGRAPH = Light(brightness=150.0, red_by_green=1.0, blue_by_green=1.0)
-SKIN = Light(brightness=150.0, red_by_green=1.3, blue_by_green=0.9)
+RADIOGRAPH = Light(brightness=150.0, red_by_green=1.0, blue_by_green=1.0, corners=1.0)
+SKIN = Light(brightness=150.0, red_by_green=1.3, blue_by_green=0.9, corners=1.0)
 WORD_RULES = ("no_known_word", "no_subject", "several_questions", "unknown_word", "unread_word", "negation")
 UNTAUGHT = read_question("Is there air?", VOCABULARY, {"is"})  # no question that was learned from had air
 REFUSED = {
@@ -97,7 +97,7 @@ REFUSED = {
     ),
     "size": ({"small": True}, "fewer pixels than the model reads"),
     "light": ({"usual": GREY, "light": SKIN}, "the picture is redder than nearly all that the model learned from"),
-    "unsure": ({"unsure_above": 0.8}, "too unsure (entropy 0.802 nats; the rule refuses above 0.800)"),
+    "unsure": ({"unsure_above": 0.8}, "too unsure (uncertainty 0.730 of 1; the rule refuses above 0.728)"),
     "unseen_answer": ({"seen": (True, False, True)}, "never met in its own questions"),
     "model_expired": ({"expired": True}, "past its expiry date"),
 }
@@ -170,8 +170,8 @@ def test_words_that_are_not_known_and_words_that_come_too_late_are_told():
     found = answer(question=read)
     assert found.refuse_reasons == ("unknown_word", "unread_word") and found.answer is None
     assert not_read(found) == [
-        "Ask in other words: without really this would be another question.",
-        "Ask in fewer words: without or and tube this would be another question.",
+        "Ask in other words: without 'really' this would be another question.",
+        "Ask in fewer words: without 'or' and 'tube' this would be another question.",
     ]
 
 
@@ -200,7 +200,7 @@ def test_a_word_that_was_not_taught_refuses_where_an_answer_may_hang_on_it(taugh
     assert (found.answer is None) is found.refused is not read.whole
     assert found.to_json(1)["untaught_words"] == untaught and "untaught_word" in found.rules_tried
     assert not_read(found) == (
-        ["Ask in other words: without air this would be another question."]
+        ["Ask in other words: without 'air' this would be another question."]
         if found.refused
         else [f"Never taught to the model, so not asked: {' and '.join(untaught)}."]
         if untaught
@@ -219,7 +219,7 @@ def test_words_not_known_and_not_taught_are_told_together():
     found = answer(question=read_question("Is air there, tuberculosis?", VOCABULARY, set()))
     assert found.refuse_reasons == ("unknown_word", "untaught_word")
     assert headline(found) == "No answer: the model does not know tuberculosis; the model was never taught air"
-    assert not_read(found) == ["Ask in other words: without tuberculosis and air this would be another question."]
+    assert not_read(found) == ["Ask in other words: without 'tuberculosis' and 'air' this would be another question."]
 
 
 def test_a_function_word_refuses_nothing_and_is_told():

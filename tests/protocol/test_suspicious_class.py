@@ -3,6 +3,7 @@
 Source: docs/reference/scores.md, "Referral".
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -292,9 +293,11 @@ def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
     assert found[0].to_json()["vacuity_from"] == 0.4703 and found[0].to_json()["dissonance_from"] is None
 
 
-def test_a_softmax_model_says_its_entropy_and_threshold() -> None:
+def test_a_softmax_model_says_its_uncertainty_and_threshold() -> None:
     text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
-    assert "cannot say how much evidence" in text and "nats; the rule asks for a look above 0.50" in text
+    assert (
+        "cannot say how much evidence" in text and "alike); the rule asks for a look above 0.46" in text
+    )  # 0.5 of ln 3
 
 
 def test_a_line_names_the_second_class() -> None:
@@ -350,9 +353,9 @@ def test_without_vacuity_no_reason_speaks_of_evidence(above, reasons) -> None:
     score = a_score((0.2, 0.05, 0.75), rules_for((True, False, False), above=above), vacuity=None, info=DESCRIBED)
     assert score.refer_reasons == reasons and "evidence" not in outcome(score)
     said = f"{outcome(score)} {evidence_words(score)}"
-    assert (
-        said.lower().count("entropy") == 1 and f"Entropy 0.69 nats; the rule asks for a look above {above:.2f}" in said
-    )
+    share = -(0.2 * math.log(0.2) + 0.05 * math.log(0.05) + 0.75 * math.log(0.75)) / math.log(3)
+    assert said.lower().count("uncertainty") == 1 and f"Uncertainty {share:.2f} (0: none" in said
+    assert f"; the rule asks for a look above {above / math.log(3):.2f}" in said
     if reasons:
         assert "its answer is too uncertain" in in_brief(score)
     else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, MeasuredAnswers, PictureAnswer
-from edgefl_protocol.pictures.wording import against, apart, digits_apart, percent, taught_words
+from edgefl_protocol.pictures.wording import against, digits_apart, percent, taught_words, uncertain_share
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all
@@ -62,7 +62,7 @@ def not_read(answer: PictureAnswer) -> list[str]:
     """Say in sentences which words of the question told the model nothing, what negates, and what to do."""
     asked, reasons, said = answer.question, answer.refuse_reasons, []
     if lost := (*asked.missed, *asked.never_taught) if asked.known else ():
-        said.append(f"Ask in other words: without {_few(lost)} this would be another question.")
+        said.append(f"Ask in other words: without {_quoted(lost)} this would be another question.")
     else:
         other = " Ask in other words." if "no_known_word" in reasons else ""
         said += [f"Not known to the model, so not asked: {_few(asked.unknown)}.{other}"] if asked.unknown else []
@@ -72,7 +72,7 @@ def not_read(answer: PictureAnswer) -> list[str]:
     if "several_questions" in reasons:
         said.append("Ask one question at a time.")
     if "unread_word" in reasons:
-        said.append(f"Ask in fewer words: without {_few(asked.cut_off)} this would be another question.")
+        said.append(f"Ask in fewer words: without {_quoted(asked.cut_off)} this would be another question.")
     elif asked.unread:
         said.append(f"Too late in the question to be read: {_few(asked.unread)}.")
     if "negation" in reasons:
@@ -134,12 +134,20 @@ def _reason(answer: PictureAnswer, reason: str) -> str:
         return _REASONS[reason]
     if answer.entropy_from is None:
         ((_, most),) = answer.ranked(1)
-        share, limit = against(most, DEFAULT_CONFIDENCE_FROM, digits_apart({most, DEFAULT_CONFIDENCE_FROM}))
-        return f"the model is too unsure (confidence {share}; without a threshold it refuses below {limit})"
-    number, limit = apart(answer.entropy_nats, answer.entropy_from)
-    return f"the model is too unsure (entropy {number} nats; the rule refuses above {limit})"
+        share, least = against(most, DEFAULT_CONFIDENCE_FROM, digits_apart({most, DEFAULT_CONFIDENCE_FROM}))
+        return f"the model is too unsure (confidence {share}; without a threshold it refuses below {least})"
+    number, limit = uncertain_share(answer.entropy_nats, answer.entropy_from, len(answer.probabilities))
+    return f"the model is too unsure (uncertainty {number} of 1; the rule refuses above {limit})"
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return listed([f"'{_cut(one)}'" for one in words])
 
 
 def _few(words: Sequence[str]) -> str:
     """List words of the question as `listed` does, long ones cut."""
-    return listed([one if len(one) <= LONGEST_WORD else f"{one[:LONGEST_WORD]}..." for one in words])
+    return listed([_cut(one) for one in words])
+
+
+def _cut(word: str) -> str:
+    return word if len(word) <= LONGEST_WORD else f"{word[:LONGEST_WORD]}..."

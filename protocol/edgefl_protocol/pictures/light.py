@@ -1,29 +1,34 @@
 """How a picture is lit, and whether a model learned from pictures that are lit so.
 
 A model may hang on brightness and colour of the light: cancers were seen to pass as benign in light a little too blue,
-green or dark (docs/decisions/0057). Three numbers, which a lamp, a white balance or an exposure moves:
+green or dark (docs/decisions/0057), and with darker corners. Four numbers, which a lamp, a white balance, an exposure
+or a lens moves:
 
     brightness       75th percentile of the luminance of pixels that are lit and not clipped, 1 to 255: mostly skin,
                      and a few white pixels, such as a glint or burnt-in text, move nothing
     red_by_green     ratio of two channels' Minkowski means (`imaging.light_of`): high where the light is reddish
     blue_by_green    the same: high where it is bluish
+    corners          median luminance of the corners by the 75th percentile of the middle: low where a lens, a lamp or
+                     the tube of a dermatoscope leaves the corners dark
 
 They are measured on the picture as the model's `Preprocess.colour` leaves it, so a run and a device compare alike. A
 `LightRange` is what nearly all pictures of a site lie in; a bundle's card carries that of the pictures it learned from.
-A model that removes the colour of the light (`imaging.correct_colour`) has a range of brightness alone.
+A model that removes the colour of the light (`imaging.correct_colour`) has no range of the two ratios.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Colour, Pixels, light_of
 from edgefl_protocol.strict_json import check_keys
 
 OUTSIDE = 0.005  # share of a site's pictures left outside at each end of a range
 DARKER_OUTSIDE = 0.025  # the same of the darkest ones: slightly too dark is when most cancers were seen to pass
+DARKER_CORNERS_OUTSIDE = 0.05  # the same of those with the darkest corners, which hide cancers (docs/decisions/0062)
 LEAST_PICTURES = 100  # below which no range is told: its ends would be single pictures
 OWN_OUTSIDE, LEAST_OWN = 0.05, 20  # the same of the few pictures that a device learns from
 # The same of pictures that questions are asked about. They are mostly grey, often with a level more of one channel,
@@ -31,6 +36,7 @@ OWN_OUTSIDE, LEAST_OWN = 0.05, 20  # the same of the few pictures that a device 
 LEAST_ASKED, ASKED_WIDER = 40, 1.02
 LIT_FROM = 25.0  # luminance, 0 to 255
 CLIPPED_FROM = 250  # of every channel
+MIDDLE_TO, CORNERS_FROM = 0.5, 0.7  # squared distance from the middle, 1 in a corner
 LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601, of red, green and blue
 _LEAST = 1.0  # brightness of a picture without light, and a mean of a channel that is black
 _MOST = 255.0
@@ -42,7 +48,9 @@ SIDES = {
     "brightness": ("darker", "brighter"),
     "red_by_green": ("greener", "redder"),
     "blue_by_green": ("yellower", "bluer"),
+    "corners": ("darker in its corners", "brighter in its corners"),
 }
+_COLOURS = ("red_by_green", "blue_by_green")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,7 @@ class Light:
     brightness: float  # 1 to 255
     red_by_green: float  # above 0
     blue_by_green: float  # above 0
+    corners: float  # above 0; 1 where they are as bright as the middle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +70,7 @@ class LightRange:
     brightness: Ends
     red_by_green: Ends | None = None
     blue_by_green: Ends | None = None
+    corners: Ends | None = None
 
     def __post_init__(self) -> None:
         for name, ends in self._compared():
@@ -114,20 +124,22 @@ def measure_light(image: Pixels) -> Light:
         brightness=min(float(np.quantile(skin, 0.75)), _MOST) if skin.size else _LEAST,
         red_by_green=float(red / green),
         blue_by_green=float(blue / green),
+        corners=_corners(luminance),
     )
 
 
 def range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
-    """Find the range that leaves 0.5 % of a site's pictures outside at each end, and 2.5 % of the darkest.
+    """Find the range that leaves 0.5 % of a site's pictures outside at each end.
 
-    None of fewer than 100.
+    Of the darkest it leaves 2.5 % outside, of those with the darkest corners 5 %. None of fewer than 100.
 
     Args:
         lights: of the pictures that the site's model learned from, as `colour` left them.
     """
     if len(lights) < LEAST_PICTURES:
         return None
-    return _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE, DARKER_OUTSIDE)
+    below = {"brightness": DARKER_OUTSIDE, "corners": DARKER_CORNERS_OUTSIDE}
+    return _range_of(lights, (one for one in SIDES if colour == "none" or one not in _COLOURS), OUTSIDE, below)
 
 
 def own_range_of(lights: Sequence[Light]) -> LightRange | None:
@@ -135,17 +147,17 @@ def own_range_of(lights: Sequence[Light]) -> LightRange | None:
 
     None of fewer than 20 pictures.
     """
-    return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE, OWN_OUTSIDE)
+    return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE)
 
 
 def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
     """Find the range of pictures that questions are asked about: radiographs are grey, photographs are not.
 
-    It leaves 0.5 % of them outside at each end, and is 2 % wider; None of fewer than 40.
+    It leaves 0.5 % of them outside at each end, and is 2 % wider. None of fewer than 40. Corners are not compared.
     """
     if len(lights) < LEAST_ASKED:
         return None
-    found = _range_of(lights, SIDES if colour == "none" else ("brightness",), OUTSIDE, OUTSIDE)
+    found = _range_of(lights, ("brightness", *(_COLOURS if colour == "none" else ())), OUTSIDE)
     wider = {
         name: (
             max(low / ASKED_WIDER, _LEAST if name == "brightness" else _LEAST / _MOST),
@@ -156,11 +168,23 @@ def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRan
     return LightRange(**wider)
 
 
-def _range_of(lights: Sequence[Light], compared: Iterable[str], outside: float, darker: float) -> LightRange:
+def _corners(luminance: NDArray[np.float32]) -> float:
+    """Compare the corners with the middle; 1 of a picture so small that it has none."""
+    y, x = (2 * (np.arange(side) + 0.5) / side - 1 for side in luminance.shape)
+    distance = (y[:, None] ** 2 + x**2) / 2
+    corners, middle = luminance[distance > CORNERS_FROM], luminance[distance < MIDDLE_TO]
+    if not corners.size:
+        return 1.0
+    return float(max(float(np.median(corners)), _LEAST) / max(float(np.quantile(middle, 0.75)), _LEAST))
+
+
+def _range_of(
+    lights: Sequence[Light], compared: Iterable[str], outside: float, below: Mapping[str, float] | None = None
+) -> LightRange:
     found: dict[str, Ends] = {}
     for name in compared:
-        below = darker if name == "brightness" else outside
-        low, high = np.quantile([getattr(one, name) for one in lights], (below, 1 - outside))
+        lowest = (below or {}).get(name, outside)
+        low, high = np.quantile([getattr(one, name) for one in lights], (lowest, 1 - outside))
         found[name] = (float(low), float(high))
     return LightRange(**found)
 

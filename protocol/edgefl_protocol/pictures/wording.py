@@ -7,6 +7,7 @@ digit more or as "just below", and one number is written alike everywhere. Devic
 sentences.
 """
 
+import math
 from collections.abc import Sequence
 
 from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
@@ -64,6 +65,8 @@ _LIGHT = {
     "greener": "its light is greener than that of",
     "yellower": "its light is yellower than that of",
     "bluer": "its light is bluer than that of",
+    "darker in its corners": "its corners are darker than those of",
+    "brighter in its corners": "its corners are brighter than those of",
 }
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
@@ -174,7 +177,7 @@ def uncertainty_words(score: Score) -> str:
     """Write how uncertain the answer is, as a clause for a line; above what, where that asks for a look."""
     number, limit = _uncertainty(score)
     above = f", above the rule's {limit}" if "vacuity" in score.refer_reasons and limit is not None else ""
-    return (f"entropy {number} nats" if score.vacuity is None else f"vacuity {number}") + above
+    return (f"uncertainty {number}" if score.vacuity is None else f"vacuity {number}") + above
 
 
 def evidence_words(score: Score) -> str:
@@ -185,7 +188,8 @@ def evidence_words(score: Score) -> str:
     number, limit = _uncertainty(score)
     asks = "" if limit is None else f"; the rule asks for a look above {limit}"
     if score.vacuity is None:
-        return f"This model cannot say how much evidence it has. Entropy {number} nats{asks}"
+        uncertainty = f"Uncertainty {number} (0: none, 1: all classes alike)"
+        return f"This model cannot say how much evidence it has. {uncertainty}{asks}"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
     if "vacuity" in score.refer_reasons:  # the words never contradict the rule
         much = "little"
@@ -326,10 +330,16 @@ def _suspicious(score: Score) -> str:
 
 def _uncertainty(score: Score) -> tuple[str, str | None]:
     """Write how uncertain the answer is, and above what that asks for a look: of vacuity, without it of entropy."""
-    measure, limit = (
-        (score.entropy_nats, score.entropy_from) if score.vacuity is None else (score.vacuity, score.vacuity_from)
-    )
-    number, above = apart(measure, measure if limit is None else limit)
+    if score.vacuity is None:
+        return uncertain_share(score.entropy_nats, score.entropy_from, len(score.probabilities))
+    number, above = apart(score.vacuity, score.vacuity if score.vacuity_from is None else score.vacuity_from)
+    return number, None if score.vacuity_from is None else above
+
+
+def uncertain_share(entropy_nats: float, limit: float | None, answers: int) -> tuple[str, str | None]:
+    """Write entropy, and a rule's limit, as shares of the most that it can be with so many answers, ln K."""
+    most = math.log(max(answers, 2))  # of a single answer the entropy is 0
+    number, above = apart(entropy_nats / most, (entropy_nats if limit is None else limit) / most)
     return number, None if limit is None else above
 
 

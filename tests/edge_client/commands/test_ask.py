@@ -67,7 +67,7 @@ def test_a_question_of_which_a_word_is_unknown_gets_no_answer(asked, ward):
     """Without the word it would be another question: docs/decisions/0048."""
     code, out, _ = asked("Which organ is shown, tuberculosis?")
     assert code == 0 and out.splitlines()[0].endswith("No answer: the model does not know tuberculosis")
-    assert out.splitlines()[1] == "Ask in other words: without tuberculosis this would be another question."
+    assert out.splitlines()[1] == "Ask in other words: without 'tuberculosis' this would be another question."
     assert "lung" not in out and "confidence" not in out and "may be wrong" not in out
     told = json.loads(asked("Which organ is shown, tuberculosis?", "--json", "--log", ward / "log.sqlite")[1])
     assert (told["answer"], told["confidence"], told["refused"]) == (None, None, True)
@@ -82,7 +82,7 @@ def test_a_word_that_was_never_taught_gets_no_answer(asked, ward):
     (ward / "taught.edgefl").write_bytes(ask_bundle(taught=taught, unsure_above=1.3))
     code, out, _ = asked("Is there a fracture?", model="taught.edgefl")
     assert code == 0 and out.splitlines()[0].endswith("No answer: the model was never taught fracture")
-    assert out.splitlines()[1] == "Ask in other words: without fracture this would be another question."
+    assert out.splitlines()[1] == "Ask in other words: without 'fracture' this would be another question."
     told = json.loads(asked("Is there a fracture?", "--json", model="taught.edgefl")[1])
     assert (told["answer"], told["refuse_reasons"]) == (None, ["untaught_word"])
     assert (told["unknown_words"], told["untaught_words"]) == ([], ["a", "fracture"])
@@ -146,7 +146,7 @@ def test_a_question_without_quotes_is_told_of_them(run, ward):
 def test_too_unsure(asked, ward):
     (ward / "unsure.edgefl").write_bytes(ask_bundle(unsure_above=0.01))
     code, out, _ = asked("which organ?", model="unsure.edgefl")
-    assert code == 0 and "No answer: the model is too unsure (entropy " in out and "lung" not in out
+    assert code == 0 and "No answer: the model is too unsure (uncertainty " in out and "lung" not in out
 
 
 @pytest.mark.parametrize(("question", "words"), [("word " * 10_000, "50,000 characters"), ("", "no word")])

@@ -46,7 +46,7 @@ def test_bad_tables_are_one_sentence(tmp_path, text, message):
 
 
 def test_taken_rows_keep_their_own_light():
-    lights = tuple(Light(brightness=100.0 + n, red_by_green=1.2, blue_by_green=1.0) for n in range(4))
+    lights = tuple(Light(brightness=100.0 + n, red_by_green=1.2, blue_by_green=1.0, corners=1.0) for n in range(4))
     rows = PreparedRows(
         np.zeros((4, 2, 2, 3), np.uint8), np.arange(4), tuple("abcd"), unfit=frozenset({1}), lights=lights
     )
