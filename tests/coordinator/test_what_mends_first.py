@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgefl_coordinator.rounds.standstill import RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.rounds.states import Round
+from edgefl_coordinator.rounds.stuck import RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.settings import RoundSettings
 
 RULES = RoundSettings(count=2, quorum_min=3, quorum_target=3, min_cohort=2)

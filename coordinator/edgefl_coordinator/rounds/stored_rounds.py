@@ -1,4 +1,4 @@
-"""Rounds in the store: what `rounds` decides, carried out in the caller's transaction.
+"""Rounds in the database: what `states.decide` returns, carried out in the caller's transaction.
 
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only

@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_rounds
-from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
+from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence, unnamed
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator

@@ -1,7 +1,7 @@
 """The aggregation worker: `python -m edgefl_coordinator.rounds.worker SECONDS` does the jobs it is told.
 
-The only module of the coordinator that imports the trainer; it runs in a process of its own, sees files only, and opens
-neither the store nor a socket. It imports once and forks for each job (`worker_process.do_jobs`).
+With `commands.setup` the only code of the coordinator that imports the trainer. It runs in a process of its own, sees
+files only, and opens neither the store nor a socket. It imports once and forks for each job (`worker_process.do_jobs`).
 
 Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name
 order with sums in float64. The peers whose rollout maps a broadcast holds are dealt new numbers for every round and

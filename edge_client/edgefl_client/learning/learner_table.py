@@ -1,4 +1,4 @@
-"""The device's half of every method that devices learn, by the method's name. A new one is one file and two lines."""
+"""The device's half of every method that devices learn, by the method's name. CONTRIBUTING.md says how one is added."""
 
 from collections.abc import Mapping
 from typing import Final

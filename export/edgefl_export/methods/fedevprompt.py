@@ -52,7 +52,7 @@ from edgefl_trainer.models.vit import ViTOutput
 from edgefl_trainer.rollout import bilinear_gram, max_normalise, nearest_gram, rollout_from_factors
 
 DECAY = 1.0  # in the gate, an input: a graph that leaves the plan's 0.01 out differs by half of what is allowed
-KD_WEIGHT = 1e-4  # in the gate at least, an input: at 1e-6 a graph whose distillation has no gradient passes
+GATE_KD_WEIGHT = 1e-4  # in the gate at least, an input: at 1e-6 a graph whose distillation has no gradient passes
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class FedEvPromptTrainerSteps:
     def batch(self, index: int) -> Arrays:
         """See `Reference`: drawn pictures and labels."""
         image = gate_images(self._module.vit.spec.image_px, batch_size(index), self._seed + index)
-        weight = max(self._plan.kd_weight, KD_WEIGHT)
+        weight = max(self._plan.kd_weight, GATE_KD_WEIGHT)
         settings = {"kl_weight": min(1.0, 0.1 * (index + 1)), "kd_weight": weight, "weight_decay": DECAY}
         numbers = {name: np.asarray(value, np.float32) for name, value in settings.items()}
         return {"image": image, "target": self._targets[index], **numbers, **self._fixed}

@@ -1,4 +1,4 @@
-"""The graph of every method that devices learn, by the method's name. A new one is one file and two lines."""
+"""The graph of every method that devices learn, by the method's name. CONTRIBUTING.md says how one is added."""
 
 from edgefl_export.methods import fedclf, fedevprompt
 from edgefl_export.methods.learned_method import LearnedMethod

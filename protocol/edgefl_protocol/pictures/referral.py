@@ -13,7 +13,7 @@ The rules, in the order in which reasons are listed:
 4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`, `transparent`: the gate before the model, measured
    on the picture alone (`quality`). What is too small or not skin gets no prediction: a class named for it would only
    look like an answer.
-5. `light`: the picture is darker, brighter or in light of another colour than nearly all pictures that the model
+5. `light`: brightness, colour or corners of the picture lie outside the range of nearly all pictures that the model
    learned from (`light.LightRange` of the card). A card without a range never refers for it.
 6. `unseen_class`: a class absent from the site's training rows has the largest alpha.
 7. `untested_class`: the predicted class had hardly a picture among those that the card's figures were told from

@@ -5,6 +5,8 @@
     bank_rng                     the order in which a site's pictures make its first bank of features
     remote_rng    round          for each step in turn, which of the others' features enter
 
+What only one of the two draws (dropout, noise, views, a random choice of maps) names its purpose where it draws.
+
 A generator depends on nothing else (SHA-256 of seed, site and purpose, joined by 0x1F, seeds numpy's PCG64). Learning
 that was interrupted therefore draws the same numbers again. Source: docs/methods.md 1.6 and decisions/0028.
 """

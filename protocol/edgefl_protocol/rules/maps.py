@@ -50,6 +50,16 @@ def reply_name(label: int) -> str:
     return f"maps.{label}"
 
 
+def buffer_name(label: int, site: str) -> str:
+    """Name the maps of a class and site in the server's buffer."""
+    return f"maps.{label}.{site}"
+
+
+def broadcast_name(peer: int, label: int) -> str:
+    """Name the maps of a numbered peer and a class in a broadcast."""
+    return f"maps.{peer}.{label}"
+
+
 def class_in_reply(name: str) -> int | None:
     """Return the class of an array of a reply; None where it holds no maps of a class."""
     found = _REPLY.fullmatch(name)
@@ -140,7 +150,7 @@ def replaced(buffer: Arrays, replies: Mapping[str, Arrays], classes: int) -> dic
     Raises:
         MapsError: maps of a class that the task does not have.
     """
-    gone = {f"maps.{label}.{site}" for label, site in maps_in_buffer(buffer) if site in replies}
+    gone = {buffer_name(label, site) for label, site in maps_in_buffer(buffer) if site in replies}
     kept = {name: value for name, value in buffer.items() if name not in gone}
     for site in sorted(replies):
         for name in sorted(filter(is_maps, replies[site])):
@@ -149,7 +159,7 @@ def replaced(buffer: Arrays, replies: Mapping[str, Arrays], classes: int) -> dic
                 raise MapsError(
                     f"the array {name[:40]} names no class of this task: {reply_name(0)} to {reply_name(classes - 1)}."
                 )
-            kept[f"maps.{label}.{site}"] = replies[site][name]
+            kept[buffer_name(label, site)] = replies[site][name]
     return kept
 
 
@@ -164,7 +174,7 @@ def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
     for receiver in sites:
         number = {peer: index for index, peer in enumerate(peer for peer in holders if peer != receiver)}
         found[receiver] = {
-            f"maps.{number[site]}.{label}": maps for (label, site), maps in held.items() if site in number
+            broadcast_name(number[site], label): maps for (label, site), maps in held.items() if site in number
         }
     return found
 
@@ -175,7 +185,7 @@ def dealt(broadcast: Arrays, rng: np.random.Generator) -> Arrays:
     peers = sorted({peer for peer, _ in held})
     number = {peers[drawn]: index for index, drawn in enumerate(rng.permutation(len(peers)).tolist())}
     others = {name: value for name, value in broadcast.items() if not is_maps(name)}
-    return {**others, **{f"maps.{number[peer]}.{label}": maps for (peer, label), maps in held.items()}}
+    return {**others, **{broadcast_name(number[peer], label): maps for (peer, label), maps in held.items()}}
 
 
 # Class numbers: a model may list the federation's classes in another order
@@ -201,8 +211,8 @@ def numbered_as_model(broadcast: Arrays, task: Sequence[str], model: Sequence[st
     arrays = {name: value for name, value in broadcast.items() if not is_maps(name)}
     for (peer, label), maps in maps_in_broadcast(broadcast).items():
         if label >= len(task):
-            raise MapsError(f"the others' array maps.{peer}.{label} belongs to no class of the federation")
-        arrays[f"maps.{peer}.{list(model).index(task[label])}"] = maps
+            raise MapsError(f"the others' array {broadcast_name(peer, label)} belongs to no class of the federation")
+        arrays[broadcast_name(peer, list(model).index(task[label]))] = maps
     return arrays
 
 
@@ -241,8 +251,8 @@ def peer_targets(
     for (peer, label), maps in found.items():
         if label >= classes or maps.ndim != 2 or maps.shape[1] != tokens:
             raise MapsError(
-                f"the others' array maps.{peer}.{label} does not fit this model of {classes} classes and {tokens} "
-                "patches; fetch the federation's bundle"
+                f"the others' array {broadcast_name(peer, label)} does not fit this model of {classes} classes and "
+                f"{tokens} patches; fetch the federation's bundle"
             )
     means, counts = peer_means(((label, maps) for (_, label), maps in found.items()), classes, tokens)
     weights = MEAN5 * (counts > 0) if weight == "mean5" else counts

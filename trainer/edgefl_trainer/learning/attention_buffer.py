@@ -4,8 +4,8 @@
     server: a reply replaces all maps of its site; a site receives those of all others       rules.maps
     site:   lambda·L_KD pulls its maps of class k to the mean of the peers' mean maps of k   distillation
 
-What devices do alike, the choice, names and means of maps, is `edgefl_protocol.rules.maps`. Source: FedEvPrompt (arXiv
-2411.10071) section 3.2, eq. 6 and 7; docs/methods.md, distillation.
+Ranking, names and means of maps are shared with devices (`edgefl_protocol.rules.maps`); `select=random` and `correct`
+exist here alone. Source: FedEvPrompt (arXiv 2411.10071) section 3.2, eq. 6 and 7; docs/methods.md, distillation.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Batches of a site's images in the order of an epoch, on the device that learns them, and its arithmetic."""
+"""An epoch's batches as tensors on the site's torch device, and the precision that is used there."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

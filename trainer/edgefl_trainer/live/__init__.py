@@ -1,12 +1,13 @@
 """A site of this machine in a live federation: `edgefl-train join`.
 
-    seat        keys, membership, outbox: the side towards the coordinator (`edgefl_exchange`)
-    work        what the signed task and the site's own data make together: method, settings, task, site
-    exchanges   one exchange: broadcast → the method's site half → reply, each step durable before the next
-    joining     the loop from the invite to the last hand-out, waiting where there is nothing to do
-    ending      the run directory a site is left with: model, calibration, figures
+    joining           the loop from the invite to the last hand-out, waiting where there is nothing to do
+    site_membership   keys, enrolment, outbox: the side towards the coordinator
+    site_work         what the signed task and the site's own data make together: method, settings, task, site
+    exchanges         one exchange: broadcast → the method's site half → reply, each step durable before the next
+    final_results     the run directory a site is left with: model, calibration, figures
 
-Of the device's package `edgefl_exchange` alone is used. Source: docs/design.md 2, 4 and 5; docs/decisions/0030.
+It talks to the coordinator through `edgefl_exchange`, and imports nothing of the device.
+Source: docs/design.md 2, 4 and 5; docs/decisions/0030.
 """
 
 from edgefl_trainer.live.joining import Join, join

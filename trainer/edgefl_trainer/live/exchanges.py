@@ -5,8 +5,8 @@
     accepted: state → `checkpoints/latest.json`, line → `metrics.jsonl`; else both are dropped  settled
 
 Guarantees: a kill at any moment loses at most a round of learning that was not finished; a finished one is neither
-learned again nor sent under another key. As in the local engine, a site whose reply did not count in a round is after
-it as it was before: its state is always the one that its newest accepted reply names. Exchanges are numbered as the
+learned again nor sent under another key. Where a reply is not accepted, the site's state goes back to that of
+its newest accepted reply, as in the local engine. Exchanges are numbered as the
 coordinator's rounds, from 1; one that was missed is skipped. Source: docs/security.md, reliability, checks 56 and 57;
 docs/decisions/0030.
 """

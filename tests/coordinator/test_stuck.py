@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from edgefl_coordinator.rounds.prospects import beyond_members, set_command, unfinishable, usual_quorum
-from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import Close, Round, cohort_allows, decide
+from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings, TaskSettings
 
 RULES = RoundSettings(count=2, quorum_min=3, quorum_target=3, min_cohort=2, deadline_s=60)
