@@ -68,9 +68,9 @@ FLOORS = {
         "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
-        "cli", "commands", "live", "experiments", "engine", "method_halves", "methods", "learning", "evaluate", "data",
-        "contract", "models", "losses", "rollout", "augment", "torch_seed", "bounds", "typed_values",
-        "declared_ranges", "declared_names", "errors",
+        "cli", "commands", "live", "tracking", "experiments", "engine", "method_halves", "methods", "learning",
+        "evaluate", "data", "contract", "models", "losses", "rollout", "augment", "torch_seed", "bounds",
+        "typed_values", "declared_ranges", "declared_names", "errors",
     ),
     "edgefl_export": (
         "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",

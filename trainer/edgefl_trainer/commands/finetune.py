@@ -76,10 +76,11 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "colour", "see
     type=click.Choice(["auto", "none", "bf16"]),
     help="Network precision; auto is bf16 on CUDA.  [default: auto]",
 )
+@shared.track
 @shared.resume
 @shared.summary_json
 @needs_trainer
-def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
+def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, track: tuple[str, ...], **options: Any) -> None:
     """Fine-tune with few labels what RUN learned without any. The whole network of RUN and a head learn from a share of
     the labels.
 
@@ -88,7 +89,9 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
     from edgefl_trainer.data.specs import check_there
     from edgefl_trainer.engine.folder import check_finished
     from edgefl_trainer.engine.settings import given_settings, resolve
+    from edgefl_trainer.tracking.tracks import read_tracks
 
+    tracks = read_tracks(track, out)
     assignments = [f"mode={options.pop('mode')}", *_checked(options.pop("assignments"))]
     if options["classes"] is not None:
         options["classes"] = names(options["classes"])
@@ -99,10 +102,11 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.engine.run import run
+    from edgefl_trainer.tracking.following import followed
 
     settings = resolve("finetune", flags_of(open_run(run_dir), options), None, assignments)
     with tells_how_to_go_on(resuming(out)):
-        summary = run(settings, out, resume=resume)
+        summary = run(settings, out, resume=resume, during=followed(tracks, out, settings))
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
 
 

@@ -63,6 +63,14 @@ device = click.option(
     type=click.Choice(["auto", "cpu", "cuda"]),
     help="Where to compute; auto is CUDA where there is a device.  [default: auto]",
 )
+track = click.option(
+    "--track",
+    "track",
+    multiple=True,
+    metavar="TRACKER",
+    help="Follow the run in TensorBoard (tensorboard, or tensorboard:DIR) or on an MLflow server (mlflow:URI); "
+    "repeatable.",
+)
 resume = click.option("--resume", is_flag=True, help="Continue the run in DIR.")
 summary_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 force = click.option("--force", is_flag=True, help="Overwrite files that exist.")

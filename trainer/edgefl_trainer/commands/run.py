@@ -121,10 +121,11 @@ def _without_site(_context: click.Context, _option: click.Parameter, value: str 
     hidden=True,  # there is one; scripts may name it
     help="Where the sites run: local means in this process, one after the other.",
 )
+@shared.track
 @shared.resume
 @shared.summary_json
 @needs_trainer
-def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
+def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple[str, ...], **options: Any) -> None:
     """Learn with METHOD over all sites of the data. Model, metrics and summary are left in DIR.
 
     `edgefl-train run --resume --out DIR` continues the run in DIR and needs nothing else.
@@ -135,7 +136,9 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     from edgefl_trainer.engine.folder import begun_settings, check_begun, check_free
     from edgefl_trainer.engine.settings import given_settings, resolve, resolve_again
     from edgefl_trainer.models.backbone_names import check_name
+    from edgefl_trainer.tracking.tracks import read_tracks
 
+    tracks = read_tracks(track, out)
     assignments, config = options.pop("assignments"), options.pop("config")
     del options["engine"]  # there is one
     if options["classes"] is not None:
@@ -158,10 +161,11 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
         settings = resolve(method, options, config, assignments)
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.run import run as run_federation
+    from edgefl_trainer.tracking.following import followed
 
     try:
         with tells_how_to_go_on(resuming(out)):
-            summary = run_federation(settings, out, resume=resume)
+            summary = run_federation(settings, out, resume=resume, during=followed(tracks, out, settings))
     except DataError as error:
         if type(error) is not DataError or settings.partition:  # a partition deals what the data does not
             raise

@@ -16,7 +16,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,19 +61,24 @@ SELF_SUPERVISED_TASK = "pixels"
 MODIFIED = "(modified)"  # of a commit: its tracked files were changed
 
 
-def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
+def run(
+    settings: RunSettings, folder: Path, *, resume: bool, during: AbstractContextManager[None] | None = None
+) -> dict[str, Any]:
     """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
-    An `EdgeflError` is one sentence about what is wrong and what to do.
+    `during` is entered once the folder is this process's, and left when the run has ended. An `EdgeflError` is one
+    sentence about what is wrong and what to do.
     """
     method = settings.build_method()
     check_travels(method)
     check_free(folder)
     check_claim(folder, settings, resume=resume)
     check_alone(folder)
+    during = during or nullcontext()
     if resume and (finished := finished_summary(folder)) is not None:
         tell(f"the run in {folder} is finished; nothing was computed again")
-        return finished
+        with during:
+            return finished
     check_backbone(settings, method)
     choose_device(settings.device)
     partition = read_partition(Path(settings.partition).expanduser()) if settings.partition else None
@@ -90,7 +95,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
     device = next(iter(sites.values())).device
-    with working_in(folder, settings, resume=resume), repeatable(device):
+    with working_in(folder, settings, resume=resume), repeatable(device), during:
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         write_atomic(folder / "environment.json", _json(environment(settings)))
         if task.questions is not None:

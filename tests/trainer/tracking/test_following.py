@@ -1,0 +1,112 @@
+"""Trackers and the run: it never waits long for one, and a tracker has everything once, whatever happens between."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.tracking import following
+from edgefl_trainer.tracking.tracks import Track
+
+TRACK = Track("mlflow", "http://localhost:1")
+SETTINGS = RunSettings(method="local", data=("lesions:",), preset="tiny")
+
+
+class Book:
+    """A tracker that keeps figures by name and step, as both real ones do; `fails` are its first calls."""
+
+    def __init__(self, fails: int = 0):
+        self.begun, self.fails, self.points, self.ended, self.texts = 0, fails, {}, None, {}
+        self.changed = threading.Event()
+
+    def begin(self, run):
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("nobody\nanswers " + "x" * 1000)
+        self.begun += 1
+
+    def figures(self, step, seconds, figures):
+        self.points |= {(name, step): (value, seconds) for name, value in figures.items()}
+        self.changed.set()
+
+    def end(self, ending, texts):
+        self.ended, self.texts = ending, texts
+
+
+def write_lines(folder, rounds):
+    lines = [
+        {"phase_index": r - 1, "round": r, "phase": "train", "site": s, "seconds": 2.0, "loss": r + 0.5}
+        for r in range(1, rounds + 1)
+        for s in ("a", "b")
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_summary(folder):
+    (folder / "summary.json").write_text(json.dumps({"state_sha256": "ab" * 32, "mean_balanced_accuracy": 0.5}))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "LONGEST_PAUSE", 0.04)
+
+
+def test_each_round_is_sent_as_it_ends_and_the_summary_last(tmp_path):
+    book = Book()
+    with following.followed([TRACK], tmp_path, SETTINGS, lambda *_: book):
+        for rounds in (1, 2):
+            book.changed.clear()
+            write_lines(tmp_path, rounds)
+            assert book.changed.wait(10)
+        write_summary(tmp_path)
+    assert book.begun == 1 and book.ended == "FINISHED" and book.texts == {"state_sha256": "ab" * 32}
+    wanted = {("loss/a", 1): (1.5, 4.0), ("loss/b", 2): (2.5, 8.0), ("mean_balanced_accuracy", 2): (0.5, 8.0)}
+    assert wanted.items() <= book.points.items()
+
+
+@pytest.mark.parametrize(("stop", "ending"), [(KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")])
+def test_how_a_run_ended_is_told(tmp_path, stop, ending):
+    book = Book()
+    with pytest.raises(stop), following.followed([TRACK], tmp_path, SETTINGS, lambda *_: book):
+        write_lines(tmp_path, 1)
+        raise stop
+    assert book.ended == ending and ("loss/a", 1) in book.points
+
+
+def test_a_tracker_that_fails_is_told_once_and_has_everything_in_the_end(tmp_path, capsys):
+    book = Book(fails=3)
+    with following.followed([TRACK], tmp_path, SETTINGS, lambda *_: book):
+        write_lines(tmp_path, 2)
+        assert book.changed.wait(10)
+        write_summary(tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line.startswith("warning: MLflow (http://localhost:1) did not take") and "ConnectionError: nobody answ" in line
+    )
+    assert len(line) < 400 and "the run does not need it" in line
+    assert ("loss/b", 2) in book.points and book.ended == "FINISHED"
+
+
+def test_a_tracker_that_hangs_delays_a_run_for_a_bounded_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(following, "LAST_SECONDS", 0.3)
+    free = threading.Event()
+
+    class Stuck(Book):
+        def begin(self, run):
+            free.wait()
+
+    started = time.monotonic()
+    with following.followed([TRACK, TRACK], tmp_path, SETTINGS, lambda *_: Stuck()):
+        write_lines(tmp_path, 1)
+    assert 0.2 < time.monotonic() - started < 5
+    assert capsys.readouterr().err.count("it took too long") == 2
+    free.set()
+
+
+def test_nothing_is_written_where_nobody_follows(tmp_path):
+    with following.followed([], tmp_path, SETTINGS):
+        pass
+    assert not list(tmp_path.iterdir())
