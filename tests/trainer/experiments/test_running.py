@@ -163,16 +163,16 @@ def test_a_dry_run_prints_commands_and_leaves_nothing(tmp_path):
 def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
     from edgefl_trainer.errors import TrainingError
-    from edgefl_trainer.experiments import running
+    from edgefl_trainer.experiments import crews
 
-    plain = running.run
+    plain = crews.run
 
     def diverge(settings, folder, *, resume):
         if settings.method == "local":
             raise TrainingError("site a diverged.")
         return plain(settings, folder, resume=resume)
 
-    monkeypatch.setattr(running, "run", diverge)
+    monkeypatch.setattr(crews, "run", diverge)
     found = edgefl_train("experiment", FILE, *CHOICE, "--out", tmp_path / "o")
     assert found.code == 1 and "failed: site a diverged." in found.err and "1 run failed" in found.err
     assert "Traceback" not in found.err and "FedAvg |" in found.out

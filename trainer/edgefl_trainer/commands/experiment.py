@@ -64,6 +64,20 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "none", "bf16"]),
     help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Make N runs at once, each in a process of its own; of several GPUs each takes one in turn.  "
+    "[default: one after the other, here]",
+)
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Show what runs where, how far, and how long yet. Without --workers nothing is run: look from a second "
+    "terminal.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --watch: one JSON object for each change, one a line.")
 @click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
 @click.option(
     "--format",
@@ -74,7 +88,16 @@ if TYPE_CHECKING:
     help="Form of the table.",
 )
 @needs_trainer
-def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any) -> None:
+def experiment(
+    file: Path,
+    out: Path,
+    dry_run: bool,
+    style: str,
+    workers: int | None,
+    watch: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Run a paper's table, and print it beside the paper's numbers. The tables are files: experiments/*.toml.
 
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
@@ -83,6 +106,8 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.planning import OWN, commands, plan_runs, pretraining_of
 
+    if as_json and not watch:
+        raise click.UsageError("--json is the form of --watch; that of the table is --format json.")
     table = read_experiment(file)
     planned = plan_runs(table, _choice(out, **options), os.environ)
     if dry_run:
@@ -90,17 +115,30 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
             click.echo(line)
         return
     check_free(out, OWN, "no runs of an experiment")
+    if watch and workers is None:
+        from edgefl_trainer.experiments.running import jobs_of
+        from edgefl_trainer.experiments.watching import watch_study
+
+        watch_study(jobs_of(planned), out, as_json=as_json)
+        return
     from edgefl_trainer.experiments.comparison import TRIAL, render_comparison  # with matplotlib, which takes a second
+    from edgefl_trainer.experiments.crews import Processes, ThisProcess
     from edgefl_trainer.experiments.finished import find_runs
-    from edgefl_trainer.experiments.running import run_planned
+    from edgefl_trainer.experiments.running import jobs_of, run_planned
+    from edgefl_trainer.experiments.study_book import BOOK, StudyBook
+    from edgefl_trainer.experiments.watching import following
 
     told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     known = f"tiny: seconds to minutes a run, {TRIAL}" if options["tiny"] else f"the file's figures: {told}"
     first = pretraining_of(planned)
     from_what = f" that start from {counted(len(first), 'pre-training run')}" if first else ""
     click.echo(f"{table.title}: {counted(len(planned), 'run')}{from_what}; {known}", err=True)
-    with tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])):
-        failed = run_planned(planned, lambda line: click.echo(line, err=True))
+    with (
+        tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])),
+        following(jobs_of(planned), out, shown=watch, as_json=as_json) as look,
+    ):
+        crew = ThisProcess() if workers is None else Processes(workers, out / BOOK, look)
+        failed = run_planned(planned, lambda line: click.echo(line, err=True), crew, StudyBook(out))
     folders = [one.folder for one in planned if one.name not in failed]
     if folders:
         click.echo(render_comparison(table, find_runs(table, folders), style))

@@ -86,6 +86,11 @@ class Checkpoints:
         self._folder = folder
         make_folder(folder)
 
+    @staticmethod
+    def sites_done(folder: Path, phase: int) -> int:
+        """Count the sites of a phase whose work is kept; `folder` is the checkpoints', of which nothing is made."""
+        return len(list((folder / f"phase-{phase:04d}").glob("*.metrics.json")))
+
     def progress(self) -> RunProgress:
         """Read `latest.json`; nothing is finished where there is none. A `RunError` where the file is not ours."""
         path = self._folder / "latest.json"

@@ -1,36 +1,37 @@
-"""Runs what was planned, one after the other, and goes on where a run was stopped.
+"""Runs what was planned, in this process or in several, and goes on where a run was stopped.
 
 Guarantees: nothing is computed twice: a partition that is there is used if it is the same one, a finished run is
 skipped, a stopped one resumed. A run that others start from is made before the first of them; if it fails, so do
 they. A run that fails does not keep the others from being tried.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.partition import make_partition, read_partition
 from edgefl_trainer.engine.folder import check_claim, finished_summary, make_folder
-from edgefl_trainer.engine.run import check_backbone, run
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.run import check_backbone
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.tables.rows import usual_metric
+from edgefl_trainer.experiments.crews import Crew, Job
 from edgefl_trainer.experiments.planning import (
     PlannedPartition,
-    PlannedPretraining,
     PlannedRun,
     partitions_of,
     pretraining_of,
 )
+from edgefl_trainer.experiments.study_book import StudyBook
 
 Say = Callable[[str], None]
 
 
-def run_planned(runs: Sequence[PlannedRun], say: Say) -> list[str]:
+def run_planned(runs: Sequence[PlannedRun], say: Say, crew: Crew, book: StudyBook) -> list[str]:
     """Make what is not there yet, tell `say` of each run and failure, and return the names of the runs that failed.
+
+    `crew` makes the runs; `book` is told who makes which, for those who watch.
 
     Raises:
         EdgeflError: nothing can be begun: a partition cannot be made, or a run's folder or backbone cannot be used.
@@ -44,52 +45,75 @@ def run_planned(runs: Sequence[PlannedRun], say: Say) -> list[str]:
         check_backbone(settings, settings.build_method())
     for partition in partitions_of(runs):
         _ensure_partition(partition, say)
-    pretrained: dict[Path, bool] = {}
-    failed = []
+    with book.led():
+        try:
+            return _made(jobs_of(runs), say, crew, book)
+        finally:
+            crew.stop()
+
+
+def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
+    """List every run to be made, in order, each pre-training before the first run that starts from it."""
+    jobs: dict[Path, Job] = {}
     for number, planned in enumerate(runs, 1):
-        head = f"{number}/{len(runs)} {planned.name}: {planned.row.label}"
         before = planned.pretraining
-        if finished_summary(planned.folder) is not None:
-            say(f"{head}: finished before")
-            continue
-        if before is not None and before.folder not in pretrained:
-            pretrained[before.folder] = _pretrain(before, say)
-        if before is not None and not pretrained[before.folder]:
-            say(f"{head}: failed: it starts from {before.name}")
-            failed.append(planned.name)
-            continue
-        say(head)
-        summary = _tried(planned.settings, planned.folder, head, say)
-        if summary is None:
-            failed.append(planned.name)
-            continue
-        metric = usual_metric([summary])
-        mean = summary[f"mean_{metric}"]
-        shown = "no figure" if mean is None else f"mean {metric.replace('_', ' ')} {mean:.1%}"
-        say(f"{head}: {shown}, {summary['seconds']:.0f} s")
-    return failed
+        if before is not None and before.folder not in jobs:
+            jobs[before.folder] = Job(
+                name=before.name, head=before.name, settings=before.settings, folder=before.folder
+            )
+        head = f"{number}/{len(runs)} {planned.name}: {planned.row.label}"
+        after = None if before is None else before.folder
+        jobs[planned.folder] = Job(
+            name=planned.name, head=head, settings=planned.settings, folder=planned.folder, after=after
+        )
+    return list(jobs.values())
 
 
-def _pretrain(planned: PlannedPretraining, say: Say) -> bool:
-    """Make a run that others start from, unless it is there; whether it is there then."""
-    if finished_summary(planned.folder) is not None:
-        say(f"{planned.name}: finished before")
-        return True
-    say(planned.name)
-    summary = _tried(planned.settings, planned.folder, planned.name, say)
-    if summary is None:
-        return False
-    say(f"{planned.name}: {summary['seconds']:.0f} s")
-    return True
+def _made(jobs: Sequence[Job], say: Say, crew: Crew, book: StudyBook) -> list[str]:
+    """Give jobs to the crew as its workers become free; the names of those that failed."""
+    waiting, under_way = list(jobs), 0
+    causes: dict[Path, str] = {}
+    while waiting or under_way:
+        for job in list(waiting):
+            if finished_summary(job.folder) is not None:
+                say(f"{job.head}: finished before")
+            elif job.after in causes:
+                causes[job.folder] = f"it starts from {next(one.name for one in jobs if one.folder == job.after)}"
+                _fail(job, causes[job.folder], say, book)
+            elif crew.free is None or (job.after is not None and finished_summary(job.after) is None):
+                continue
+            else:
+                say(job.head)
+                worker = crew.free
+                book.began(job.name, job.folder, worker, crew.begin(job))
+                under_way += 1
+            waiting.remove(job)
+        if under_way:
+            under_way -= 1
+            outcome = crew.ended()
+            summary = finished_summary(outcome.job.folder)
+            if outcome.cause or summary is None:
+                causes[outcome.job.folder] = outcome.cause or "it left no summary"
+                _fail(outcome.job, causes[outcome.job.folder], say, book)
+            else:
+                say(f"{outcome.job.head}: {_result(summary)}")
+    return [job.name for job in jobs if job.folder in causes]
 
 
-def _tried(settings: RunSettings, folder: Path, head: str, say: Say) -> dict[str, Any] | None:
-    """The summary of a run, or None where it failed, which is told."""
-    try:
-        return run(settings, folder, resume=True)
-    except EdgeflError as error:
-        say(f"{head}: failed: {error}")
-        return None
+def _fail(job: Job, cause: str, say: Say, book: StudyBook) -> None:
+    say(f"{job.head}: failed: {cause}")
+    book.failed(job.name, cause)
+
+
+def _result(summary: Mapping[str, Any]) -> str:
+    """The figure and the seconds of a finished run; of one without labels the seconds."""
+    seconds = f"{summary['seconds']:.0f} s"
+    metric = usual_metric([summary])
+    if f"mean_{metric}" not in summary:
+        return seconds
+    mean = summary[f"mean_{metric}"]
+    shown = "no figure" if mean is None else f"mean {metric.replace('_', ' ')} {mean:.1%}"
+    return f"{shown}, {seconds}"
 
 
 def _ensure_partition(wanted: PlannedPartition, say: Say) -> None:

@@ -1,0 +1,242 @@
+"""`experiment --workers N`: the same table, runs that fail or are killed, Ctrl-C, and what `--watch` shows."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import edgefl_train
+
+from edgefl_trainer.experiments import crews, watching
+from edgefl_trainer.experiments.crews import Job, environment_of, visible_cards
+from edgefl_trainer.experiments.study_book import StudyBook
+
+FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
+CHOICE = (FILE, "--tiny", "--rows", "local-bt,fedavg-bt", "--device", "cpu", "--seeds", "0,1")
+LONG = ("--rounds", "400")  # more than any machine does while a test looks
+PROGRAM = "from edgefl_trainer.cli import main; main()"
+FIRST = "centres/fedavg-bt/seed-0"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch, cached):
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def table_rows(folder: Path) -> list[str]:
+    found = edgefl_train("table", folder, "--experiment", FILE, "--format", "json").json()["tables"][0]["rows"]
+    return [json.dumps({k: v for k, v in row.items() if not k.startswith("seconds")}) for row in found]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    paths = sorted(folder.glob("*/*/seed-*/summary.json"))
+    return {str(path.parent.relative_to(folder)): json.loads(path.read_text())["state_sha256"] for path in paths}
+
+
+def watched(out: Path, *more: object) -> list[dict]:
+    """What a second terminal is told."""
+    found = edgefl_train("experiment", *CHOICE, *more, "--out", out, "--watch", "--json")
+    assert found.code == 0, found.err
+    return [json.loads(line) for line in found.out.splitlines()]
+
+
+@contextlib.contextmanager
+def study(out: Path, *more: object):
+    """The command in a process of its own, as at a terminal."""
+    words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *more, "--workers", "2", "--out", str(out)]
+    with (out.parent / "err").open("wb") as err:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=err)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def until(true, seconds: float = 120.0):
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def notes(out: Path, *, learning: bool = False) -> list[dict]:
+    """The notes of two runs under way; of such as have finished a round."""
+    found = [(name, StudyBook(out).note_of(name)) for name in (FIRST, FIRST.replace("fedavg", "local"))]
+    found += [(name, StudyBook(out).note_of(name)) for name in ("centres/local-bt/seed-1", "centres/fedavg-bt/seed-1")]
+    working = [{"run": name, **note} for name, note in found if "process" in note]
+    if learning:
+        working = [note for note in working if (out / note["run"] / "metrics.jsonl").exists()
+                   and (out / note["run"] / "metrics.jsonl").read_text()]  # fmt: skip
+    return working if len(working) == 2 else []
+
+
+def alive(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def job(folder: Path) -> Job:
+    from edgefl_trainer.engine.settings import RunSettings
+
+    settings = RunSettings(method="local", data=("lesions:sites=2,images=40,px=36",), preset="tiny", rounds=400)
+    return Job(name="part/row/seed-0", head="1/1", settings=settings, folder=folder / "run")
+
+
+def test_a_process_that_is_killed_is_an_outcome_and_one_that_is_stopped_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(crews, "LOOK_SECONDS", 0.02)
+    looks = []
+    crew = crews.Processes(2, tmp_path / ".study", lambda: looks.append(1))
+    killed, stopped = crew.begin(job(tmp_path)), crew.begin(job(tmp_path / "other"))
+    assert crew.free is None
+    os.kill(killed, signal.SIGKILL)
+    outcome = crew.ended()
+    assert "ended by SIGKILL, as the system does where memory runs out" in outcome.cause and crew.free == 1
+    assert alive(stopped)
+    crew.stop()
+    assert not alive(stopped)
+
+
+@pytest.mark.slow
+def test_the_table_is_the_same_whatever_the_number(tmp_path):
+    one = edgefl_train("experiment", *CHOICE, "--rounds", "1", "--out", tmp_path / "one")
+    two = edgefl_train("experiment", *CHOICE, "--rounds", "1", "--out", tmp_path / "two", "--workers", "2")
+    assert one.code == two.code == 0, two.err
+    assert digests(tmp_path / "one") == digests(tmp_path / "two") and len(digests(tmp_path / "two")) == 4
+    assert table_rows(tmp_path / "one") == table_rows(tmp_path / "two")
+    (state,) = watched(tmp_path / "two", "--rounds", "1")
+    assert (state["led"], state["finished"], state["of"]) == (False, 4, 4)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_told_and_the_others_go_on(tmp_path):
+    """kill −9 of one run's process: the others are made, and the same command makes that one, to the same bits."""
+    out = tmp_path / "out"
+    with study(out, *LONG) as leading:
+        hit, other = until(lambda: notes(out, learning=True))
+        os.kill(hit["process"], signal.SIGKILL)
+        until(lambda: "failed" in StudyBook(out).note_of(hit["run"]))
+        assert "SIGKILL" in StudyBook(out).note_of(hit["run"])["failed"]
+        assert alive(other["process"]) and leading.poll() is None
+        until(lambda: len(notes(out)) == 2)  # the worker has taken the next run
+    assert (
+        f"{hit['run']}: " in (tmp_path / "err").read_text()
+        and "failed: its process was" in (tmp_path / "err").read_text()
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "out"
+    with study(out, *LONG) as leading:
+        working = until(lambda: notes(out, learning=True))
+        leading.send_signal(signal.SIGINT)
+        assert leading.wait(60) == 1
+    assert not any(alive(note["process"]) for note in working)
+    line = (tmp_path / "err").read_text().splitlines()[-1]
+    assert line.startswith("stopped; continue with: ") and "Traceback" not in (tmp_path / "err").read_text()
+    states = {run["run"]: run for run in watched(out, *LONG)[-1]["runs"]}
+    before = {note["run"]: states[note["run"]]["round"] for note in working}
+    assert all(states[name]["state"] == "stopped" and done >= 1 for name, done in before.items())
+    with study(out, *LONG):
+        until(lambda: [note for note in notes(out) if note["phases"] >= before.get(note["run"], 1)])
+
+
+@pytest.mark.slow
+def test_a_killed_command_takes_its_processes_along(tmp_path):
+    out = tmp_path / "out"
+    with study(out, *LONG) as leading:
+        working = until(lambda: notes(out, learning=True))
+        leading.kill()
+        leading.wait()
+        until(lambda: not any(alive(note["process"]) for note in working), 60)
+    assert not StudyBook(out).is_led()
+
+
+@pytest.mark.slow
+def test_a_second_terminal_sees_what_runs_where(tmp_path):
+    out = tmp_path / "out"
+    with study(out, *LONG):
+        until(lambda: notes(out, learning=True))
+        words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *LONG, "--out", str(out), "--watch"]
+        with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as looking:
+            states = [json.loads(looking.stdout.readline()) for _ in range(2)]  # it changes: rounds go on
+            looking.kill()
+        table = subprocess.run(words, capture_output=True, text=True, check=True).stdout  # once: no terminal
+    running = [run for run in states[-1]["runs"] if run["state"] == "running"]
+    assert states[-1]["led"] and states[-1]["running"] == 2 and {run["worker"] for run in running} == {1, 2}
+    assert all(0 < run["seconds_left"] and 1 <= run["round"] < 400 and run["rounds"] == 400 for run in running)
+    assert states[0] != states[1] and states[-1]["seconds_left"] > max(run["seconds_left"] for run in running)
+    assert "worker 1, process" in table and "0 of 4 runs finished" in table
+
+
+def test_a_row_that_cannot_be_made_is_told_with_its_cause(tmp_path, monkeypatch):
+    """The sentence of the run itself, from its own process."""
+    monkeypatch.setattr(crews, "LOOK_SECONDS", 0.05)
+    (tmp_path / "centres/local-bt/seed-0/checkpoints").mkdir(parents=True)
+    (tmp_path / "centres/local-bt/seed-0/config.toml").write_text(settings_of(tmp_path))
+    (tmp_path / "centres/local-bt/seed-0/checkpoints/latest.json").write_text("{")
+    words = ("experiment", *CHOICE[:-1], "0", "--rounds", "1", "--out", tmp_path, "--workers", "2")
+    found = edgefl_train(*words)
+    assert found.code == 1 and "1 run failed" in found.err and "FedAvg |" in found.out
+    (line,) = [line for line in found.err.splitlines() if "failed: " in line]
+    assert "centres/local-bt/seed-0" in line and "latest.json is damaged" in line
+
+
+def settings_of(out: Path) -> str:
+    from edgefl_trainer.experiments.files import read_experiment
+    from edgefl_trainer.experiments.planning import Choice, plan_runs
+
+    choice = Choice(out=out, rows=("local-bt",), tiny=True, flags={"device": "cpu", "rounds": 1})
+    (planned,) = plan_runs(read_experiment(FILE), choice, os.environ)
+    return planned.settings.to_toml()
+
+
+def test_the_settings_a_process_is_given_are_the_planned_ones(tmp_path):
+    from edgefl_trainer.engine.settings import RunSettings, from_toml
+    from edgefl_trainer.experiments.files import read_experiment
+    from edgefl_trainer.experiments.planning import Choice, plan_runs
+
+    for path in sorted(FILE.parent.glob("*.toml")):
+        for planned in plan_runs(read_experiment(path), Choice(out=tmp_path, tiny=True), {"EDGEFL_DATA": "/nowhere"}):
+            assert RunSettings(**from_toml(planned.settings.to_toml().encode(), "")) == planned.settings
+
+
+def test_each_process_has_one_gpu_in_turn():
+    assert (
+        visible_cards({"CUDA_VISIBLE_DEVICES": "3, 5"}) == ["3", "5"]
+        and visible_cards({"CUDA_VISIBLE_DEVICES": ""}) == []
+    )
+    found = [environment_of(worker, ["3", "5"], {"A": "b"}) for worker in (1, 2, 3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["3", "5", "3"] and found[0]["A"] == "b"
+    assert environment_of(2, ["3"], {}) == {}
+
+
+def test_how_long_yet_is_told_from_this_process_own_pace(tmp_path):
+    """By hand: taken over after 2 of 10 rounds, 5 done in 30 s: 10 s a round, 50 s left; one more run waits."""
+    from edgefl_trainer.engine.settings import RunSettings
+
+    settings = RunSettings(method="local", data=("lesions:",), preset="tiny", rounds=10)
+    jobs = [Job(name=name, head=name, settings=settings, folder=tmp_path / name) for name in ("a", "b")]
+    book, latest = StudyBook(tmp_path), tmp_path / "a/checkpoints/latest.json"
+    latest.parent.mkdir(parents=True)
+    latest.write_text(json.dumps({"phases": 2}))
+    with book.led():
+        book.began("a", tmp_path / "a", 1, 4711)
+        latest.write_text(json.dumps({"phases": 5}))
+        began = book.note_of("a")["began"]
+        found = watching.StudyWatch(jobs, tmp_path).state(now=began + 30)
+        first, second = found["runs"]
+        assert (first["state"], first["round"], first["seconds_left"]) == ("running", 5, pytest.approx(50))
+        assert second["state"] == "waiting" and found["seconds_left"] == pytest.approx(50 + (30 + 50))
+    assert watching.StudyWatch(jobs, tmp_path).state()["runs"][0]["state"] == "waiting"  # nobody leads any more

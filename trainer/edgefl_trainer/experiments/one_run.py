@@ -1,0 +1,41 @@
+"""A process that makes one run of a study: `python -m edgefl_trainer.experiments.one_run`, begun by `crews.Processes`.
+
+Guarantees: the run has exactly the settings that stand in the one line of its standard input; it stops as by Ctrl-C,
+resumable, when that input ends: so it never outlives the command that began it, not even one ended by kill −9.
+"""
+
+import _thread
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from edgefl_protocol.errors import EdgeflError
+
+FAILED = 1  # exit status
+
+
+def main() -> None:
+    """Make the run, and end with its one sentence on standard error where it fails."""
+    asked = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_when_alone, daemon=True).start()
+    try:
+        from edgefl_trainer.engine.run import run
+        from edgefl_trainer.engine.settings import RunSettings, from_toml
+
+        settings = RunSettings(**from_toml(asked["settings"].encode(), "the study"))
+        run(settings, Path(asked["folder"]), resume=True)
+    except EdgeflError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+
+
+def _stop_when_alone() -> None:
+    os.read(sys.stdin.fileno(), 1)  # not by the buffer, which a thread that waits would keep locked at the end
+    _thread.interrupt_main()
+
+
+if __name__ == "__main__":
+    main()
