@@ -15,7 +15,7 @@ from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.evaluate.bars import Bar, _annotate, _draw, plot_bars
-from edgefl_trainer.experiments import running
+from edgefl_trainer.experiments import crews
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, figure_of
 from edgefl_trainer.experiments.planning import Choice, commands, plan_runs, pretraining_of
@@ -323,14 +323,14 @@ def test_a_run_that_started_otherwise_is_not_shown_as_a_row(old, new, ran, tmp_p
 
 
 def test_rows_whose_pretraining_fails_are_told_and_others_go_on(tmp_path, cached, monkeypatch):
-    plain = running.run
+    plain = crews.run
 
     def diverge(settings, folder, *, resume):
         if settings.method == "fedmae" and settings.hyper.get("keep_local") == "none":
             raise TrainingError("site a diverged.")
         return plain(settings, folder, resume=resume)
 
-    monkeypatch.setattr(running, "run", diverge)
+    monkeypatch.setattr(crews, "run", diverge)
     written(tmp_path)
     found = again(tmp_path, "--parts", "eighty", "--rows", "together-all-averaged,together", "--out", tmp_path / "o")
     assert "| time | time before |" in found.out and "time before is of the one that it starts from" in found.out

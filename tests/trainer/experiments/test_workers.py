@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.experiments import crews, watching
-from edgefl_trainer.experiments.crews import Job, environment_of, visible_cards
+from edgefl_trainer.experiments.crews import RunJob, environment_of, visible_cards
 from edgefl_trainer.experiments.study_book import StudyBook
 
 FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
@@ -86,11 +86,11 @@ def alive(process: int) -> bool:
         return False
 
 
-def job(folder: Path) -> Job:
+def job(folder: Path) -> RunJob:
     from edgefl_trainer.engine.settings import RunSettings
 
     settings = RunSettings(method="local", data=("lesions:sites=2,images=40,px=36",), preset="tiny", rounds=400)
-    return Job(name="part/row/seed-0", head="1/1", settings=settings, folder=folder / "run")
+    return RunJob(name="part/row/seed-0", head="1/1", settings=settings, folder=folder / "run")
 
 
 def test_a_process_that_is_killed_is_an_outcome_and_one_that_is_stopped_ends(tmp_path, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_second_terminal_sees_what_runs_where(tmp_path):
         table = subprocess.run(words, capture_output=True, text=True, check=True).stdout  # once: no terminal
     running = [run for run in states[-1]["runs"] if run["state"] == "running"]
     assert states[-1]["led"] and states[-1]["running"] == 2 and {run["worker"] for run in running} == {1, 2}
-    assert all(0 < run["seconds_left"] and 1 <= run["round"] < 400 and run["rounds"] == 400 for run in running)
+    assert all(run["seconds_left"] > 0 and 1 <= run["round"] < 400 and run["rounds"] == 400 for run in running)
     assert states[0] != states[1] and states[-1]["seconds_left"] > max(run["seconds_left"] for run in running)
     assert "worker 1, process" in table and "0 of 4 runs finished" in table
 
@@ -227,7 +227,7 @@ def test_how_long_yet_is_told_from_this_process_own_pace(tmp_path):
     from edgefl_trainer.engine.settings import RunSettings
 
     settings = RunSettings(method="local", data=("lesions:",), preset="tiny", rounds=10)
-    jobs = [Job(name=name, head=name, settings=settings, folder=tmp_path / name) for name in ("a", "b")]
+    jobs = [RunJob(name=name, head=name, settings=settings, folder=tmp_path / name) for name in ("a", "b")]
     book, latest = StudyBook(tmp_path), tmp_path / "a/checkpoints/latest.json"
     latest.parent.mkdir(parents=True)
     latest.write_text(json.dumps({"phases": 2}))

@@ -8,9 +8,9 @@ import pytest
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.tracking import following
-from edgefl_trainer.tracking.tracks import Track
+from edgefl_trainer.tracking.tracks import NamedTracker
 
-TRACK = Track("mlflow", "http://localhost:1")
+TRACK = NamedTracker("mlflow", "http://localhost:1")
 SETTINGS = RunSettings(method="local", data=("lesions:",), preset="tiny")
 
 

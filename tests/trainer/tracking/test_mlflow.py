@@ -6,16 +6,20 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import requests
 from tests.trainer.conftest import TINY, edgefl_train
 
-pytest.importorskip("mlflow.server", reason="MLflow's server is not installed: pip install mlflow")
-
 WORDS = ("--data", "lesions:sites=2,images=40,px=36", *TINY, "--rounds", "2")
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+MISSING = "MLflow and its server are not installed: pip install mlflow"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(not (find_spec("mlflow") and find_spec("flask")), reason=MISSING),
+]
 
 
 def free_port() -> int:

@@ -2,12 +2,16 @@
 
 import json
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import TINY, edgefl_train
 
-pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'edgefl-derm[tensorboard]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("tensorboard") is None,
+    reason="TensorBoard is not installed: pip install 'edgefl-derm[tensorboard]'",
+)
 
 WORDS = ("--data", "lesions:sites=2,images=40,px=36", *TINY, "--rounds", "2")
 

@@ -59,14 +59,14 @@ def test_a_folder_of_other_event_files_is_refused(tmp_path, installed):
     (other / tracks.OWNER).write_text("of another run")
     assert "event files of another run" in edgefl_train(*words).sentence()
     (other / tracks.OWNER).write_text(tracks.identify(run))  # this run's own: it goes on there
-    assert tracks.read_tracks([f"tensorboard:{other}"], run) == [tracks.Track("tensorboard", str(other))]
+    assert tracks.read_tracks([f"tensorboard:{other}"], run) == [tracks.NamedTracker("tensorboard", str(other))]
 
 
 def test_settings_are_told_without_folders():
-    settings = RunSettings(method="fedavg", data=("folder:/home/ann/pictures",), preset="tiny", partition="/home/ann/p")
-    told = settings_told(replace(settings, backbone="run:/home/ann/runs/mae"))
+    settings = RunSettings(method="fedavg", data=("folder:/srv/ann/pictures",), preset="tiny", partition="/srv/ann/p")
+    told = settings_told(replace(settings, backbone="run:/srv/ann/runs/mae"))
     assert (told["data"], told["backbone"], told["partition"]) == ("folder:pictures", "run:mae", "p")
-    assert told["lr_head"] and told["rounds"] == "5" and "/home" not in json.dumps(told)
+    assert told["lr_head"] and told["rounds"] == "5" and "/srv" not in json.dumps(told)
 
 
 def test_only_finite_numbers_are_figures():

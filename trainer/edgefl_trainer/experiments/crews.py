@@ -28,7 +28,7 @@ CARDS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RunJob:
     """One run to be made, and the run that has to be finished before."""
 
     name: str
@@ -42,7 +42,7 @@ class Job:
 class Outcome:
     """How a job ended; no cause: its run is finished."""
 
-    job: Job
+    job: RunJob
     cause: str = ""
 
 
@@ -53,7 +53,7 @@ class Crew(Protocol):
     def free(self) -> int | None:
         """The lowest number of a worker that has nothing to do; None where all have."""
 
-    def begin(self, job: Job) -> int:
+    def begin(self, job: RunJob) -> int:
         """Give a job to the free worker, and return the process that makes it."""
 
     def ended(self) -> Outcome:
@@ -67,14 +67,14 @@ class ThisProcess:
     """Makes one run at a time, here."""
 
     def __init__(self) -> None:
-        self._job: Job | None = None
+        self._job: RunJob | None = None
 
     @property
     def free(self) -> int | None:
         """The one worker, unless it has a job."""
         return 1 if self._job is None else None
 
-    def begin(self, job: Job) -> int:
+    def begin(self, job: RunJob) -> int:
         """Take a job; `ended` makes it."""
         self._job = job
         return os.getpid()
@@ -95,7 +95,7 @@ class ThisProcess:
 
 @dataclass
 class _Worker:
-    job: Job
+    job: RunJob
     process: "subprocess.Popen[bytes]"
     log: Path
 
@@ -114,7 +114,7 @@ class Processes:
         """The lowest number of a worker without a process."""
         return next((number for number, worker in self._seats.items() if worker is None), None)
 
-    def begin(self, job: Job) -> int:
+    def begin(self, job: RunJob) -> int:
         """Start a process, in a session of its own: Ctrl-C is for the command, which stops each process once."""
         number = self.free
         assert number is not None

@@ -16,7 +16,7 @@ from edgefl_trainer.engine.folder import check_claim, finished_summary, make_fol
 from edgefl_trainer.engine.run import check_backbone
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.tables.rows import usual_metric
-from edgefl_trainer.experiments.crews import Crew, Job
+from edgefl_trainer.experiments.crews import Crew, RunJob
 from edgefl_trainer.experiments.planning import (
     PlannedPartition,
     PlannedRun,
@@ -52,26 +52,28 @@ def run_planned(runs: Sequence[PlannedRun], say: Say, crew: Crew, book: StudyBoo
             crew.stop()
 
 
-def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
+def jobs_of(runs: Sequence[PlannedRun]) -> list[RunJob]:
     """List every run to be made, in order, each pre-training before the first run that starts from it."""
-    jobs: dict[Path, Job] = {}
+    jobs: dict[Path, RunJob] = {}
     for number, planned in enumerate(runs, 1):
         before = planned.pretraining
         if before is not None and before.folder not in jobs:
-            jobs[before.folder] = Job(
+            jobs[before.folder] = RunJob(
                 name=before.name, head=before.name, settings=before.settings, folder=before.folder
             )
         head = f"{number}/{len(runs)} {planned.name}: {planned.row.label}"
         after = None if before is None else before.folder
-        jobs[planned.folder] = Job(
+        jobs[planned.folder] = RunJob(
             name=planned.name, head=head, settings=planned.settings, folder=planned.folder, after=after
         )
     return list(jobs.values())
 
 
-def _made(jobs: Sequence[Job], say: Say, crew: Crew, book: StudyBook) -> list[str]:
+def _made(jobs: Sequence[RunJob], say: Say, crew: Crew, book: StudyBook) -> list[str]:
     """Give jobs to the crew as its workers become free; the names of those that failed."""
-    waiting, under_way = list(jobs), 0
+    needed = {job.after for job in jobs if finished_summary(job.folder) is None}
+    begun_from = {job.after for job in jobs}
+    waiting, under_way = [job for job in jobs if job.folder in needed or job.folder not in begun_from], 0
     causes: dict[Path, str] = {}
     while waiting or under_way:
         for job in list(waiting):
@@ -100,7 +102,7 @@ def _made(jobs: Sequence[Job], say: Say, crew: Crew, book: StudyBook) -> list[st
     return [job.name for job in jobs if job.folder in causes]
 
 
-def _fail(job: Job, cause: str, say: Say, book: StudyBook) -> None:
+def _fail(job: RunJob, cause: str, say: Say, book: StudyBook) -> None:
     say(f"{job.head}: failed: {cause}")
     book.failed(job.name, cause)
 

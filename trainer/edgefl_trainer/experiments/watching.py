@@ -22,32 +22,32 @@ from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.federation import METRICS
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
-from edgefl_trainer.experiments.crews import Job
+from edgefl_trainer.experiments.crews import RunJob
 from edgefl_trainer.experiments.study_book import StudyBook, phases_done
 
 LOOK_SECONDS = 1.0
 NOT_A_CHANGE = ("seconds_left",)  # moves all the time
 
-State = dict[str, Any]
+StudyState = dict[str, Any]
 
 
 class StudyWatch:
     """Reads how a study stands."""
 
-    def __init__(self, jobs: Sequence[Job], out: Path) -> None:
+    def __init__(self, jobs: Sequence[RunJob], out: Path) -> None:
         """Read nothing yet."""
         self._jobs, self._book = jobs, StudyBook(out)
         self._phases: dict[Path, Sequence[Phase]] = {}
-        self._finished: dict[Path, State] = {}
+        self._finished: dict[Path, StudyState] = {}
 
-    def state(self, now: float | None = None) -> State:
+    def state(self, now: float | None = None) -> StudyState:
         """Return how every run stands, and the study: `docs/guides/papers-tables.md` lists the keys."""
         led = self._book.is_led()
         runs = [self._run(job, led, time.time() if now is None else now) for job in self._jobs]
         counts = {kind: sum(run["state"] == kind for run in runs) for kind in ("finished", "running", "failed")}
         return {"led": led, "runs": runs, "of": len(runs), **counts, "seconds_left": _study_left(runs)}
 
-    def _run(self, job: Job, led: bool, now: float) -> State:
+    def _run(self, job: RunJob, led: bool, now: float) -> StudyState:
         if job.folder in self._finished:
             return self._finished[job.folder]
         phases = self._phases.setdefault(job.folder, list(job.settings.build_method().phases(job.settings.rounds)))
@@ -105,7 +105,7 @@ def _study_left(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return float(max(max(lefts), (sum(lefts) + usual * waiting) / len(running)))
 
 
-def table_of(state: State) -> Table:
+def table_of(state: StudyState) -> Table:
     """Draw how a study stands."""
     left = duration(state["seconds_left"])
     failed = f", {state['failed']} failed" if state["failed"] else ""
@@ -137,7 +137,7 @@ def _how_far(run: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def following(jobs: Sequence[Job], out: Path, *, shown: bool, as_json: bool) -> Iterator[Callable[[], None]]:
+def following(jobs: Sequence[RunJob], out: Path, *, shown: bool, as_json: bool) -> Iterator[Callable[[], None]]:
     """Give what shows the study on standard error, called again and again by the command that leads it."""
     console = Console(stderr=True)
     if not shown or not (as_json or console.is_terminal):
@@ -152,7 +152,7 @@ def following(jobs: Sequence[Job], out: Path, *, shown: bool, as_json: bool) -> 
         yield lambda: live.update(table_of(watch.state()), refresh=True)
 
 
-def watch_study(jobs: Sequence[Job], out: Path, *, as_json: bool) -> None:
+def watch_study(jobs: Sequence[RunJob], out: Path, *, as_json: bool) -> None:
     """Show on standard output how a study stands, until no command leads it; once where nobody can see it change."""
     watch, console = StudyWatch(jobs, out), Console()
     if as_json:
@@ -177,11 +177,11 @@ def watch_study(jobs: Sequence[Job], out: Path, *, as_json: bool) -> None:
         click.echo("nobody works on this study; the same command without --watch goes on", err=True)
 
 
-def _changes(say: Callable[[str], None]) -> Callable[[State], None]:
+def _changes(say: Callable[[str], None]) -> Callable[[StudyState], None]:
     """Write a state as one line of JSON where something but the time left has changed."""
     last: list[object] = [None]
 
-    def hear(state: State) -> None:
+    def hear(state: StudyState) -> None:
         told = {**state, "runs": [{k: v for k, v in run.items() if k not in (*NOT_A_CHANGE, "seconds")}
                                   for run in state["runs"]], **dict.fromkeys(NOT_A_CHANGE)}  # fmt: skip
         if told != last[0]:

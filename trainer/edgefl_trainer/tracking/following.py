@@ -20,7 +20,7 @@ from edgefl_trainer.engine.folder import finished_summary
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.tracking.figures import phase_figures, settings_told, summary_figures, summary_texts
 from edgefl_trainer.tracking.tracker import Ending, FollowedRun, Tracker
-from edgefl_trainer.tracking.tracks import Track, identify
+from edgefl_trainer.tracking.tracks import NamedTracker, identify
 
 LOOK_SECONDS = 1.0  # between two looks at the disk
 LONGEST_PAUSE = 60.0  # seconds between two tries of a tracker that failed
@@ -106,7 +106,7 @@ def _phases(folder: Path, known: int) -> Iterator[Sequence[Mapping[str, Any]]]:
         yield list(lines)
 
 
-def open_tracker(track: Track, folder: Path) -> Tracker:
+def open_tracker(track: NamedTracker, folder: Path) -> Tracker:
     """Make what follows the run in a folder; it loads its library when it begins."""
     if track.kind == "tensorboard":
         from edgefl_trainer.tracking.tensorboard import EventFiles
@@ -119,10 +119,10 @@ def open_tracker(track: Track, folder: Path) -> Tracker:
 
 @contextmanager
 def followed(
-    tracks: Sequence[Track],
+    tracks: Sequence[NamedTracker],
     folder: Path,
     settings: RunSettings,
-    make: Callable[[Track, Path], Tracker] = open_tracker,
+    make: Callable[[NamedTracker, Path], Tracker] = open_tracker,
 ) -> Iterator[None]:
     """Let trackers follow the run in a folder while it goes on; the folder is this process's."""
     if not tracks:

@@ -1,7 +1,7 @@
-"""MLflow: a run's figures on a tracking server, sent by MLflow's own client.
+"""MLflow: a run's figures on a tracking server, sent by MLflow's own library.
 
 Guarantees: a run that goes on is the same run there, found by a tag; a figure has the same value, step and time however
-often it is sent, and the server keeps it once. The client's own reports to its makers are off. A request ends within
+often it is sent, and the server keeps it once. The library's reports to its makers are off. A request ends within
 `REQUEST_SECONDS`; who calls tries again. User name, password and certificates are those of MLflow's own variables.
 """
 
@@ -41,7 +41,7 @@ class MlflowServer:
 
     def begin(self, run: FollowedRun) -> None:
         """Find the run that the server has of this one, or make it, and send the settings that it lacks."""
-        os.environ.update(ENVIRONMENT)  # read by the client, some of it when it is imported
+        os.environ.update(ENVIRONMENT)  # read by the library, some of it when it is imported
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 

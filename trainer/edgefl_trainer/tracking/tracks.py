@@ -26,7 +26,7 @@ FORM = "use tensorboard, tensorboard:DIR or mlflow:URI"
 
 
 @dataclass(frozen=True)
-class Track:
+class NamedTracker:
     """One tracker that is to follow a run."""
 
     kind: str  # tensorboard | mlflow
@@ -43,7 +43,7 @@ class Track:
         return Path(self.place).expanduser() if self.place else run / "tensorboard"
 
 
-def read_tracks(texts: Sequence[str], run: Path) -> list[Track]:
+def read_tracks(texts: Sequence[str], run: Path) -> list[NamedTracker]:
     """Read the values of `--track` for a run in this folder.
 
     Raises:
@@ -59,13 +59,13 @@ def read_tracks(texts: Sequence[str], run: Path) -> list[Track]:
     return tracks
 
 
-def _read(text: str) -> Track:
+def _read(text: str) -> NamedTracker:
     kind, colon, place = text.partition(":")
     if kind not in LIBRARIES or (colon and not place) or (kind == "mlflow" and not place):
         raise SettingError(f"--track {kind} names no tracker: {FORM}.")
     if kind == "mlflow":
         _check_address(place)
-    return Track(kind, place)
+    return NamedTracker(kind, place)
 
 
 def _check_address(uri: str) -> None:
