@@ -28,7 +28,7 @@ def test_the_commands_run(cached, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     lines = [line.removeprefix("$ ") for block in blocks(GUIDE, "console") for line in block.splitlines()]
-    assert len(lines) == 5
+    assert len(lines) == 7
     for line in lines:
         words = shlex.split(line)
         assert words[0] == "edgefl-train"

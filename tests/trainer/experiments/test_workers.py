@@ -239,4 +239,7 @@ def test_how_long_yet_is_told_from_this_process_own_pace(tmp_path):
         first, second = found["runs"]
         assert (first["state"], first["round"], first["seconds_left"]) == ("running", 5, pytest.approx(50))
         assert second["state"] == "waiting" and found["seconds_left"] == pytest.approx(50 + (30 + 50))
+        latest.write_text(json.dumps({"phases": 10}))  # what is left is not known of judging
+        found = watching.StudyWatch(jobs, tmp_path).state(now=began + 90)
+        assert (found["runs"][0]["state"], found["runs"][0]["seconds_left"], found["running"]) == ("judging", None, 1)
     assert watching.StudyWatch(jobs, tmp_path).state()["runs"][0]["state"] == "waiting"  # nobody leads any more

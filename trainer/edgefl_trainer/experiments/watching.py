@@ -28,6 +28,9 @@ from edgefl_trainer.experiments.study_book import StudyBook, phases_done
 LOOK_SECONDS = 1.0
 NOT_A_CHANGE = ("seconds_left",)  # moves all the time
 
+WORKING = ("running", "judging")
+COUNTED = {"finished": ("finished",), "running": WORKING, "failed": ("failed",)}
+
 StudyState = dict[str, Any]
 
 
@@ -44,7 +47,7 @@ class StudyWatch:
         """Return how every run stands, and the study: `docs/guides/papers-tables.md` lists the keys."""
         led = self._book.is_led()
         runs = [self._run(job, led, time.time() if now is None else now) for job in self._jobs]
-        counts = {kind: sum(run["state"] == kind for run in runs) for kind in ("finished", "running", "failed")}
+        counts = {kind: sum(run["state"] in named for run in runs) for kind, named in COUNTED.items()}
         return {"led": led, "runs": runs, "of": len(runs), **counts, "seconds_left": _study_left(runs)}
 
     def _run(self, job: RunJob, led: bool, now: float) -> StudyState:
@@ -76,9 +79,11 @@ class StudyWatch:
         there = done + (here / sites if sites else 0)
         elapsed = max(0.0, now - float(note["began"]))
         since = there - int(note["phases"])
-        left = elapsed * (len(phases) - there) / since if since > 0 else None
+        judging = done == len(phases)
+        left = elapsed * (len(phases) - there) / since if since > 0 and not judging else None
         working = {"worker": note["worker"], "process": note["process"], "sites_done": here, "sites": sites}
-        return {**told, "state": "running", **working, "seconds_left": left, "seconds": elapsed}
+        state = "judging" if judging else "running"
+        return {**told, "state": state, **working, "seconds_left": left, "seconds": elapsed}
 
 
 def _sites(run: Path, phase: int) -> tuple[int, int | None]:
@@ -94,15 +99,21 @@ def _sites(run: Path, phase: int) -> tuple[int, int | None]:
 
 def _study_left(runs: Sequence[Mapping[str, Any]]) -> float | None:
     """Seconds to the end: what runs have left, and the usual length of each that waits, shared by the workers."""
-    running = [run for run in runs if run["state"] == "running"]
+    running = [run for run in runs if run["state"] in WORKING]
     known = [run["seconds"] for run in runs if run["state"] == "finished"]
     known += [run["seconds"] + run["seconds_left"] for run in running if run["seconds_left"] is not None]
     if not running or not known:
         return None
     usual = sum(known) / len(known)
     waiting = sum(run["state"] in ("waiting", "stopped") for run in runs)
-    lefts = [usual if run["seconds_left"] is None else run["seconds_left"] for run in running]
+    lefts = [_left(run, usual) for run in running]
     return float(max(max(lefts), (sum(lefts) + usual * waiting) / len(running)))
+
+
+def _left(run: Mapping[str, Any], usual: float) -> float:
+    """What a run has left, where its own pace does not tell it: the rest of the usual length."""
+    known = run["seconds_left"]
+    return float(max(0.0, usual - run["seconds"]) if known is None else known)
 
 
 def table_of(state: StudyState) -> Table:
@@ -121,13 +132,13 @@ def table_of(state: StudyState) -> Table:
 
 
 def _where(run: Mapping[str, Any]) -> str:
-    return f"worker {run['worker']}, process {run['process']}" if run["state"] == "running" else ""
+    return f"worker {run['worker']}, process {run['process']}" if run["state"] in WORKING else ""
 
 
 def _how_far(run: Mapping[str, Any]) -> str:
     if run["state"] == "failed":
         return f"failed: {run['why']}"
-    if run["state"] in ("finished", "waiting"):
+    if run["state"] in ("finished", "judging", "waiting"):
         return str(run["state"])
     rounds = f"round {run['round']}/{run['rounds']} done"
     if run["state"] == "stopped":
