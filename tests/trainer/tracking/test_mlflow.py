@@ -13,6 +13,8 @@ import pytest
 import requests
 from tests.trainer.conftest import TINY, edgefl_train
 
+from edgefl_trainer.tracking import following, mlflow
+
 WORDS = ("--data", "lesions:sites=2,images=40,px=36", *TINY, "--rounds", "2")
 MISSING = "MLflow and its server are not installed: pip install mlflow"
 pytestmark = [
@@ -20,6 +22,13 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not (find_spec("mlflow") and find_spec("flask")), reason=MISSING),
 ]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A machine that runs all tests at once may need longer than a run is delayed for."""
+    monkeypatch.setattr(following, "LAST_SECONDS", 120.0)
+    monkeypatch.setitem(mlflow.ENVIRONMENT, "MLFLOW_HTTP_REQUEST_TIMEOUT", "120")
 
 
 def free_port() -> int:
