@@ -120,7 +120,7 @@ def test_the_table_is_the_same_whatever_the_number(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_process_is_told_and_the_others_go_on(tmp_path):
-    """kill −9 of one run's process: the others are made, and the same command makes that one, to the same bits."""
+    """kill −9 of one run's process: its cause is told, the others go on, and its worker takes the next run."""
     out = tmp_path / "out"
     with study(out, *LONG) as leading:
         hit, other = until(lambda: notes(out, learning=True))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ def _sites(run: Path, phase: int) -> tuple[int, int | None]:
         lines = (run / METRICS).read_text().splitlines()
     except OSError:
         return here, None
-    before = [line for line in map(json.loads, lines) if line["phase_index"] == phase - 1]
-    return here, max(len(before), here) or None
+    before = takewhile(lambda line: json.loads(line)["phase_index"] == phase - 1, reversed(lines))  # few of many
+    return here, max(sum(1 for _ in before), here) or None
 
 
 def _study_left(runs: Sequence[Mapping[str, Any]]) -> float | None:
