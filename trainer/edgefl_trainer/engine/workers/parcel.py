@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Values, and apart from them their arrays: in one block of memory, which goes with the last process that has it."""
+    """Values, and their arrays apart: in one block of memory, which goes with the last process that has it."""
 
     words: bytes
     block: Any  # of ctypes
