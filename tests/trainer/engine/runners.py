@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,23 @@ class Faulty:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise self.error()
         return self.inner.local_round(state, broadcast, report)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A site that reads every weight of a network, and waits until `others` did so at the same time."""
+
+    name: str
+    network: Any
+    folder: Path
+    others: tuple[str, ...]
+
+    def local_round(self, state, broadcast, report):
+        total = float(sum(value.double().sum() for value in self.network.state_dict().values()))
+        (self.folder / f"{broadcast.scalars['phase']}{broadcast.scalars['round']}{self.name}").touch()
+        for other in self.others:
+            wait_for(self.folder / f"{broadcast.scalars['phase']}{broadcast.scalars['round']}{other}")
+        return SiteResult(State({"own": np.full(2, total)}, {}), Payload({"own": np.full(2, total)}, {}), {})
 
 
 def wait_for(path: Path | None) -> None:

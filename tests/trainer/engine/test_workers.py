@@ -1,6 +1,6 @@
 """Sites side by side in several processes: the bits of one process, and what a fault in one of them leaves.
 
-docs/design.md 4: a run killed at any moment resumes to the same digest; docs/decisions/0063.
+docs/design.md 4: a run killed at any moment resumes to the same digest; docs/reference/runs.md, workers.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.trainer.engine.runners import PATIENCE_S, Faulty, Runner, Strange, judged
+from tests.trainer.engine.runners import PATIENCE_S, Faulty, Reading, Runner, Strange, judged
 from tests.trainer.engine.test_federation import NAMES, Silent, engine
 
 from edgefl_protocol.errors import ImageError
@@ -20,7 +20,7 @@ from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.folder import check_claim, working_in
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.workers.parcel import ALIGNED, pack
-from edgefl_trainer.engine.workers.pool import Workers
+from edgefl_trainer.engine.workers.pool import Workers, card_of, crowded_line
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 
@@ -123,6 +123,24 @@ def test_a_parcel_holds_each_array_once_and_gives_the_same_bits():
     assert torch.equal(first[0].pixel_mean, backbone.pixel_mean)
 
 
+@pytest.mark.slow
+def test_a_frozen_network_lies_once_in_memory(tmp_path):
+    """Proportional set sizes (Linux, proc(5)): three workers that read all of it share its bytes with this process."""
+    backbone = load_backbone("vit:768x12/12", image_px=36)
+    size = sum(value.nbytes for value in weights_of(backbone.network).values())
+    assert size > 300e6
+    sites = {name: Reading(name, backbone.network, tmp_path, NAMES) for name in NAMES}
+    with Workers(3, sites) as crew:
+        engine(tmp_path / "run", sites=sites, crew=crew).run()
+        rollups = [Path(f"/proc/{worker._process.pid}/smaps_rollup").read_text() for worker in crew._workers]
+    pss = [1024 * int(rollup.partition("Pss:")[2].split()[0]) for rollup in rollups]
+    shared = [1024 * int(rollup.partition("Pss_Shmem:")[2].split()[0]) for rollup in rollups]
+    print("network", size, "pss of workers", pss, "of it shared memory", shared)
+    assert len(pss) == 3
+    assert sum(shared) < 1.1 * size, (shared, size)
+    assert sum(pss) - sum(shared) < 2 * size, pss  # less than a copy for each
+
+
 def test_pictures_stay_in_their_file(tmp_path):
     np.save(tmp_path / "images.npy", np.arange(24_000_000, dtype=np.uint8))
     images = np.load(tmp_path / "images.npy", mmap_mode="r")
@@ -130,6 +148,19 @@ def test_pictures_stay_in_their_file(tmp_path):
     assert len(parcel.block) + len(parcel.words) < 10_000
     found, part = parcel.open()
     assert isinstance(found, np.memmap) and np.array_equal(found, images) and np.array_equal(part, images[5:9])
+
+
+def test_workers_that_hinder_one_another_are_told_of():
+    assert crowded_line(1, 64, 4) == crowded_line(4, 4, 16) == crowded_line(2, 1, 2) == ""
+    assert "4 workers of 8 threads each" in crowded_line(4, 8, 16) and "OMP_NUM_THREADS=4" in crowded_line(4, 8, 16)
+    assert "OMP_NUM_THREADS=1" in crowded_line(8, 2, 4)
+
+
+def test_workers_take_cards_in_turn():
+    """Of those that the run sees, by the names that the run was given."""
+    assert [card_of(i, 0, None) for i in range(2)] == [None, None]
+    assert [card_of(i, 2, None) for i in range(3)] == ["0", "1", "0"]
+    assert [card_of(i, 2, "3, GPU-5a") for i in range(3)] == ["3", "GPU-5a", "3"]
 
 
 def test_the_number_of_workers_is_no_part_of_what_a_run_is(tmp_path):

@@ -1,6 +1,6 @@
 """`run --workers N`: the digest of one worker for every kind of method, and what signals to a whole run leave.
 
-docs/design.md 4 and 10 (faults); docs/decisions/0063.
+docs/design.md 4 and 10 (faults); docs/reference/runs.md, workers.
 """
 
 import os

@@ -50,7 +50,7 @@ from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
-from edgefl_trainer.engine.workers.pool import Workers
+from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.method_halves import check_travels
 from edgefl_trainer.models.backbone_names import is_trained
@@ -91,6 +91,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
     device = next(iter(sites.values())).device
+    if device.type == "cpu" and (line := crowded_line(settings.workers, torch.get_num_threads(), cores_here())):
+        warn(line)
     with working_in(folder, settings, resume=resume), repeatable(device):
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         write_atomic(folder / "environment.json", _json(environment(settings)))

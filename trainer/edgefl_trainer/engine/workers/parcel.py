@@ -5,7 +5,7 @@ the same ones; pictures stay in their file, which each worker maps. A worker fin
 bit, and where PyTorch would have put them: at a multiple of `ALIGNED` bytes.
 
 Nothing that another machine or user wrote is opened here: a parcel goes from a process to its own children, in memory
-that has no name. Large arrays stay apart as PEP 574 has it. Source: docs/decisions/0063.
+that has no name. Large arrays stay apart as PEP 574 has it. Source: docs/reference/runs.md, workers.
 """
 
 import mmap

@@ -6,7 +6,7 @@ sentence with the name of its site; sites that others finished by then are hande
 process that began them, however that ends. Each begins when a site waits for it, and receives all sites once.
 
 A fresh process costs seconds and a copy of every library: workers are forked from one that has loaded the libraries and
-nothing else, no graphics card and no thread (Python's `forkserver`). Source: docs/decisions/0063.
+nothing else, no graphics card and no thread (Python's `forkserver`). Source: docs/reference/runs.md, workers.
 """
 
 import multiprocessing
@@ -26,17 +26,49 @@ from typing import Any, Literal
 import torch
 
 from edgefl_protocol import Payload
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Scalar, State
 from edgefl_trainer.engine.checkpoint import MAX_STATE_BYTES, SiteResult
 from edgefl_trainer.engine.federation import Given, RunObserver, SiteRunner
 from edgefl_trainer.engine.workers.parcel import Parcel, pack
 from edgefl_trainer.errors import TrainingError
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 10  # for a worker that was asked to end
 LOADED = ("edgefl_trainer.engine.run", "timm", "torchvision", "kornia", "sklearn", "scipy.special")
 
 Half = Literal["learn", "judge"]
 Judge = Callable[[str, State, Payload], Mapping[str, Scalar]]
+
+
+def crowded_line(workers: int, threads: int, cores: int) -> str:
+    """Write that workers of so many threads each hinder one another, and what to do; empty where they fit."""
+    if workers == 1 or workers * threads <= cores:
+        return ""
+    return (
+        f"{workers} workers of {counted(threads, 'thread')} each hinder one another on {counted(cores, 'core')}: set "
+        f"OMP_NUM_THREADS={max(1, cores // workers)}. A run is the same to the last bit where that number is the same."
+    )
+
+
+def cores_here() -> int:
+    """Count the processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def card_of(worker: int, cards: int, visible: str | None) -> str | None:
+    """Return `CUDA_VISIBLE_DEVICES` of a worker, which shows it one of the run's cards; None where there is none.
+
+    Args:
+        worker: its number, from 0; more workers than cards share them in turn.
+        cards: how many the run sees.
+        visible: the variable as the run has it.
+    """
+    if not cards:
+        return None
+    named = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    names = named[:cards] if len(named) >= cards else [str(number) for number in range(cards)]
+    return names[worker % cards]
 
 
 class Workers:
@@ -132,7 +164,8 @@ class _Worker:
         processes.set_forkserver_preload([name for name in LOADED if name in sys.modules])
         self.link, its_own = Pipe()
         self.site = ""
-        how = (index, torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+        card = card_of(index, torch.cuda.device_count(), os.environ.get(VISIBLE))
+        how = (card, torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
         self._process = processes.Process(target=_work, args=(parcel, its_own, *how), daemon=True)
         self._process.start()
         its_own.close()  # so that the worker's death ends the connection
@@ -171,14 +204,14 @@ class _Worker:
         )
 
 
-def _work(parcel: Parcel, link: Connection, index: int, threads: int, deterministic: bool) -> None:
+def _work(parcel: Parcel, link: Connection, card: str | None, threads: int, deterministic: bool) -> None:
     """Be a worker: take sites until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process hears it and ends the workers
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(index % torch.cuda.device_count())
+    if card is not None:
+        os.environ[VISIBLE] = card  # before CUDA begins here: `cuda` is this card in every thread
     sites: Mapping[str, SiteRunner] | None = None
     judge: Judge | None = None
     with suppress(EOFError, OSError):
