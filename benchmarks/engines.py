@@ -9,6 +9,7 @@ in which workers begin. All runs must end with one digest.
 * beside it: a round less that: judging, checkpoints, what goes to and fro, and waiting for the last site.
 * memory: the sum over all processes of the run of their proportional set size (`/proc/PID/smaps_rollup`: a page that n
   processes share counts 1/n for each), at its peak; mapped pictures included.
+* processor: seconds of all processes of the run, start included: the figure that other work on the machine moves least.
 
     python benchmarks/engines.py
     python benchmarks/engines.py --rows 1,2,4 --backbone vit:768x12/12 --images 4 --rounds 2 --repeats 1
@@ -56,6 +57,7 @@ class Measured:
     learning: list[float] = field(default_factory=list)  # of the same rounds, a worker's share
     first: list[float] = field(default_factory=list)  # seconds from the start of a run to the end of its first round
     peak: list[int] = field(default_factory=list)  # bytes
+    processor: list[float] = field(default_factory=list)  # seconds of a whole run
     digests: set[str] = field(default_factory=set)
 
     def line(self) -> dict[str, float]:
@@ -66,6 +68,7 @@ class Measured:
             "learning_seconds": statistics.median(self.learning),
             "beside_seconds": statistics.median(beside),
             "first_round_seconds": statistics.median(self.first),
+            "processor_seconds": statistics.median(self.processor),
             "peak_pss_mib": statistics.median(self.peak) / MIB,
         }
 
@@ -74,7 +77,7 @@ def run_once(row: Row, words: Sequence[str], folder: Path, found: Measured) -> N
     """One run of a row; an `EdgeflError` where it fails."""
     mark = f"{MARK}={folder}"
     command = [sys.executable, "-c", CLI, "run", *words, *row.options, "--out", str(folder), "--json"]
-    latest, ends, peak = folder / "checkpoints" / "latest.json", list[int](), 0
+    latest, ends, peak, spent = folder / "checkpoints" / "latest.json", list[int](), 0, dict[str, float]()
     begun = time.time_ns()
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as summary:
         environment = {**os.environ, MARK: str(folder)}
@@ -85,7 +88,7 @@ def run_once(row: Row, words: Sequence[str], folder: Path, found: Measured) -> N
                 changed = latest.stat().st_mtime_ns
                 if changed not in ends:
                     ends.append(changed)
-            peak = peak if looks % LOOKS else max(peak, proportional_size(mark))
+            peak = peak if looks % LOOKS else max(peak, proportional_size(mark, spent))
             looks += 1
             time.sleep(LOOK_S)
         if process.returncode:
@@ -100,6 +103,7 @@ def run_once(row: Row, words: Sequence[str], folder: Path, found: Measured) -> N
         )
     found.first.append((ends[0] - begun) / 1e9)
     found.peak.append(peak)
+    found.processor.append(sum(spent.values()))
     for index in range(1, len(ends)):
         found.rounds.append((ends[index] - ends[index - 1]) / 1e9)
         found.learning.append(seconds[index] / row.workers)
@@ -112,13 +116,15 @@ def learning_seconds(path: Path) -> list[float]:
     return [sum(line["seconds"] for line in lines if line["phase_index"] == index) for index in phases]
 
 
-def proportional_size(mark: str) -> int:
-    """Sum the proportional set sizes, bytes, of all processes with a mark in their environment."""
+def proportional_size(mark: str, spent: dict[str, float]) -> int:
+    """Sum the proportional set sizes, bytes, of all processes with a mark; note the processor seconds of each."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
                 lines = (process / "smaps_rollup").read_text().splitlines()
+                user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+                spent[process.name] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
                 total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total
 
@@ -126,8 +132,8 @@ def proportional_size(mark: str) -> int:
 def report(rows: Sequence[Row], found: dict[str, Measured]) -> str:
     """The rows as a table of Markdown, and each one's round as a share of the first row's."""
     lines = [
-        "| engine | a round, s | of the first row | learning, s | beside it, s | first round, s | peak, MiB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| engine | a round, s | ratio | learning, s | beside it, s | first round, s | processor, s | peak, MiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     first = found[rows[0].name].line()["round_seconds"]
     for row in rows:
@@ -135,7 +141,7 @@ def report(rows: Sequence[Row], found: dict[str, Measured]) -> str:
         lines.append(
             f"| {row.name} | {line['round_seconds']:.2f} | {line['round_seconds'] / first:.2f} | "
             f"{line['learning_seconds']:.2f} | {line['beside_seconds']:.2f} | {line['first_round_seconds']:.1f} | "
-            f"{line['peak_pss_mib']:.0f} |"
+            f"{line['processor_seconds']:.0f} | {line['peak_pss_mib']:.0f} |"
         )
     return "\n".join(lines)
 
