@@ -1,7 +1,7 @@
 """Memory and time of the local engine by the number of sites, of which as many take part in a round.
 
-Nothing is learned: a site adds up numbers and keeps a state of 0.5 MiB, so what is left is the engine. Memory is that of
-Python's and numpy's arrays at its peak (tracemalloc, which slows all rows alike).
+Nothing is learned: a site adds up numbers and keeps a state of 0.5 MiB, so what is left is the engine. Memory is that
+of Python's and numpy's arrays at its peak (tracemalloc, which slows all rows alike).
 
     python benchmarks/many_sites.py
 """

@@ -26,7 +26,7 @@ APART = 5  # the first form of pickling that leaves large arrays apart
 
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """Where an array lies in the block."""
 
     start: int
@@ -40,13 +40,13 @@ class Parcel:
 
     words: bytes
     block: Any  # of ctypes
-    places: Sequence[Place]
+    places: Sequence[Span]
 
     def open(self) -> Any:
         """Make the values again; their arrays and tensors are those of the block."""
         return ForkingPickler.loads(self.words, buffers=[self.view(place) for place in self.places])
 
-    def view(self, place: Place) -> memoryview:
+    def view(self, place: Span) -> memoryview:
         """Return the bytes of a place, which cannot be changed where it is fixed."""
         found = memoryview(self.block).cast("B")[place.start : place.end]
         return found.toreadonly() if place.fixed else found
@@ -59,23 +59,21 @@ def pack(values: object) -> Parcel:
     """
     packer = _Packer()
     packer.dump(values)
-    places: list[Place] = []
-    known: dict[tuple[int, int], Place] = {}
+    places: list[Span] = []
+    known: dict[tuple[int, int], Span] = {}
     end = 0
     for raw in packer.raws:  # two of them may be one piece of memory: an array, and a tensor made of it
-        place = known.setdefault((_address(raw), raw.nbytes), Place(end, end + raw.nbytes, raw.readonly))
-        places.append(Place(place.start, place.end, raw.readonly))
+        place = known.setdefault((_address(raw), raw.nbytes), Span(end, end + raw.nbytes, raw.readonly))
+        places.append(Span(place.start, place.end, raw.readonly))
         end = max(end, -(-place.end // ALIGNED) * ALIGNED)
     block = RawArray(c_ubyte, end + 1)  # begins a page: aligned
     parcel = Parcel(packer.stream.getvalue(), block, places)
     for raw, place in zip(packer.raws, places, strict=True):
-        parcel.view(Place(place.start, place.end, fixed=False))[:] = raw
+        parcel.view(Span(place.start, place.end, fixed=False))[:] = raw
     for tensor in packer.tensors:
         found = known.get((tensor.data_ptr(), tensor.nbytes))
         if found is not None and tensor.is_contiguous():
-            array = np.frombuffer(
-                parcel.view(Place(found.start, found.end, fixed=False)), tensor.detach().numpy().dtype
-            )
+            array = np.frombuffer(parcel.view(Span(found.start, found.end, fixed=False)), tensor.detach().numpy().dtype)
             tensor.data = torch.from_numpy(array.reshape(tensor.shape))
     return parcel
 
