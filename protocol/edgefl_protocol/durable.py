@@ -220,7 +220,10 @@ def _opened(path: Path, *, private: bool) -> Iterator[BinaryIO]:
 
 def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
     with _opened(path, private=private) as file:
-        data = file.read(max_bytes + 1)
+        expected = min(os.fstat(file.fileno()).st_size, max_bytes)
+        data = file.read(expected + 1)  # a buffer for `max_bytes` may be gigabytes
+        if len(data) > expected:  # it grew, or is one of those that tell no size
+            data += file.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
         raise _too_large(path, max_bytes)
     return data

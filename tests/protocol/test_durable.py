@@ -4,6 +4,7 @@ import errno
 import os
 import sqlite3
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ def test_reading_is_bounded_and_refuses_what_is_no_file(tmp_path):
     for odd in (tmp_path, tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(StorageError):
             read_bounded(odd, 5)
+
+
+def test_a_bound_of_gigabytes_takes_no_memory(tmp_path):
+    """Python allocates what `read` is asked for; a file of /proc tells no size and is read whole all the same."""
+    (tmp_path / "small").write_bytes(b"x" * 100_000)
+    tracemalloc.start()
+    try:
+        assert len(read_bounded(tmp_path / "small", 4 * 1024**3)) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert read_bounded("/proc/self/status", 1 << 20).startswith(b"Name:")
+    assert len(read_bounded("/proc/self/status", 1 << 20)) > 500
 
 
 def test_opening_is_bounded_and_a_failing_disk_is_one_sentence(tmp_path):

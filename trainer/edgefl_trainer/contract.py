@@ -29,6 +29,10 @@ Arrays = Mapping[str, NDArray[np.generic]]
 Progress = Callable[[Mapping[str, Scalar]], None]
 
 
+def unheard(facts: Mapping[str, Scalar]) -> None:
+    """Hear of progress and do nothing."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """One exchange of the federation. `round` counts the `train` phases from 1; `warm` is 0, `final` comes after.
@@ -128,7 +132,7 @@ class Site:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     autocast: torch.dtype | None = None
     noise: Literal["seeded", "secret"] = "seeded"  # of privacy noise; whatever sends replies asks for secret
-    report: Progress = lambda facts: None
+    report: Progress = unheard
 
     @property
     def seen(self) -> tuple[bool, ...]:

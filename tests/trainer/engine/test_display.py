@@ -36,15 +36,13 @@ def test_time_left_counts_images_not_sites(clock):
     pace = RunPace(ROUNDS, IMAGES, clock=clock)
     pace.phase(ROUNDS[0], ["large", "small"])
     assert pace.left_seconds() is None
-    pace.site("large")
-    pace.within(1.0)
+    pace.within("large", 1.0)
     clock.now += 30
     assert pace.left_seconds() == pytest.approx(50)
-    pace.site("small")
-    pace.within(0.5)
+    pace.within("small", 0.5)
     clock.now += 5
     assert pace.left_seconds() == pytest.approx(45)
-    pace.within(1.0)
+    pace.within("small", 1.0)
     pace.phase(ROUNDS[1], ["large", "small"])
     clock.now += 5
     assert (pace.done, pace.left_seconds()) == (400, pytest.approx(40))
@@ -54,8 +52,7 @@ def test_finished_rounds_of_an_earlier_process_do_not_count_as_quick(clock):
     """Taken up at the second of two rounds: half of this round took 20 s, the other half takes as long."""
     pace = RunPace(ROUNDS, {"a": 100, "b": 100}, clock=clock)
     pace.phase(ROUNDS[1], ["a", "b"])
-    pace.site("a")
-    pace.within(1.0)
+    pace.within("a", 1.0)
     clock.now += 20
     assert pace.done == 300
     assert pace.left_seconds() == pytest.approx(20)
@@ -67,8 +64,7 @@ def test_a_share_of_the_sites_is_the_share_of_the_work(clock):
     pace = RunPace(ROUNDS, sites, participation=0.25, clock=clock)
     assert pace.total == 200
     pace.phase(ROUNDS[0], ["c"])
-    pace.site("c")
-    pace.within(1.0)
+    pace.within("c", 1.0)
     clock.now += 7
     assert pace.left_seconds() == pytest.approx(7)
 
@@ -77,8 +73,7 @@ def test_phases_without_training_are_short(clock):
     """A run of one round and two exchanges is all but done after the round."""
     pace = RunPace([Phase("train", 1), Phase("final", 2), Phase("final", 3)], {"a": 100}, clock=clock)
     pace.phase(Phase("train", 1), ["a"])
-    pace.site("a")
-    pace.within(1.0)
+    pace.within("a", 1.0)
     clock.now += 100
     assert pace.left_seconds() == pytest.approx(20)
 

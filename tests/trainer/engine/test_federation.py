@@ -4,24 +4,22 @@ docs/design.md 4: a run killed at any moment resumes to the same final digest; b
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.trainer.engine.runners import Runner
 from tests.trainer.engine.test_sites import SPEC, site
 
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import PayloadError
 from edgefl_trainer.contract import Phase, State, Task
-from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine, participants, read_metrics
 from edgefl_trainer.errors import RunError, TrainingError
 
@@ -56,23 +54,6 @@ class Adding:
 
     def predictor(self, site, state, broadcast):
         return None
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A site of that method; counts how often it works."""
-
-    name: str
-    worked: list = field(default_factory=list)
-
-    def local_round(self, state, broadcast, report):
-        number = hashlib.sha256(
-            f"{self.name}{broadcast.scalars['phase']}{broadcast.scalars['round']}".encode()
-        ).digest()[0]
-        own = 0.5 * state.arrays.get("own", np.zeros(2)) + broadcast.arrays["sum"] + number
-        self.worked.append((broadcast.scalars["phase"], broadcast.scalars["round"]))
-        assert broadcast.scalars["to"] == self.name
-        return SiteResult(State({"own": own}, {"n": number}), Payload({"own": own}, {}), {"loss": float(number)})
 
 
 class Silent:

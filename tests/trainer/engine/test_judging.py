@@ -22,9 +22,8 @@ def test_the_time_left_of_learning_counts_judging():
     after = epochs_of_work({"a": JudgedSite(tune=100, reported=400)}, epochs=2)
     pace = RunPace([Phase("train", 1)], {"a": 100}, clock=clock, after=after)
     pace.phase(Phase("train", 1), ["a"])
-    pace.site("a")
     clock.now = 60.0
-    pace.within(1.0)
+    pace.within("a", 1.0)
     assert pace.left_seconds() == pytest.approx(60)
 
 

@@ -115,11 +115,18 @@ def _without_site(_context: click.Context, _option: click.Parameter, value: str 
     help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that work on sites side by side, each on the next graphics card; the results are the same.  "
+    "[default: 1]",
+)
+@click.option(
     "--engine",
     type=click.Choice(["local"]),
     default="local",
     hidden=True,  # there is one; scripts may name it
-    help="Where the sites run: local means in this process, one after the other.",
+    help="Where the sites run: local means on this machine.",
 )
 @shared.track
 @shared.resume

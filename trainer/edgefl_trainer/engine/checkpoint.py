@@ -15,7 +15,7 @@ finished site lies beside its reply, so a resumed run prints and logs what the u
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,16 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
+    def states(self, names: Sequence[str], new: Mapping[str, State] | None = None) -> Mapping[str, State]:
+        """Return the states of these sites: `new` ones, and those after the last phase, read when asked for."""
+        files = self.progress().sites
+        return KeptStates(self, {name: files.get(name) for name in names}, new or {})
+
+    def check_states(self, names: Sequence[str]) -> None:
+        """Read every state once and keep none: a `RunError` where one is missing or damaged, before any work."""
+        for _ in self.states(names).values():
+            pass
+
     def load_state(self, file: str) -> State:
         """Load a state by the file name that `RunProgress` holds; raises as `load_payload`."""
         payload = self.load_payload(file)
@@ -191,6 +201,27 @@ class Checkpoints:
                     file.unlink()
             if not any(folder.iterdir()):
                 shutil.rmtree(folder)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptStates(Mapping[str, State]):
+    """States that lie on the disk until they are asked for; that of a site that took no part yet is empty."""
+
+    checkpoints: Checkpoints
+    files: Mapping[str, str | None]  # of all sites, None where there is none yet
+    new: Mapping[str, State]  # of some, which count instead
+
+    def __getitem__(self, name: str) -> State:
+        if name in self.new:
+            return self.new[name]
+        file = self.files[name]
+        return State() if file is None else self.checkpoints.load_state(file)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
 
 
 def _state_bytes(state: State) -> bytes:

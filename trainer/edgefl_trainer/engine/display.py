@@ -63,23 +63,22 @@ class RunPace:
         self.total = max(sum(self._sizes), 1.0)
         self.done = 0.0
         self._begun: tuple[float, float] | None = None  # clock and work where this process took over
-        self._share = self._site_start = self._site_size = 0.0
+        self._base = self._share = 0.0  # work before this phase, and of this phase for each image
+        self._parts: dict[str, float] = {}  # of each site of this phase, how much of its work is done
 
     def phase(self, phase: Phase, sites: Sequence[str]) -> None:
         """Note that a phase begins with these sites."""
         index = self._phases.index(phase)
-        self.done = sum(self._sizes[:index])
+        self.done = self._base = sum(self._sizes[:index])
+        self._parts = {}
         self._share = self._sizes[index] / max(1, sum(self._images[name] for name in sites))
         if self._begun is None:
             self._begun = self._clock(), self.done
 
-    def site(self, name: str) -> None:
-        """Note that a site begins."""
-        self._site_start, self._site_size = self.done, self._share * self._images[name]
-
-    def within(self, share: float) -> None:
-        """Note that part of the site's work is done."""
-        self.done = self._site_start + share * self._site_size
+    def within(self, site: str, share: float) -> None:
+        """Note that part of a site's work is done."""
+        self._parts[site] = share
+        self.done = self._base + self._share * sum(part * self._images[name] for name, part in self._parts.items())
 
     def left_seconds(self) -> float | None:
         """Estimate the seconds to the end of the run; None before anything was done here."""
@@ -97,6 +96,25 @@ def _mean_line(figures: Mapping[str, float], one_class: Collection[str]) -> str:
         return shown
     several, number = mean_of(figure for name, figure in figures.items() if name not in one_class)
     return f"{shown}; {beside(f'{several:.1%}' if number else '', number)}"
+
+
+class _Work:
+    """What a site that is under way has said of its steps."""
+
+    def __init__(self) -> None:
+        self.images, self.waited, self.tells_waiting, self.since = 0, 0.0, False, monotonic()
+
+    def hear(self, facts: Mapping[str, Scalar]) -> None:
+        self.images += int(facts.get("images", 0))
+        self.waited += float(facts.get("wait_seconds", 0))
+        self.tells_waiting |= "wait_seconds" in facts
+
+    def speed(self) -> list[str]:
+        seconds = max(1e-9, monotonic() - self.since)
+        found = [f"{self.images / seconds:.0f} images/s"] if self.images else []
+        if self.tells_waiting:
+            found.append(f"waiting for data {min(1.0, self.waited / seconds):.0%}")
+        return found
 
 
 class Display:
@@ -118,7 +136,7 @@ class Display:
         self._pace, self._epochs = pace, epochs
         self._total = self._bar.add_task("starting", total=pace.total, left="")
         self._phase = ""
-        self._clear()
+        self._under_way: dict[str, _Work] = {}
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal:
@@ -137,8 +155,7 @@ class Display:
 
     def site_kept(self, site: str) -> None:
         """Move the bar over a site that an earlier process finished, and say so."""
-        self._pace.within(1.0)
-        self._bar.update(self._total, completed=self._pace.done)
+        self._done(site)
         self._say(f"{self._phase} · {site}: taken from the run's checkpoints, not computed again")
 
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
@@ -151,11 +168,10 @@ class Display:
         self._say(f"warning: {text}")
 
     def site_started(self, site: str) -> None:
-        """Name the site."""
-        self._clear()
-        self._pace.site(site)
+        """Name the site, or say how many are under way at once."""
+        self._under_way[site] = _Work()
         self._facts.plain = ""
-        self._bar.update(self._total, description=f"{self._phase} · {site}")
+        self._describe()
 
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
         """Show loss and speed, and print what a person should look at."""
@@ -163,24 +179,23 @@ class Display:
             self.warn(str(facts["warning"]))
         if "step" not in facts:
             return
-        self._images += int(facts.get("images", 0))
-        self._waited += float(facts.get("wait_seconds", 0))
-        self._tells_waiting |= "wait_seconds" in facts
+        work = self._under_way[site]
+        work.hear(facts)
         epoch, step, steps = (float(facts.get(name, 1)) for name in ("epoch", "step", "steps"))
-        self._pace.within(min(1.0, (epoch - 1 + step / max(1.0, steps)) / self._epochs))
-        shown = [f"epoch {epoch:.0f}", f"loss {facts.get('loss'):.4g}", *self._speed(monotonic() - self._since)]
+        self._pace.within(site, min(1.0, (epoch - 1 + step / max(1.0, steps)) / self._epochs))
+        named = [site] if len(self._under_way) > 1 else []
+        shown = [*named, f"epoch {epoch:.0f}", f"loss {facts.get('loss'):.4g}", *work.speed()]
         self._facts.plain = " · ".join(shown)
         self._bar.update(self._total, completed=self._pace.done, left=self._left())
 
     def site_finished(self, site: str, metrics: Mapping[str, Any]) -> None:
         """Move the bar, or print a line where nothing can move."""
-        self._pace.within(1.0)
-        self._bar.update(self._total, completed=self._pace.done)
+        work = self._done(site)
         if self._console.is_terminal or metrics["phase"] != "train":
             return
         shown = [f"{name} {metrics[name]:.4g}" for name in ("loss", "seconds") if isinstance(metrics.get(name), float)]
         left = [text] if (text := self._left()) else []
-        self._say(f"{self._phase} · {site}: {', '.join([*shown, *self._speed(monotonic() - self._since), *left])}")
+        self._say(f"{self._phase} · {site}: {', '.join([*shown, *work.speed(), *left])}")
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
@@ -199,18 +214,23 @@ class Display:
         if parts:
             self._say(f"{self._phase}: linear probe {'; '.join(parts)} (balanced accuracy, readout {probed.readout})")
 
-    def _speed(self, seconds: float) -> list[str]:
-        found = [f"{self._images / max(1e-9, seconds):.0f} images/s"] if self._images else []
-        if self._tells_waiting:
-            found.append(f"waiting for data {min(1.0, self._waited / max(1e-9, seconds)):.0%}")
-        return found
+    def _done(self, site: str) -> _Work:
+        """Move the bar over a site, and say what is still under way."""
+        self._pace.within(site, 1.0)
+        self._bar.update(self._total, completed=self._pace.done)
+        work = self._under_way.pop(site)
+        if self._under_way:
+            self._describe()
+        return work
+
+    def _describe(self) -> None:
+        names = list(self._under_way)
+        what = names[0] if len(names) == 1 else counted(len(names), "site")
+        self._bar.update(self._total, description=f"{self._phase} · {what}")
 
     def _left(self) -> str:
         left = duration(self._pace.left_seconds())
         return f"{left} left" if left else ""
-
-    def _clear(self) -> None:
-        self._images, self._waited, self._tells_waiting, self._since = 0, 0.0, False, monotonic()
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,14 +1,15 @@
-"""The local engine: runs every phase of a method over sites in this process, resumable after each site.
+"""The local engine: runs every phase of a method over sites on this machine, resumable after each site.
 
-Guarantees: sites work in name order and the server sums in name order, so the same seed gives the same digest; a run
-killed at any moment resumes to the digest of an undisturbed one, because every random draw depends on seed, site and
-round only and every finished site is on disk before the next begins.
+Guarantees: the server sums in name order, so the same seed gives the same digest, whatever order the sites work in; a
+run killed at any moment resumes to the digest of an undisturbed one, because every random draw depends on seed, site
+and round only and every finished site is on disk before another takes its place. A phase holds the states of its own
+sites alone: memory grows with those that take part, not with all.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,21 @@ class SiteRunner(Protocol):
         """Work on one broadcast."""
 
 
+Given = Callable[[str], tuple[State, Payload]]  # what a site works on: its state and its broadcast, by its name
+
+
+class Crew(Protocol):
+    """Processes that do the sites' share of a phase side by side: results come in the order in which they are done."""
+
+    def learn(self, names: Sequence[str], given: Given, observer: "RunObserver") -> Iterator[tuple[str, SiteResult]]:
+        """Have each site work once; `given` is asked when a process is free."""
+
+    def judge(self, names: Sequence[str], given: Given) -> Iterator[tuple[str, Mapping[str, Scalar]]]:
+        """Have the current model of each site judged on its tune rows."""
+
+
 class RunObserver(Protocol):
-    """Who watches a run: a progress display, or nobody."""
+    """Who watches a run: a progress display, or nobody. Several sites may be under way at once."""
 
     def phases_kept(self, phases: Sequence[Phase], rounds: int) -> None:
         """Hear which phases an earlier process finished: they are not computed again."""
@@ -193,15 +207,15 @@ class LocalEngine:
     selecting: frozenset[str] = frozenset()  # sites that keep the model of their best round instead of the last
     probe: Callable[[Phase, State, Mapping[str, State]], Probed | None] | None = None  # of a learned encoder, if due
     selecting_encoder: bool = False  # keep the encoder of the round with the best probe
+    crew: Crew | None = None  # who works side by side; None: this process, one site after the other
 
     def run(self) -> FederationState:
         """Run what is left of all phases; returns the federation after the last one."""
         checkpoints = Checkpoints(self.folder / "checkpoints")
         progress = checkpoints.progress()
         names = sorted(self.sites)
-        files = progress.sites
         server = checkpoints.load_state(progress.server) if progress.server else self.method.start(self.task, names)
-        states = {name: checkpoints.load_state(files[name]) if name in files else State() for name in names}
+        checkpoints.check_states(names)
         # without the lines of a phase whose end a kill hid, so that none appears twice
         write_metrics(
             self.folder, [line for line in read_metrics(self.folder) if line["phase_index"] < progress.phases]
@@ -210,16 +224,16 @@ class LocalEngine:
         if progress.phases:
             self.observer.phases_kept(phases[: progress.phases], self.task.rounds)
         for index, phase in enumerate(phases[progress.phases :], progress.phases):
-            results = self._phase(checkpoints, index, phase, server, states)
+            results = self._phase(checkpoints, index, phase, server, checkpoints.states(names))
             server = call_aggregate(self.method, server, phase, {name: one.reply for name, one in results.items()})
-            states.update({name: result.state for name, result in results.items()})
+            states = checkpoints.states(names, {name: result.state for name, result in results.items()})
             judged, broadcasts = self._judged(phase, server, states, results)
             judged, encoder = self._probed(phase, server, states, judged, checkpoints.progress().encoder)
             new = [judged[name].metrics for name in sorted(judged)]
             write_metrics(self.folder, [*read_metrics(self.folder), *new])
             better = self._better(phase, judged, broadcasts, checkpoints.progress().best)
             checkpoints.finish_phase(index, server, results, better, encoder)
-        return FederationState(server, states, *self._kept(checkpoints))
+        return FederationState(server, checkpoints.states(names), *self._kept(checkpoints))
 
     def _kept(self, checkpoints: Checkpoints) -> tuple[dict[str, SelectedRound], SelectedEncoder | None]:
         """The rounds that were selected, read back."""
@@ -243,20 +257,30 @@ class LocalEngine:
         broadcasts = call_broadcast(self.method, server, phase, taking_part)
         results: dict[str, SiteResult] = {}
         for name in taking_part:
-            self.observer.site_started(name)
-            result = checkpoints.load_site(index, name)
-            if result is None:
-                dealing = np.random.default_rng([self.task.seed, phase.round])
-                broadcast = stamped(broadcasts[name], phase, self.task.rounds, dealing)
-                report = partial(self.observer.site_reported, name)
-                result = self.sites[name].local_round(states[name], broadcast, report)
-                result = placed(result, index, phase, name, broadcast, travels=bool(self.method.travels))
-                checkpoints.save_site(index, name, result)
-                self.observer.site_finished(name, result.metrics)
-            else:
+            if (done := checkpoints.load_site(index, name)) is not None:
+                self.observer.site_started(name)
                 self.observer.site_kept(name)
+                results[name] = done
+        sent: dict[str, Payload] = {}
+
+        def given(name: str) -> tuple[State, Payload]:
+            dealing = np.random.default_rng([self.task.seed, phase.round])
+            sent[name] = stamped(broadcasts[name], phase, self.task.rounds, dealing)
+            return states[name], sent[name]
+
+        left = [name for name in taking_part if name not in results]
+        work = self.crew.learn(left, given, self.observer) if self.crew else self._one_by_one(left, given)
+        for name, new in work:
+            result = placed(new, index, phase, name, sent.pop(name), travels=bool(self.method.travels))
+            checkpoints.save_site(index, name, result)
+            self.observer.site_finished(name, result.metrics)
             results[name] = result
-        return results
+        return {name: results[name] for name in taking_part}
+
+    def _one_by_one(self, names: Sequence[str], given: Given) -> Iterator[tuple[str, SiteResult]]:
+        for name in names:
+            self.observer.site_started(name)
+            yield name, self.sites[name].local_round(*given(name), partial(self.observer.site_reported, name))
 
     def _judged(
         self, phase: Phase, server: State, states: Mapping[str, State], results: Mapping[str, SiteResult]
@@ -267,10 +291,12 @@ class LocalEngine:
         after = Phase("final", phase.round + 1)
         found = call_broadcast(self.method, server, after, sorted(results))
         broadcasts = {name: stamped(found[name], after, self.task.rounds) for name in results}
-        judged = {}
-        for name, result in results.items():
-            figures = self.judge(name, states[name], broadcasts[name])
-            judged[name] = replace(result, metrics={**result.metrics, **figures})
+        given = {name: (states[name], broadcasts[name]) for name in results}
+        if self.crew is not None:
+            figures = dict(self.crew.judge(list(given), given.__getitem__))
+        else:
+            figures = {name: self.judge(name, *given[name]) for name in given}
+        judged = {name: replace(one, metrics={**one.metrics, **figures[name]}) for name, one in results.items()}
         self.observer.phase_judged(phase, {name: result.metrics for name, result in judged.items()})
         return judged, broadcasts
 

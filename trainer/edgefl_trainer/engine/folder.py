@@ -23,7 +23,7 @@ SUMMARY = "summary.json"
 LOCK = ".lock"
 INPUTS = "inputs.json"
 MAX_INPUTS_BYTES = 1 << 16
-NOT_COMPARED = {"device", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
+NOT_COMPARED = {"device", "workers", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
 
 
 def make_folder(path: Path) -> None:

@@ -50,6 +50,7 @@ from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
+from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.method_halves import check_travels
 from edgefl_trainer.models.backbone_names import is_trained
@@ -95,6 +96,8 @@ def run(
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
     device = next(iter(sites.values())).device
+    if device.type == "cpu" and (line := crowded_line(settings.workers, torch.get_num_threads(), cores_here())):
+        warn(line)
     with working_in(folder, settings, resume=resume), repeatable(device), during:
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         write_atomic(folder / "environment.json", _json(environment(settings)))
@@ -167,13 +170,15 @@ def run_phases(
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
-    with Display(pace, settings.epochs, one_class_sites(sites)) as display:
+    runners = {name: InProcessSite(method, site) for name, site in sites.items()}
+    side_by_side = Workers(settings.workers, runners, judge, learning) if settings.workers > 1 else nullcontext()
+    with Display(pace, settings.epochs, one_class_sites(sites)) as display, side_by_side as crew:
         if untrained := untrained_line(settings):
             display.warn(untrained)
         engine = LocalEngine(
             method=method,
             task=task,
-            sites={name: InProcessSite(method, site) for name, site in sites.items()},
+            sites=runners,
             folder=folder,
             observer=display,
             participation=settings.participation,
@@ -181,6 +186,7 @@ def run_phases(
             selecting=selecting_sites(sites) if settings.select == "tune" else frozenset(),
             probe=make_prober(method, task, sites, settings.probe_every),
             selecting_encoder=settings.select == "tune",
+            crew=crew,
         )
         return engine.run()
 

@@ -7,6 +7,7 @@ draw; and a site with too few of them does not select at all.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -43,20 +44,23 @@ def tune_judge(
 
     At most `most` of them, drawn once for the whole run; None takes all.
     """
+    return partial(judge_site, method, sites, most)
 
-    def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
-        site = sites[name]
-        predictor = call_predictor(method, site, state, broadcast)
-        some = judged_rows(site, most)
-        if predictor is None or len(some) == 0:
-            return {}
-        scores = predict_rows(predictor, some, site.device)
-        figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
-        if some.tokens is not None:  # of hundreds of answers most are given to one question
-            found = {RIGHT: figures.get("accuracy")}
-        else:
-            found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
-        known = {name: figure for name, figure in found.items() if figure is not None}
-        return known | {JUDGED_ROWS: len(some)} if known else {}
 
-    return judge_site
+def judge_site(
+    method: Method, sites: Mapping[str, Site], most: int | None, name: str, state: State, broadcast: Payload
+) -> Mapping[str, Scalar]:
+    """Score a site's current model on its tune rows; nothing where it has no model or no such row."""
+    site = sites[name]
+    predictor = call_predictor(method, site, state, broadcast)
+    some = judged_rows(site, most)
+    if predictor is None or len(some) == 0:
+        return {}
+    scores = predict_rows(predictor, some, site.device)
+    figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
+    if some.tokens is not None:  # of hundreds of answers most are given to one question
+        found = {RIGHT: figures.get("accuracy")}
+    else:
+        found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
+    known = {name: figure for name, figure in found.items() if figure is not None}
+    return known | {JUDGED_ROWS: len(some)} if known else {}

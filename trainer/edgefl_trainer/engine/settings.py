@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 1 << 20
 PROBE_EVERY = 5  # rounds, where a backbone is learned
 # do not count in digests: runs from before stay repetitions
-_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0, "colour": "none"}
+_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0, "colour": "none", "workers": 1}
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 Count = Annotated[int, Meta(ge=1, description="at least 1")]
@@ -75,6 +75,7 @@ class RunSettings:
     participation: Share = 1.0  # share of the sites in each round
     seed: Seed = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: Count = 1  # processes of this machine that work on sites side by side
     autocast: Literal["auto", "none", "bf16"] = "auto"  # auto: bf16 on CUDA
     hyper: Mapping[str, HyperValue] = field(default_factory=dict)  # hyper-parameters of the method
 
@@ -87,12 +88,12 @@ class RunSettings:
         return method
 
     def digest_but_seed(self, plan: PartitionPlan | None = None) -> str:
-        """Digest of everything but seed and device: runs that share it are repetitions of one another.
+        """Digest of everything but seed, device and workers: runs that share it are repetitions of one another.
 
         The plan of a partition counts instead of its file: partitions differ by their seed too.
         """
         partition = json.dumps(plan.to_json(), sort_keys=True) if plan else ""
-        same = replace(self, seed=0, device="auto", partition=partition)
+        same = replace(self, seed=0, device="auto", workers=1, partition=partition)
         return hashlib.sha256(same.to_toml(without=_ADDED_SINCE).encode()).hexdigest()
 
     def to_toml(self, without: Mapping[str, Any] | None = None) -> str:

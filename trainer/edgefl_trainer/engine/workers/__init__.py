@@ -1,0 +1,1 @@
+"""Several processes of this machine that work on sites side by side."""
