@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.travels import KINDS, kind_of
 from edgefl_protocol.sentences import listed
@@ -94,6 +96,11 @@ def _told(method: Method, half: str, when: str, replies: Mapping[str, Payload] |
     """Turn a mistake of a half into one sentence; errors of the package pass, and so does a signal to stop."""
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"the card's memory was full in {half} of {_name(method)} {when}: start again in another --out with a "
+            "smaller --batch, or with --batch auto."
+        ) from error
     except _MISTAKES as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__} {error}"

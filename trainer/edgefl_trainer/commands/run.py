@@ -21,6 +21,12 @@ def _without_site(_context: click.Context, _option: click.Parameter, value: str 
         )
 
 
+def _batch(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value != "auto" and not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a number nor auto.")
+    return value
+
+
 @click.command()
 @click.argument("method", required=False)
 @click.option(
@@ -108,6 +114,12 @@ def _without_site(_context: click.Context, _option: click.Parameter, value: str 
     metavar="KEY=VALUE",
     help="Set a hyper-parameter of the method; repeatable.",
 )
+@click.option(
+    "--batch",
+    callback=_batch,
+    metavar="N|auto",
+    help="Images of a step, as --set batch=N; auto: as many as fit the card's free memory.  [default: the preset's]",
+)
 @shared.device
 @click.option(
     "--autocast",
@@ -146,7 +158,11 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
     from edgefl_trainer.tracking.tracks import read_tracks
 
     tracks = read_tracks(track, out)
-    assignments, config = options.pop("assignments"), options.pop("config")
+    assignments, config, batch = options.pop("assignments"), options.pop("config"), options.pop("batch")
+    if batch is not None:
+        if any(text.partition("=")[0].strip() == "batch" for text in assignments):
+            raise click.UsageError("--set batch=… and --batch cannot be used together: give --batch alone.")
+        assignments = (*assignments, *([] if batch == "auto" else [f"batch={batch}"]))
     del options["engine"]  # there is one
     if options["classes"] is not None:
         options["classes"] = names(options["classes"])
@@ -172,7 +188,8 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
 
     try:
         with tells_how_to_go_on(resuming(out)):
-            summary = run_federation(settings, out, resume=resume, during=followed(tracks, out, settings))
+            following = followed(tracks, out, settings)
+            summary = run_federation(settings, out, resume=resume, during=following, fit_batch=batch == "auto")
     except DataError as error:
         if type(error) is not DataError or settings.partition:  # a partition deals what the data does not
             raise

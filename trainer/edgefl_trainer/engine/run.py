@@ -31,10 +31,12 @@ from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.site_rows import ROW_KINDS
+from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
 from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import (
+    begun_settings,
     check_alone,
     check_claim,
     check_free,
@@ -63,12 +65,18 @@ MODIFIED = "(modified)"  # of a commit: its tracked files were changed
 
 
 def run(
-    settings: RunSettings, folder: Path, *, resume: bool, during: AbstractContextManager[None] | None = None
+    settings: RunSettings,
+    folder: Path,
+    *,
+    resume: bool,
+    during: AbstractContextManager[None] | None = None,
+    fit_batch: bool = False,
 ) -> dict[str, Any]:
     """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
-    `during` is entered once the folder is this process's, and left when the run has ended. An `EdgeflError` is one
-    sentence about what is wrong and what to do.
+    `during` is entered once the folder is this process's, and left when the run has ended. With `fit_batch` a run that
+    begins takes the largest batch that fits the card, which `config.toml` then names. An `EdgeflError` is one sentence
+    about what is wrong and what to do.
     """
     method = settings.build_method()
     check_travels(method)
@@ -89,12 +97,11 @@ def run(
     sites = build_sites(federation, task, backbone, settings, method)
     if declared(method).trains_network:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
+    if fit_batch and begun_settings(folder) is None:
+        settings = fitted(settings, sites)
+        method = settings.build_method()
     server = method.start(task, sorted(sites))  # what does not fit shows before the folder is taken
-    tell(backbone_line(settings, method, backbone.spec))
-    tell(data_line(federation, settings.images_per_site))
-    apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
-    for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
-        warn(line)
+    tell_before(settings, method, federation, sites, server)
     device = next(iter(sites.values())).device
     if device.type == "cpu" and (line := crowded_line(settings.workers, torch.get_num_threads(), cores_here())):
         warn(line)
@@ -119,6 +126,20 @@ def run(
         }
         digests = {"state_sha256": final.digest()}
         return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+
+
+def tell_before(
+    settings: RunSettings, method: Method, federation: Federation, sites: Mapping[str, Site], server: State
+) -> None:
+    """Say what a run stands on, what it learns from, what speaks against it, and on a card what a step takes."""
+    first = next(iter(sites.values()))
+    tell(backbone_line(settings, method, first.task.backbone))
+    tell(data_line(federation, settings.images_per_site))
+    apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
+    for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
+        warn(line)
+    if first.device.type == "cuda" and has_batch(method):
+        tell(memory_line(settings, first))
 
 
 def write_summary(

@@ -133,10 +133,11 @@ class FedMAE:
         if broadcast.scalars["phase"] == "final":
             mean = self._split(broadcast.arrays)[1]
             return (State(mean), Payload({}, {})) if mean else (state, Payload(state.arrays, {"n_train": n_train}))
-        model = self._model(site.task).to(site.device)
+        model = self._model(site.task)
         model.initialise(site.task.seed)  # local parts start equal; everything else is overwritten
+        model.to(site.device)  # only now: the draws come from a generator of the processor
         known = self._split(_initial(site.task))[1]
-        received = as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
+        received = as_tensors({**known, **broadcast.arrays, **state.arrays}, torch.device("cpu"))
         missing, unknown = model.load_state_dict(received, strict=False)
         if unknown or any(name != POSITIONS and not self._stays(name) for name in missing):
             raise TrainingError(

@@ -1,0 +1,156 @@
+"""What a card makes of it: images a second and share of its bf16 peak, for FedEvPrompt, FedMAE and FedCLF.
+
+One command runs the three step benchmarks on the card, one after the other, each beside its plain loop: their losses
+are compared before anything is timed. Work of an image is counted by PyTorch's own `FlopCounterMode` over one epoch of
+EdgeFL's loop; the peak is that of a product of two 8192 x 8192 matrices in bfloat16, measured on the card by
+`training_epoch.py`. Where there is no card, one sentence says so and nothing is written.
+
+    python benchmarks/gpu.py                  # writes docs/results/gpu.md
+    python benchmarks/gpu.py --json           # prints the figures instead
+"""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "results" / "gpu.md"
+# The sizes of the papers where they fit any card of today: a ViT-S/16 at 224 px, and FedCLF's ResNet-18.
+ROWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "FedEvPrompt": (
+        "training_epoch.py",
+        ("--device", "cuda", "--backbone", "vit:384x12/16", "--image-px", "224", "--images", "4096", "--batch", "256"),
+    ),
+    "FedMAE": (
+        "fedmae_step.py",
+        ("--device", "cuda", "--autocast", "bf16", "--backbone", "vit:384x12/16", "--image-px", "224",
+         "--images", "8192", "--batch", "256", "--decoder", "512x8"),
+    ),
+    "FedCLF": ("fedclf_step.py", ("--image-px", "72", "--images", "8192", "--batch", "256")),
+}  # fmt: skip
+
+
+def flops_of_an_image(epoch: Callable[[], object], images: int) -> float:
+    """Floating-point operations of an image: what PyTorch counts in an epoch of so many, forward and backward.
+
+    Attention is made of plain products meanwhile: those of the processor's fused one are not counted.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        epoch()
+    return float(counter.get_total_flops()) / images
+
+
+def counted_work() -> dict[str, float]:
+    """The work of an image of FedMAE and FedCLF; that of FedEvPrompt its own benchmark tells."""
+    import fedclf_step
+    import fedmae_step
+    import numpy as np
+
+    from edgefl_protocol.rules.batches import LEAST_BATCH
+    from edgefl_trainer.methods.fedmae import FedMAE
+
+    mae = fedmae_step.Case(
+        FedMAE(batch=1, decoder_width=512, decoder_depth=8),
+        fedmae_step.make_site("vit:384x12/16", np.zeros((1, 224, 224, 3), np.uint8), "cpu", "none", []),
+    )
+    contrast = fedclf_step.make_case("cnn:resnet18", 72, LEAST_BATCH, LEAST_BATCH, "cpu")
+    return {
+        "FedMAE": flops_of_an_image(fedmae_step.edgefl_epoch(mae), 1),
+        "FedCLF": flops_of_an_image(fedclf_step.edgefl_epoch(contrast), LEAST_BATCH),
+    }
+
+
+def measured(file: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The last line of a benchmark that prints JSON: that of the card.
+
+    Raises:
+        click.ClickException: it failed, or the two losses differ.
+    """
+    command = [sys.executable, str(HERE / file), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():  # a ratio below its target is a figure, too, whatever the status says
+        raise click.ClickException(f"{file} failed: {done.stderr.strip()[-400:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def figures(found: Mapping[str, Mapping[str, Any]], work: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """For each method images a second of both loops, their ratio, the work of an image, and the share of the peak."""
+    peak = float(found["FedEvPrompt"]["bf16"]["measured_peak_flops"])
+    told = {**work, "FedEvPrompt": float(found["FedEvPrompt"]["flops_of_an_image"])}
+    rows = {}
+    for name, one in found.items():
+        speed = one["images_per_second"]
+        plain = max(value for loop, value in speed.items() if loop != "edgefl")
+        rows[name] = {
+            "edgefl": float(speed["edgefl"]),
+            "plain": float(plain),
+            "ratio": speed["edgefl"] / plain,
+            "gflops": told[name] / 1e9,
+            "share": told[name] * speed["edgefl"] / peak,
+        }
+    return rows
+
+
+def page(rows: Mapping[str, Mapping[str, float]], machine: Mapping[str, str], peak: float) -> str:
+    """The page of results, in Markdown."""
+    lines = [
+        f"| {name} | {row['edgefl']:,.0f} | {row['plain']:,.0f} | {row['ratio']:.2f} | {row['gflops']:.1f} | "
+        f"{row['share']:.1%} |"
+        for name, row in rows.items()
+    ]
+    commands = [f"python benchmarks/{file} {' '.join(words)}" for file, words in ROWS.values()]
+    return f"""# On a card
+
+For a researcher with a GPU. Afterwards you know how fast three methods learn there, and what share of the card they
+use.
+
+State of {machine["date"]}: {machine["card"]}, PyTorch {machine["torch"]}, bfloat16. A product of two matrices reached
+{peak / 1e12:,.0f} TFLOP/s there: the peak of the last column. The plain loop is the one a researcher would write
+first; its losses are the same, which is looked at before anything is timed. `benchmarks/gpu.py` writes this page.
+
+| method | EdgeFL, images/s | plain loop, images/s | ratio | GFLOP of an image | share of the peak |
+| --- | ---: | ---: | ---: | ---: | ---: |
+{chr(10).join(lines)}
+
+```
+{chr(10).join(commands)}
+```
+"""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the figures; write no page.")
+def main(as_json: bool) -> None:
+    """Measure three methods on this machine's card and write docs/results/gpu.md."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.ClickException("this machine has no CUDA device: nothing was measured and nothing written.")
+    machine = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    found = {name: measured(file, words) for name, (file, words) in ROWS.items()}
+    rows = figures(found, counted_work())
+    if as_json:
+        click.echo(json.dumps({**machine, "methods": rows}))
+        return
+    PAGE.write_text(page(rows, machine, float(found["FedEvPrompt"]["bf16"]["measured_peak_flops"])), encoding="utf-8")
+    click.echo(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
