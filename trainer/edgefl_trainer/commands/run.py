@@ -1,13 +1,14 @@
 """`edgefl-train run`: one method over the sites of the data."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edgefl_trainer.commands import options as shared
-from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.extra import check_engine, needs_trainer
 from edgefl_trainer.commands.options import names
 from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 
@@ -123,10 +124,11 @@ def _without_site(_context: click.Context, _option: click.Parameter, value: str 
 )
 @click.option(
     "--engine",
-    type=click.Choice(["local"]),
+    type=click.Choice(["local", "flower"]),
     default="local",
-    hidden=True,  # there is one; scripts may name it
-    help="Where the sites run: local means on this machine.",
+    show_default=True,
+    help="What the sites work on: local is EdgeFL alone; flower is Flower's simulation (docs/guides/flower.md). The "
+    "result is the same.",
 )
 @shared.resume
 @shared.summary_json
@@ -144,7 +146,8 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
     from edgefl_trainer.models.backbone_names import check_name
 
     assignments, config = options.pop("assignments"), options.pop("config")
-    del options["engine"]  # there is one
+    engine = options.pop("engine")
+    check_engine(engine)
     if options["classes"] is not None:
         options["classes"] = names(options["classes"])
     options["data"] = options["data"] or None
@@ -168,7 +171,13 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: A
 
     try:
         with tells_how_to_go_on(resuming(out)):
-            summary = run_federation(settings, out, resume=resume)
+            if engine == "flower":
+                from edgefl_trainer.flower.simulation import simulate
+
+                drive = partial(simulate, settings=settings, workers=settings.workers)
+                summary = run_federation(settings, out, resume=resume, drive=drive)
+            else:
+                summary = run_federation(settings, out, resume=resume)
     except DataError as error:
         if type(error) is not DataError or settings.partition:  # a partition deals what the data does not
             raise

@@ -15,7 +15,7 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +30,7 @@ from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
@@ -62,10 +63,14 @@ SELF_SUPERVISED_TASK = "pixels"
 MODIFIED = "(modified)"  # of a commit: its tracked files were changed
 
 
-def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
+Drive = Callable[[LocalEngine], FederationState]
+
+
+def run(settings: RunSettings, folder: Path, *, resume: bool, drive: Drive = LocalEngine.run) -> dict[str, Any]:
     """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
-    An `EdgeflError` is one sentence about what is wrong and what to do.
+    `drive` runs the engine, and may have the sites work elsewhere. An `EdgeflError` is one sentence about what is wrong
+    and what to do.
     """
     method = settings.build_method()
     check_travels(method)
@@ -103,7 +108,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         asked = what_was_asked(settings, method, partition)
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
-        final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs))
+        after = epochs_of_work(judged, settings.epochs)
+        final = run_phases(settings, folder, method, task, sites, after, drive)
         started = time.perf_counter()
         results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
         head = {
@@ -157,7 +163,13 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
 
 
 def run_phases(
-    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site], after: float
+    settings: RunSettings,
+    folder: Path,
+    method: Method,
+    task: Task,
+    sites: Mapping[str, Site],
+    after: float,
+    drive: Drive = LocalEngine.run,
 ) -> FederationState:
     """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
     judge = None
@@ -166,7 +178,8 @@ def run_phases(
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
     runners = {name: InProcessSite(method, site) for name, site in sites.items()}
-    side_by_side = Workers(settings.workers, runners, judge, learning) if settings.workers > 1 else nullcontext()
+    here = settings.workers > 1 and drive is LocalEngine.run
+    side_by_side = Workers(settings.workers, runners, judge, learning) if here else nullcontext()
     with Display(pace, settings.epochs, one_class_sites(sites)) as display, side_by_side as crew:
         if untrained := untrained_line(settings):
             display.warn(untrained)
@@ -183,7 +196,7 @@ def run_phases(
             selecting_encoder=settings.select == "tune",
             crew=crew,
         )
-        return engine.run()
+        return drive(engine)
 
 
 @contextmanager
@@ -198,11 +211,16 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def load_data(
-    settings: RunSettings, image_px: int, partition: Partition | None = None, *, whole_task: bool = True
+    settings: RunSettings,
+    image_px: int,
+    partition: Partition | None = None,
+    *,
+    whole_task: bool = True,
+    vocabulary: Vocabulary | None = None,
 ) -> Federation:
     """Read the federation that the settings describe, with the share of labels they give it.
 
-    `whole_task`: every class that the task names has to be there.
+    `whole_task`: every class that the task names has to be there. `vocabulary`: of several sites, where this is one.
     """
     federation = load_federation(
         settings.data,
@@ -215,6 +233,7 @@ def load_data(
         unlabelled=settings.unlabelled,
         limit=settings.images_per_site or None,
         partition=partition,
+        vocabulary=vocabulary,
     )
     if settings.labels == 1:
         return federation
