@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+FLOWER ?= .venv-flower
 WORKERS ?= 2
 OUT ?= demo-out
 LIVE ?= live-out
@@ -23,7 +24,7 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 # Each process begins with a half of the tests and takes from the other when it has none left.
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo live backbone wheel test test-slow test-all fuzz soak check rules format types pages pins clean
+.PHONY: help demo live backbone wheel flower test test-slow test-all fuzz soak check rules format types pages pins clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +50,17 @@ wheel: ## The wheel and its bill of materials in dist/, without PyTorch
 		--report $(WORK)/device.json --require-hashes --only-binary=:all: --requirement requirements-device.txt
 	$(WORK)/wheel-env/bin/python .ci/bill_of_materials.py $(DIST)/edgefl_derm-*.whl $(WORK)/device.json
 
+# Over the packages of $(VENV): Flower holds some of them back (docs/decisions/0063).
+flower: $(FLOWER)/.installed ## Flower in an environment of its own, $(FLOWER): for `edgefl-train run --engine flower`, and for its tests
+
+$(FLOWER)/.installed: $(STAMP) constraints-flower.txt
+	rm -rf $(FLOWER) && $(BIN)/python -m venv --without-pip $(FLOWER)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")")' \
+		> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(FLOWER)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-flower.txt 'flwr[simulation]'
+	$(FLOWER)/bin/python -m pip check
+	@touch $@
+
 test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)
 
@@ -56,6 +68,8 @@ test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytes
 test-slow: WORKERS = 3
 test-slow: $(STAMP) ## Only what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
+	@if [ -e $(FLOWER)/.installed ]; then $(TEST_ENVIRONMENT) $(FLOWER)/bin/python -m pytest tests/trainer/flower $(ARGS); \
+		else echo "left out: tests/trainer/flower, which need Flower (make flower)"; fi
 
 test-all: $(STAMP) ## All tests; docs/results/README.md says how long each target takes
 	$(PYTEST) $(ARGS)
@@ -88,7 +102,7 @@ pins: $(STAMP) ## Write requirements-device.txt anew from constraints.txt
 	mv requirements-device.new requirements-device.txt
 
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) demo-out live-out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) demo-out live-out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Installed again whenever a requirement changes.
 $(STAMP): pyproject.toml constraints.txt

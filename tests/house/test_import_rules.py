@@ -68,9 +68,9 @@ FLOORS = {
         "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
-        "cli", "commands", "live", "tracking", "experiments", "engine", "method_halves", "methods", "learning",
-        "evaluate", "data", "contract", "models", "losses", "rollout", "augment", "torch_seed", "bounds",
-        "typed_values", "declared_ranges", "declared_names", "errors",
+        "cli", "commands", "flower", "live", "tracking", "experiments", "engine", "method_halves", "methods",
+        "learning", "evaluate", "data", "contract", "models", "losses", "rollout", "augment", "torch_seed", "bounds",
+        "typed_values", "declared_ranges", "declared_names", "environment", "errors",
     ),
     "edgefl_export": (
         "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
@@ -195,6 +195,14 @@ def test_only_live_imports_the_exchange(modules) -> None:
         if under(module.name, "edgefl_trainer") and not under(module.name, "edgefl_trainer.live"):
             for target, line in module.imports():
                 assert not under(target, "edgefl_exchange"), f"{module.path}:{line} imports {target}"
+
+
+def test_only_its_room_imports_flower(modules) -> None:
+    """docs/design.md 2: a run, a site and a device need nothing of it; commands load the room on demand."""
+    for module in modules.values():
+        if not under(module.name, "edgefl_trainer.flower"):
+            for target, line in module.imports():
+                assert target.partition(".")[0] not in {"flwr", "ray"}, f"{module.path}:{line} imports {target}"
 
 
 def room_of(name: str) -> str:

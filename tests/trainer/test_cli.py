@@ -3,6 +3,7 @@
 docs/design.md 5: 0 done; 1 failed; 2 usage or missing extra; 3 refused. A known failure is one sentence, no traceback.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -166,9 +167,8 @@ def test_options_of_a_run_say_what_they_mean_and_what_holds_without_them():
     text = " ".join(edgefl_train("run", "--help").out.split())
     assert "none leaves them out; with site each site has its own; with spread also those of no site" in text
     assert "[default: none; for methods without labels spread]" in text
-    assert (
-        "0 uses all. Its other rows are judged all the same. [default: the preset's]" in text and "--engine" not in text
-    )  # a choice of one
+    assert "0 uses all. Its other rows are judged all the same. [default: the preset's]" in text
+    assert "--engine [local|flower]" in text
     assert "allowed values, source" in " ".join(edgefl_train("methods", "--help").out.split())
 
 
@@ -357,3 +357,13 @@ def test_any_other_fault_of_the_disk_is_a_sentence(ward, mae, tmp_path, monkeypa
     monkeypatch.setattr("edgefl_trainer.engine.run.load_data", broken)
     outcome = run("local", ward, tmp_path / "run", f"run:{mae}")
     assert outcome.code == 1 and outcome.sentence() == f"/somewhere/backbone cannot be used: {os.strerror(5)}."
+
+
+def test_an_engine_whose_extra_is_missing_says_so(tmp_path: Path, monkeypatch) -> None:
+    """docs/design.md 2: without its extra a command ends with status 2 and one sentence."""
+    whole = importlib.util.find_spec
+    monkeypatch.setattr("edgefl_trainer.commands.extra.find_spec", lambda name: None if name == "flwr" else whole(name))
+    words = ("run", "fedavg", "--data", "lesions:sites=2,images=40,px=36", "--preset", "tiny", "--engine", "flower")
+    done = edgefl_train(*words, "--out", tmp_path / "run")
+    assert (done.code, done.out) == (2, "") and not (tmp_path / "run").exists()
+    assert "--engine flower needs edgefl-derm[flower]: pip install 'edgefl-derm[flower]'" in done.err

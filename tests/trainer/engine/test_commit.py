@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_trainer.engine.run import commit_of
+from edgefl_trainer.environment import commit_of
 from edgefl_trainer.evaluate.tables.text import origin
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
@@ -17,7 +17,7 @@ def git(folder: Path, *command: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path):
-    code = tmp_path / "trainer/edgefl_trainer/engine"
+    code = tmp_path / "trainer/edgefl_trainer"
     code.mkdir(parents=True)
     (code / "run.py").write_text("learns = True\n")
     (tmp_path / "README.md").write_text("read me\n")
@@ -28,12 +28,12 @@ def checkout(tmp_path):
 
 
 def test_a_changed_checkout_does_not_count_as_its_commit(checkout):
-    code = checkout / "trainer/edgefl_trainer/engine"
+    code = checkout / "trainer/edgefl_trainer"
     commit = git(checkout, "rev-parse", "HEAD").strip()
     (checkout / "runs").mkdir()
     (checkout / "runs/summary.json").write_text("{}")  # tracked by nobody: results of the commit
     assert commit_of(code) == commit
-    for file in ("README.md", "trainer/edgefl_trainer/engine/run.py"):
+    for file in ("README.md", "trainer/edgefl_trainer/run.py"):
         before = (checkout / file).read_text()
         (checkout / file).write_text("changed\n")
         assert commit_of(code) == f"{commit} (modified)"
@@ -46,7 +46,7 @@ def test_a_changed_checkout_does_not_count_as_its_commit(checkout):
 
 def test_an_installed_wheel_has_no_commit(checkout):
     """Also inside a checkout of something else, changed or not."""
-    inside = checkout / ".venv/lib/python3/site-packages/edgefl_trainer/engine"
+    inside = checkout / ".venv/lib/python3/site-packages/edgefl_trainer"
     inside.mkdir(parents=True)
     assert commit_of(inside) is None
     (checkout / "README.md").write_text("changed\n")

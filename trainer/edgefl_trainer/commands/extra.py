@@ -18,3 +18,9 @@ def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
 
     checked.__name__, checked.__doc__ = command.__name__, command.__doc__
     return checked
+
+
+def check_engine(engine: str) -> None:
+    """Refuse, by an `EdgeflError`, an engine whose extra is not installed."""
+    if engine == "flower" and (find_spec("flwr") is None or find_spec("ray") is None):
+        raise EdgeflError(f"--engine flower needs {needs_extra('flower')}.", "setting")

@@ -1,15 +1,20 @@
 """`edgefl-train run`: one method over the sites of the data."""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgefl_trainer.commands import options as shared
-from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.extra import check_engine, needs_trainer
 from edgefl_trainer.commands.options import names
 from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
+
+if TYPE_CHECKING:
+    from edgefl_trainer.engine.run import Drive
+    from edgefl_trainer.engine.settings import RunSettings
 
 
 def _without_site(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -135,10 +140,11 @@ def _batch(_context: click.Context, _option: click.Parameter, value: str | None)
 )
 @click.option(
     "--engine",
-    type=click.Choice(["local"]),
+    type=click.Choice(["local", "flower"]),
     default="local",
-    hidden=True,  # there is one; scripts may name it
-    help="Where the sites run: local means on this machine.",
+    show_default=True,
+    help="What the sites work on: local is EdgeFL alone; flower is Flower's simulation (docs/guides/flower.md). The "
+    "result is the same.",
 )
 @shared.track
 @shared.resume
@@ -163,7 +169,8 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
         if any(text.partition("=")[0].strip() == "batch" for text in assignments):
             raise click.UsageError("--set batch=… and --batch cannot be used together: give --batch alone.")
         assignments = (*assignments, *([] if batch == "auto" else [f"batch={batch}"]))
-    del options["engine"]  # there is one
+    engine = options.pop("engine")
+    check_engine(engine)
     if options["classes"] is not None:
         options["classes"] = names(options["classes"])
     options["data"] = options["data"] or None
@@ -189,7 +196,10 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
     try:
         with tells_how_to_go_on(resuming(out)):
             following = followed(tracks, out, settings)
-            summary = run_federation(settings, out, resume=resume, during=following, fit_batch=batch == "auto")
+            drive = _driver(engine, settings)
+            summary = run_federation(
+                settings, out, resume=resume, during=following, fit_batch=batch == "auto", drive=drive
+            )
     except DataError as error:
         if type(error) is not DataError or settings.partition:  # a partition deals what the data does not
             raise
@@ -197,3 +207,14 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
 
         raise with_others(settings.data, error, settings.seed) from error
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
+
+
+def _driver(engine: str, settings: "RunSettings") -> "Drive":
+    """What runs the sites of a run: this machine, or Flower."""
+    if engine == "flower":
+        from edgefl_trainer.flower.simulation import simulate
+
+        return partial(simulate, settings=settings, workers=settings.workers)
+    from edgefl_trainer.engine.federation import LocalEngine
+
+    return LocalEngine.run

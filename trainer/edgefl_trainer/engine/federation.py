@@ -275,7 +275,7 @@ class LocalEngine:
             checkpoints.save_site(index, name, result)
             self.observer.site_finished(name, result.metrics)
             results[name] = result
-        return {name: results[name] for name in taking_part}
+        return {name: results[name] for name in taking_part if name in results}
 
     def _one_by_one(self, names: Sequence[str], given: Given) -> Iterator[tuple[str, SiteResult]]:
         for name in names:

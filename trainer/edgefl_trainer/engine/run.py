@@ -12,24 +12,21 @@ DIR/summary.json       the results
 """
 
 import json
-import platform
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
 from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
@@ -53,6 +50,7 @@ from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
+from edgefl_trainer.environment import environment
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.method_halves import check_travels
 from edgefl_trainer.models.backbone_names import is_trained
@@ -61,7 +59,9 @@ from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import BackboneSpec
 
 SELF_SUPERVISED_TASK = "pixels"
-MODIFIED = "(modified)"  # of a commit: its tracked files were changed
+
+
+Drive = Callable[[LocalEngine], FederationState]
 
 
 def run(
@@ -71,12 +71,13 @@ def run(
     resume: bool,
     during: AbstractContextManager[None] | None = None,
     fit_batch: bool = False,
+    drive: Drive = LocalEngine.run,
 ) -> dict[str, Any]:
     """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
     `during` is entered once the folder is this process's, and left when the run has ended. With `fit_batch` a run that
-    begins takes the largest batch that fits the card, which `config.toml` then names. An `EdgeflError` is one sentence
-    about what is wrong and what to do.
+    begins takes the largest batch that fits the card, which `config.toml` then names. `drive` runs the engine, and may
+    have the sites work elsewhere. An `EdgeflError` is one sentence about what is wrong and what to do.
     """
     method = settings.build_method()
     check_travels(method)
@@ -107,7 +108,7 @@ def run(
         warn(line)
     with working_in(folder, settings, resume=resume), repeatable(device), during:
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
-        write_atomic(folder / "environment.json", _json(environment(settings)))
+        write_atomic(folder / "environment.json", _json(environment(settings.seed)))
         if task.questions is not None:
             save_questions(folder, task.questions)
         if partition is not None:
@@ -115,7 +116,8 @@ def run(
         asked = what_was_asked(settings, method, partition)
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
-        final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs))
+        after = epochs_of_work(judged, settings.epochs)
+        final = run_phases(settings, folder, method, task, sites, after, drive)
         started = time.perf_counter()
         results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
         head = {
@@ -183,7 +185,13 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
 
 
 def run_phases(
-    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site], after: float
+    settings: RunSettings,
+    folder: Path,
+    method: Method,
+    task: Task,
+    sites: Mapping[str, Site],
+    after: float,
+    drive: Drive = LocalEngine.run,
 ) -> FederationState:
     """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
     judge = None
@@ -192,7 +200,8 @@ def run_phases(
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
     runners = {name: InProcessSite(method, site) for name, site in sites.items()}
-    side_by_side = Workers(settings.workers, runners, judge, learning) if settings.workers > 1 else nullcontext()
+    here = settings.workers > 1 and drive is LocalEngine.run
+    side_by_side = Workers(settings.workers, runners, judge, learning) if here else nullcontext()
     with Display(pace, settings.epochs, one_class_sites(sites)) as display, side_by_side as crew:
         if untrained := untrained_line(settings):
             display.warn(untrained)
@@ -209,7 +218,7 @@ def run_phases(
             selecting_encoder=settings.select == "tune",
             crew=crew,
         )
-        return engine.run()
+        return drive(engine)
 
 
 @contextmanager
@@ -224,11 +233,16 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def load_data(
-    settings: RunSettings, image_px: int, partition: Partition | None = None, *, whole_task: bool = True
+    settings: RunSettings,
+    image_px: int,
+    partition: Partition | None = None,
+    *,
+    whole_task: bool = True,
+    vocabulary: Vocabulary | None = None,
 ) -> Federation:
     """Read the federation that the settings describe, with the share of labels they give it.
 
-    `whole_task`: every class that the task names has to be there.
+    `whole_task`: every class that the task names has to be there. `vocabulary`: of several sites, where this is one.
     """
     federation = load_federation(
         settings.data,
@@ -241,6 +255,7 @@ def load_data(
         unlabelled=settings.unlabelled,
         limit=settings.images_per_site or None,
         partition=partition,
+        vocabulary=vocabulary,
     )
     if settings.labels == 1:
         return federation
@@ -284,24 +299,6 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
 def check_backbone(settings: RunSettings, method: Method) -> None:
     """Refuse a backbone that this run's method cannot start from, as `check_start` does."""
     check_start(settings.method, method, settings.backbone, settings.preset)
-
-
-def environment(settings: RunSettings) -> dict[str, Any]:
-    """Describe machine, versions and commit, by which a reader judges or repeats the run."""
-    packages = ("torch", "timm", "numpy", "pillow", "scikit-learn")
-    return {
-        "versions": {DISTRIBUTION: VERSION}
-        | {name: version(name) for name in packages}
-        | {"python": platform.python_version()},
-        "commit": commit_of(Path(__file__).parent),
-        "seed": settings.seed,
-        "machine": {
-            "system": platform.platform(),
-            "processor": _processor(),
-            "threads": torch.get_num_threads(),
-            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
 
 
 def traffic(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -355,39 +352,3 @@ def privacy_cost(states: Mapping[str, State]) -> dict[str, dict[str, float]]:
 
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=2, sort_keys=False, allow_nan=False).encode() + b"\n"
-
-
-def commit_of(code: Path) -> str | None:
-    """Name the commit of a source checkout by the folder of this module, and say where its files are modified.
-
-    None for an installed wheel, also inside another checkout, and without git.
-    """
-    commit, _, prefix = _git(code, "rev-parse", "HEAD", "--show-prefix").strip().partition("\n")
-    if prefix.strip("/") != "trainer/edgefl_trainer/engine":
-        return None
-    changed = _git(code, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
-    return f"{commit} {MODIFIED}" if changed else commit
-
-
-def _git(folder: Path, *command: str) -> str:
-    """What git prints there; nothing where it fails, or is not installed."""
-    try:
-        found = subprocess.run(  # noqa: S603
-            ["git", "-C", str(folder), *command],  # noqa: S607
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return ""
-    return found.stdout if found.returncode == 0 else ""
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor()
-    names = [
-        line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-    ]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()

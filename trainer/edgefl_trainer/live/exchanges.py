@@ -80,15 +80,17 @@ class Exchanges:
 
         A `StorageError` where the disk is full.
         """
-        settle(delivery, self._count, self._drop)
+        settle(delivery, self.count, self.drop)
 
-    def _drop(self, number: int, refused: str | None) -> None:
+    def drop(self, number: int, refused: str | None = None) -> None:
+        """Forget a reply that does not count; `refused` says why it was refused for good."""
         if refused is not None:
             record = {"round": number, "message": refused}
             write_atomic(self.folder / REFUSED, json.dumps(record).encode())
         self._checkpoints.drop_site(number - 1, self.name)
 
-    def _count(self, number: int) -> None:
+    def count(self, number: int) -> None:
+        """Take a reply as accepted: its state is the site's from now on. Doing it twice changes nothing."""
         found = self._checkpoints.load_site(number - 1, self.name)
         if found is not None:
             # A coordinator restored from a backup does rounds again: what followed them here is over, as it is there.

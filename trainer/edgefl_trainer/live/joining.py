@@ -27,7 +27,8 @@ from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
-from edgefl_trainer.engine.run import environment, repeatable
+from edgefl_trainer.engine.run import repeatable
+from edgefl_trainer.environment import environment
 from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS
 from edgefl_trainer.live.exchanges import Exchanges
@@ -94,7 +95,7 @@ def join(call: Join) -> dict[str, Any]:
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
         check_inputs(call.folder, work.federation.partition_sha256, work.backbone.spec.sha256)
         write_atomic(
-            call.folder / "environment.json", json.dumps(environment(work.settings), indent=2).encode() + b"\n"
+            call.folder / "environment.json", json.dumps(environment(work.settings.seed), indent=2).encode() + b"\n"
         )
         return _take_part(call, seat, membership, work, told)
 

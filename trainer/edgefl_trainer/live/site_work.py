@@ -17,6 +17,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import dealt_rows
+from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.specs import asks_questions, parse_spec, read_spec
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import RunSettings
@@ -67,8 +68,11 @@ class SiteWork:
     site: Site  # as the method sees it
 
 
-def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
+def prepare(told: TaskReply, options: SiteOptions, vocabulary: Vocabulary | None = None) -> SiteWork:
     """Read data and backbone, and check that they fit the task.
+
+    Args:
+        vocabulary: answers and words of all sites, where the pictures are asked questions.
 
     Raises:
         FederationRefused: the task cannot be done by this version or with this backbone.
@@ -77,12 +81,13 @@ def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
         DataError: the data cannot be read.
         TrainingError: there is no image to learn from.
     """
-    settings = settings_of(told, options)
+    settings = settings_of(told, options, asked=vocabulary is not None)
     method = settings.build_method()
     backbone = local_backbone(told, method, options)
     settings = replace(settings, image_px=backbone.spec.image_px, backbone=named(told, options))
-    federation = only_site(load_data(settings, backbone.spec.image_px, whole_task=False), options.site)
-    if method.needs_labels:
+    read = load_data(settings, backbone.spec.image_px, whole_task=False, vocabulary=vocabulary)
+    federation = only_site(read, options.site)
+    if method.needs_labels and vocabulary is None:
         federation = in_classes(federation, told.classes)
     task = Task(
         name=settings.task if method.needs_labels else "pixels",
@@ -91,6 +96,7 @@ def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
         rounds=told.train_rounds,
         epochs=told.epochs,
         seed=told.seed,
+        questions=None if vocabulary is None else vocabulary.questions,
     )
     sites = build_sites(federation, task, backbone, settings, method)
     [site] = sites.values()
@@ -98,8 +104,8 @@ def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
     return SiteWork(settings, method, task, backbone, federation, replace(site, noise="secret"))
 
 
-def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
-    """Make the settings of the site's run directory.
+def settings_of(told: TaskReply, options: SiteOptions, *, asked: bool = False) -> RunSettings:
+    """Make the settings of the site's run directory; `asked` where the federation learns answers.
 
     Raises:
         FederationRefused: this version does not have the method with these settings, or the coordinator tells too
@@ -118,7 +124,7 @@ def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
         )
     if not kind.needs_labels and options.balance != "none":
         raise SettingError(f"{told.method} uses no labels, so --balance {options.balance} has no effect: leave it out.")
-    if kind.needs_labels and any(map(asks_questions, options.data)):
+    if not asked and kind.needs_labels and any(map(asks_questions, options.data)):
         raise SettingError("a live federation learns no answers, and the data holds questions: name other data.")
     unlabelled = options.unlabelled or ("none" if kind.needs_labels else "spread")
     try:

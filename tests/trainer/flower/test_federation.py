@@ -1,0 +1,298 @@
+"""A federation of SuperNodes, without SuperLink and network: GridHere calls the apps that they would run.
+
+The oracle of every digest is the local engine, which never sees Flower (docs/design.md 4).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trainer.conftest import make_asked
+from tests.trainer.flower.conftest import GridHere, Node
+
+from edgefl_protocol import Payload
+from edgefl_trainer.engine import run as engine
+from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.engine.settings import read_settings, resolve
+from edgefl_trainer.errors import RunError, SettingError
+from edgefl_trainer.flower import away, federation
+from edgefl_trainer.flower.asking import Asking
+from edgefl_trainer.flower.federation import Arrangement, serve
+from edgefl_trainer.flower.records import packed, unpacked
+
+DATA = "lesions:sites=3,images=40,px=36"
+SITES = ("site-1", "site-2", "site-3")
+TOML = """method = "{method}"
+preset = "tiny"
+device = "cpu"
+rounds = {rounds}
+image_px = 36
+{classes}
+"""
+CLASSES = 'classes = ["BCC", "BKL", "MEL", "NV"]'
+
+
+@pytest.fixture
+def begin(tmp_path: Path, one_thread, monkeypatch):
+    """Write the server's settings, and give three nodes and the plan."""
+
+    def make(method="fedevprompt", rounds=2, classes=CLASSES, **plan):
+        (tmp_path / "federation.toml").write_text(TOML.format(method=method, rounds=rounds, classes=classes))
+        nodes = {
+            97 - 31 * i: Node(away.app, {"site": name, "data": DATA, "out": str(tmp_path / name), "device": "cpu"})
+            for i, name in enumerate(SITES)
+        }
+        grid = GridHere(nodes)
+        monkeypatch.setattr(federation, "Asking", lambda **given: Asking(**given, clock=grid.clock, sleep=grid.sleep))
+        given = {
+            "config": str(tmp_path / "federation.toml"),
+            "out": str(tmp_path / "server"),
+            "sites": ", ".join(SITES),
+        }
+        return grid, Arrangement.of({**given, **plan})
+
+    return make
+
+
+def local_digest(method, folder, rounds=2):
+    given = {"data": (DATA,), "preset": "tiny", "device": "cpu", "rounds": rounds, "image_px": 36}
+    return engine.run(resolve(method, given, None, []), folder, resume=False)["state_sha256"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedevprompt",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "pep-fedpt", "fedclf", "fedmae")),
+    ],
+)
+def test_a_federation_ends_with_the_digest_of_the_local_engine(method, begin, tmp_path) -> None:
+    grid, plan = begin(method, classes="" if method == "fedmae" else CLASSES)
+    found = serve(grid, plan)
+    assert found["state_sha256"] == local_digest(method, tmp_path / "local") and found["without_hand_out"] == []
+    for name in SITES:  # each site is left with its own results, and the server with none of its states
+        [path] = (tmp_path / name).glob("server-*/summary.json")
+        summary = json.loads(path.read_text())
+        assert summary["state_sha256"] == found["state_sha256"] and list(summary["sites"]) == [name]
+    states = list((tmp_path / "server/checkpoints").rglob("site-*.state.safetensors"))
+    assert len(states) == 3
+    assert not any(Payload.from_bytes(path.read_bytes()).arrays for path in states)
+
+
+def asked(begin, tmp_path):
+    """A federation whose pictures are asked questions, each site with its own words."""
+    data = f"vqa-rad:{make_asked(tmp_path / 'vqa_rad', {'HEAD': 12, 'CHEST': 12, 'ABD': 12})}"
+    grid, plan = begin("pfl-vqa", classes=f'data = ["{data}"]')
+    sites = ("rad-abdomen", "rad-chest", "rad-head")
+    for node, name in zip(grid.nodes.values(), sites, strict=True):
+        node.config |= {"site": name, "data": data, "out": str(tmp_path / name), "words": "share"}
+    return grid, replace(plan, sites=sites, quorum=3), data
+
+
+@pytest.mark.slow
+def test_sites_that_answer_questions_learn_the_words_of_all(begin, tmp_path) -> None:
+    grid, plan, data = asked(begin, tmp_path)
+    found = serve(grid, plan)
+    given = {"data": (data,), "preset": "tiny", "device": "cpu", "rounds": 2, "image_px": 36}
+    local = engine.run(resolve("pfl-vqa", given, None, []), tmp_path / "local", resume=False)
+    assert found["state_sha256"] == local["state_sha256"]
+
+
+def test_a_site_tells_no_words_unless_it_allows_it(begin, tmp_path) -> None:
+    """Words of questions are data: a SuperNode gives them only where its --node-config says so."""
+    grid, plan, _ = asked(begin, tmp_path)
+    del grid.nodes[66].config["words"]
+    with pytest.raises(RunError, match=r"site rad-chest: rad-chest tells no words of its questions: .* words=share"):
+        serve(grid, plan)
+    assert not (plan.out / "vocabulary.json").exists()
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("at", ["save_site", "finish_phase"])
+def test_a_killed_server_goes_on_to_the_same_digest(at, begin, tmp_path, monkeypatch) -> None:
+    grid, plan = begin()
+    whole, calls = getattr(Checkpoints, at), []
+
+    def kill(self, *args, **options):
+        calls.extend([at] * self._folder.is_relative_to(plan.out))
+        if len(calls) == 2:
+            raise Killed
+        return whole(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, at, kill)
+        with pytest.raises(Killed):
+            serve(grid, plan)
+    trained = sum(node.heard.count("train") for node in grid.nodes.values())
+    assert serve(grid, plan)["state_sha256"] == local_digest("fedevprompt", tmp_path / "local")
+    assert sum(node.heard.count("train") for node in grid.nodes.values()) <= trained + 6
+
+
+def lines(capsys, word):
+    return [line for line in capsys.readouterr().err.splitlines() if word in line]
+
+
+def test_a_supernode_that_is_gone_is_named_and_the_round_goes_on_as_the_quorum_says(begin, capsys, tmp_path) -> None:
+    grid, plan = begin(quorum=2, **{"wait-seconds": 5})
+    node = grid.nodes[66]  # site-2
+
+    def leave(asked, reply):
+        if asked.metadata.message_type == "train":
+            node.online = False
+            return None
+        return reply
+
+    node.spoil = leave
+    plan = replace(plan, deadline_s=30.0)
+    found = serve(grid, plan)
+    told = lines(capsys, "site-2")
+    assert any("exchange 1: no reply of site site-2 counts: no reply came within 30 s" in line for line in told)
+    assert any("exchange 2: no reply of site site-2 counts: no SuperNode answers for it" in line for line in told)
+    assert found["without_hand_out"] == ["site-2"]
+
+
+def test_a_round_without_its_quorum_keeps_what_came(begin, tmp_path) -> None:
+    grid, plan = begin(**{"wait-seconds": 5})
+    grid.nodes[66].online = False
+    with pytest.raises(RunError, match="exchange 1 has 2 replies, but the quorum is 3") as told:
+        serve(grid, plan)
+    assert "site site-2: no SuperNode answers for it" in str(told.value)
+    assert "start the same command again: what came is kept" in str(told.value)
+    grid.nodes[66].online = True
+    before = grid.nodes[97].heard.count("train")
+    assert serve(grid, plan)["state_sha256"] == local_digest("fedevprompt", tmp_path / "local")
+    assert grid.nodes[97].heard.count("train") == before + 1  # the second exchange alone
+
+
+def phase_of(asked):
+    return unpacked(asked.content, away.GIVEN)["broadcast"].scalars["phase"]
+
+
+def spoiled(change):
+    """A node that changes its reply in the rounds of training."""
+
+    def spoil(asked, reply):
+        if asked.metadata.message_type != "train" or phase_of(asked) != "train":
+            return reply
+        found = unpacked(reply.content, ("facts", "reply"))
+        reply.content = packed({**found, "reply": change(found["reply"])})
+        return reply
+
+    return spoil
+
+
+def first_with(payload, change):
+    name = sorted(payload.arrays)[0]
+    return Payload({**payload.arrays, name: change(payload.arrays[name])}, payload.scalars)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "sentence"),
+    [
+        ("fedavg", lambda one: first_with(one, lambda array: array[:-1]), "of its reply is float32"),
+        ("fedavg", lambda one: Payload({**one.arrays, "maps.0": np.ones((1, 9), np.float16)}, one.scalars), "maps"),
+        ("fedavg", lambda one: Payload({}, one.scalars), "cannot be aggregated"),
+        ("fedavg", lambda one: Payload(one.arrays, {}), "lacks site_sha256"),
+    ],
+)
+def test_a_reply_of_no_use_is_named_and_does_not_count(method, change, sentence, begin, capsys) -> None:
+    grid, plan = begin(method, rounds=1, quorum=2)
+    grid.nodes[66].spoil = spoiled(change)
+    serve(grid, plan)
+    [told] = lines(capsys, "no reply of site site-2 counts")
+    assert told.startswith("exchange 2: ") and sentence in told  # after a warm one
+
+
+def test_nan_is_refused_on_arrival(begin, capsys) -> None:
+    """docs/security.md, check 37: no payload holds a number that is not finite."""
+    grid, plan = begin("fedavg", rounds=1, quorum=2)
+
+    def poison(asked, reply):
+        if asked.metadata.message_type == "train" and phase_of(asked) == "train":
+            array = reply.content["reply"]["bytes"]
+            found = Payload.from_bytes(array.data)
+            name = next(name for name in found.arrays if found.arrays[name].dtype == np.float32)
+            value = found.arrays[name].tobytes()
+            array.data = array.data.replace(value, b"\x00\x00\xc0\x7f" + value[4:])
+        return reply
+
+    grid.nodes[66].spoil = poison
+    serve(grid, plan)
+    assert any("its reply cannot be used" in line and "NaN" in line for line in lines(capsys, "site-2"))
+
+
+def test_a_site_tells_its_trouble_without_a_word_of_its_data(begin, tmp_path, capsys) -> None:
+    """The name of a file may be a patient's: it stays in the log of the SuperNode."""
+    grid, plan = begin(rounds=1, quorum=2)
+    secret = tmp_path / "Jane-Doe-1961"
+    grid.nodes[66].config["data"] = f"folder:{secret}"
+    serve(grid, plan)
+    captured = capsys.readouterr().err
+    told = [line for line in captured.splitlines() if line.startswith("exchange 1: no reply of site site-2")]
+    assert (
+        told == [told[0]] and "DataError" in told[0] and "Jane" not in told[0] and "the log of its SuperNode" in told[0]
+    )
+    assert "Jane" in captured  # there, at the site
+
+
+def test_another_version_is_of_no_use(begin, capsys, monkeypatch) -> None:
+    grid, plan = begin(rounds=1, quorum=2, **{"wait-seconds": 0})
+
+    def older(asked, reply):
+        if asked.metadata.message_type == "query":
+            reply.content = packed({"facts": Payload({}, {"site": "site-2", "version": "0.0.9"})})
+        return reply
+
+    grid.nodes[66].spoil = older
+    serve(grid, plan)
+    assert lines(capsys, "site site-2 runs EdgeFL '0.0.9', and the server")
+
+
+def test_a_site_whose_folder_is_of_another_task_says_so(begin, tmp_path, capsys) -> None:
+    """The server's folder was made anew under the name of the old federation."""
+    grid, plan = begin(rounds=1)
+    serve(grid, plan)
+    name = (tmp_path / "server/federation.json").read_bytes()
+    other, plan = begin(rounds=2, out=str(tmp_path / "second"))
+    plan.out.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(federation.secrets, "token_hex", lambda _: json.loads(name)["federation"][-8:])
+        (tmp_path / "server").rename(tmp_path / "gone")
+        with pytest.raises(RunError, match="quorum"):
+            serve(other, replace(plan, out=tmp_path / "server"))
+    assert any("has rounds = 1, but this command has 2" in line for line in lines(capsys, "site-2"))
+
+
+def test_two_nodes_of_one_name_are_refused(begin) -> None:
+    grid, plan = begin()
+    grid.nodes[66].config["site"] = "site-1"
+    with pytest.raises(RunError, match="two SuperNodes say that they are site site-1"):
+        serve(grid, plan)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"config": "a", "out": "b"}, "lacks sites"),
+        ({"config": "a", "out": "b", "sites": "x y", "quorum": 3}, "quorum is 3 of the sites x, y"),
+        ({"config": "a", "out": "b", "sites": "x, x"}, "name each once"),
+    ],
+)
+def test_a_plan_that_cannot_be(config, sentence) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        Arrangement.of(config)
+
+
+def test_the_server_begins_with_the_settings_it_is_given(begin, tmp_path) -> None:
+    """Like a run: a folder goes on only with the settings that it began with."""
+    grid, plan = begin(rounds=1)
+    serve(grid, plan)
+    assert read_settings(tmp_path / "server/config.toml").rounds == 1
+    grid, plan = begin(rounds=3)
+    with pytest.raises(RunError, match="rounds"):
+        serve(grid, plan)

@@ -1,0 +1,214 @@
+"""The server of a federation of SuperNodes: `flwr run` starts it at the SuperLink.
+
+Guarantees: the rounds are the engine's own, on the disk after each site and each round, so a server that is killed goes
+on with the same command to the same digest; sites are known by name, not by node, and count in the order of their
+names. A round needs `quorum` replies; whose reply is missing, late or of no use is told by name with the cause.
+Source: docs/guides/flower.md.
+"""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from edgefl_protocol import state_digest
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_trainer.contract import Method, State, Task, declared
+from edgefl_trainer.data.specs import asks_questions
+from edgefl_trainer.data.tasks import task_word
+from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.engine.display import Display, RunPace, tell
+from edgefl_trainer.engine.federation import FederationState, LocalEngine, stamped
+from edgefl_trainer.engine.folder import check_free, working_in
+from edgefl_trainer.engine.handout import final_phase, handed_out
+from edgefl_trainer.engine.run import SELF_SUPERVISED_TASK, check_backbone, what_was_asked, write_summary
+from edgefl_trainer.engine.settings import RunSettings, from_toml, hyper_values, resolve
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.flower.asking import Asking
+from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest
+from edgefl_trainer.flower.vocabulary import keep_vocabulary, kept_vocabulary
+from edgefl_trainer.method_halves import check_travels
+from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbones import load_backbone
+
+POLL_S = 1.0
+FEDERATION = "federation.json"  # in the server's folder: its name
+NOWHERE = ("folder:away",)  # data of a server, which has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """What `flwr run --run-config` says."""
+
+    config: Path  # TOML file of the run's settings, at the SuperLink
+    out: Path  # the server's folder
+    sites: tuple[str, ...]
+    quorum: int  # replies that a round needs
+    deadline_s: float | None  # of a round; None waits
+    wait_s: float  # for SuperNodes that are away when a round begins
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Arrangement":
+        """Read the run configuration; a `SettingError` where something is missing or out of range."""
+        for name in ("config", "out", "sites"):
+            if not str(config.get(name, "")):
+                raise SettingError(f"the run configuration lacks {name}: give --run-config '{name}=\"…\"'.")
+        sites = tuple(sorted(str(config["sites"]).replace(",", " ").split()))
+        quorum = int(config.get("quorum", 0)) or len(sites)
+        if len(set(sites)) != len(sites) or not 1 <= quorum <= len(sites):
+            raise SettingError(f"quorum is {quorum} of the sites {', '.join(sites)}: name each once, and 1 to all.")
+        deadline, wait = float(config.get("deadline-seconds", 0)), float(config.get("wait-seconds", 60))
+        return cls(
+            config=Path(str(config["config"])).expanduser(),
+            out=Path(str(config["out"])).expanduser(),
+            sites=sites,
+            quorum=quorum,
+            deadline_s=deadline if deadline > 0 else None,
+            wait_s=wait,
+        )
+
+
+def task_of(settings: RunSettings, method: Method, plan: Arrangement) -> tuple[Task, TaskReply]:
+    """Make the task, for the server and as it is told to sites.
+
+    A `SettingError` where the method needs what a server without data does not have.
+    """
+    learns = declared(method)
+    if method.needs_labels and not settings.classes and not asks(settings):
+        raise SettingError(f'{plan.config} names no classes: the server has no data, so give classes = ["…", …].')
+    if not learns.freezes and is_trained(settings.backbone):
+        raise SettingError(f"{settings.method} would start from weights that do not travel: name a fresh backbone.")
+    backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
+    name = SELF_SUPERVISED_TASK if learns.encoder else settings.task
+    task = Task(
+        name=name,
+        classes=settings.classes,
+        backbone=backbone.spec,
+        rounds=settings.rounds,
+        epochs=settings.epochs,
+        seed=settings.seed,
+    )
+    spec = asdict(backbone.spec)
+    told = TaskReply(
+        method=settings.method, task=task_word(settings.task), line="flower", classes=settings.classes or ("none",),
+        rounds=max(1, len(method.phases(settings.rounds))), round=0, phase="", state="open", deadline_ms=0, tokens=0,
+        maps_per_class=0, quorum_min=plan.quorum, quorum_target=len(plan.sites), max_reply_bytes=1 << 32, replied=False,
+        settings=hyper_values(method), train_rounds=settings.rounds, epochs=settings.epochs, seed=settings.seed,
+        travels=tuple(method.travels), backbone=spec,
+    )  # fmt: skip
+    return task, told
+
+
+def asks(settings: RunSettings) -> bool:
+    """Tell whether the pictures of the sites are asked questions: the kind of `data` in the settings says so."""
+    return any(map(asks_questions, settings.data))
+
+
+def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
+    """Run what is left of the federation and return the contents of `summary.json`.
+
+    Raises:
+        EdgeflError: a setting, the folder, or a round without its quorum, with the sites that were missing and why.
+    """
+    settings = _settings(plan.config)
+    method = settings.build_method()
+    check_travels(method)
+    check_backbone(settings, method)
+    check_free(plan.out)
+    task, told = task_of(settings, method, plan)
+    started = time.perf_counter()
+    with working_in(plan.out, settings, resume=True):
+        federation = _federation(plan.out)
+        crew = AwayCrew(
+            asking=Asking(grid=grid, poll_s=POLL_S, most_bytes=1 << 32),
+            method=method,
+            task=task,
+            told=told,
+            federation=federation,
+            checkpoints=Checkpoints(plan.out / "checkpoints"),
+            sites=plan.sites,
+            quorum=plan.quorum,
+            deadline_s=plan.deadline_s,
+            wait_s=plan.wait_s,
+        )
+        if method.needs_labels and asks(settings):
+            known = kept_vocabulary(plan.out) or crew.words()
+            keep_vocabulary(plan.out, known)
+            task = replace(task, classes=known.answers, questions=known.questions)
+            crew = replace(crew, task=task, vocabulary=known)
+        final = _rounds(settings, method, task, plan, crew)
+        digests = {name: site_digest(state) for name, state in final.sites.items()}
+        ended = state_digest(final.server.digest(), digests)
+        without = _hand_out(crew, method, task, final.server, ended)
+        head = {**what_was_asked(settings, method, None), "sites": list(plan.sites), "quorum": plan.quorum}
+        told_end = {"without_hand_out": without, "state_sha256": ended}
+        return write_summary(plan.out, head, final.sites, time.perf_counter() - started, told_end)
+
+
+def _settings(path: Path) -> RunSettings:
+    """Read the settings as `edgefl-train run --config` does; the data stands for nothing."""
+    given = from_toml(read_bounded(path, 1 << 20), str(path))
+    if not given.get("method"):
+        raise SettingError(f'{path} names no method: give method = "…".')
+    flags = {} if given.get("data") else {"data": NOWHERE}
+    return resolve(str(given["method"]), flags, path, [])
+
+
+def _federation(out: Path) -> str:
+    """Return the name by which sites know this federation: that of the folder, and a number drawn once."""
+    path = out / FEDERATION
+    if not path.exists():
+        plain = re.sub("[^A-Za-z0-9]+", "-", out.resolve().name).strip("-")[:40] or "federation"
+        write_atomic(path, json.dumps({"federation": f"{plain}-{secrets.token_hex(4)}"}).encode())
+    return str(json.loads(read_bounded(path, 1 << 12))["federation"])
+
+
+def _rounds(settings: RunSettings, method: Method, task: Task, plan: Arrangement, crew: AwayCrew) -> FederationState:
+    """Run the engine with its sites away."""
+    pace = RunPace(method.phases(settings.rounds), dict.fromkeys(plan.sites, 1), settings.participation)
+    with Display(pace, settings.epochs) as display:
+        engine = LocalEngine(
+            method=method,
+            task=task,
+            sites={name: AwaySite() for name in plan.sites},
+            folder=plan.out,
+            observer=display,
+            participation=settings.participation,
+            crew=crew,
+        )
+        return engine.run()
+
+
+def _hand_out(crew: AwayCrew, method: Method, task: Task, server: State, ended: str) -> list[str]:
+    """Hand out what the sites make their models of; return the sites that did not take it."""
+    phase = final_phase(task)
+    found = handed_out(method, task, server, crew.sites)
+    payloads = {name: stamped(found[name], phase, task.rounds) for name in crew.sites}
+    last = replace(crew, told=replace(crew.told, state="done", state_sha256=ended))
+    without = last.give(payloads)
+    for name, why in without.items():
+        tell(f"site {name} has no results yet: {why}; start the same command again to hand them out")
+    return sorted(without)
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Serve; a known failure is one sentence and ends the run."""
+    try:
+        summary = serve(grid, Arrangement.of(context.run_config))
+    except EdgeflError as error:
+        tell(f"edgefl: {error}")
+        raise SystemExit(1) from error
+    tell(f"finished: state_sha256 {summary['state_sha256']}")
+
+
+app = ServerApp()
+app.main()(main)

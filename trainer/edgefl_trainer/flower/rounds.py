@@ -1,0 +1,215 @@
+"""A round over SuperNodes: who is there, who replies in time, and whether that is enough.
+
+Guarantees: a reply counts only if it is of a kind that the method sends, has the shapes that the site was sent, and can
+be aggregated; any other is as good as none, and its site is named with the reason. Of a site the server keeps its
+digest and no state.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgefl_protocol import Payload
+from edgefl_protocol.distribution import VERSION
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.rules.travels import kind_of
+from edgefl_protocol.sentences import counted
+from edgefl_trainer.contract import Method, Scalar, State, Task
+from edgefl_trainer.data.questions import Vocabulary
+from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.engine.display import tell
+from edgefl_trainer.engine.federation import Given, RunObserver
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.flower.asking import Asking, NodeRequest, Silence
+from edgefl_trainer.flower.vocabulary import read_vocabulary, together, vocabulary_payload
+from edgefl_trainer.method_halves import call_aggregate
+
+DIGEST = "site_sha256"
+QUERY_S = 300.0  # for a SuperNode to say which site it is: its process loads PyTorch first
+ABSENT = "no SuperNode answers for it"
+
+
+class AwaySite:
+    """A site that is not in this process."""
+
+    def local_round(
+        self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]
+    ) -> SiteResult:
+        """Never called: `AwayCrew` asks the SuperNodes."""
+        raise NotImplementedError
+
+
+def site_digest(state: State) -> str:
+    """Return the digest of a site's state, which the server knows from its last reply that counted."""
+    return str(state.values.get(DIGEST, State().digest()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AwayCrew:
+    """The sites of a federation at their SuperNodes."""
+
+    asking: Asking
+    method: Method
+    task: Task
+    told: TaskReply
+    federation: str
+    checkpoints: Checkpoints
+    sites: Sequence[str]
+    quorum: int
+    deadline_s: float | None
+    wait_s: float
+    vocabulary: Vocabulary | None = None  # of pictures that are asked questions
+    known: dict[int, str] = field(default_factory=dict)  # node → site, of those that were asked; "" of no use
+
+    def learn(self, names: Sequence[str], given: Given, observer: RunObserver) -> Iterator[tuple[str, SiteResult]]:
+        """Ask the sites of a round; yield what counts.
+
+        A `RunError` where fewer reply than the quorum: which sites did not, and why.
+        """
+        number = self.checkpoints.progress().phases + 1
+        began, missing = self.asking.clock(), dict.fromkeys(names, ABSENT)
+        for name, reply in self._replies(number, names, given):
+            why = reply.why if isinstance(reply, Silence) else self._unusable(number, reply)
+            if why or isinstance(reply, Silence):
+                missing[name] = why
+                tell(f"exchange {number}: no reply of site {name} counts: {why}")
+                continue
+            del missing[name]
+            state = State({}, {DIGEST: str(reply.scalars[DIGEST])})
+            observer.site_started(name)
+            yield name, SiteResult(state, reply, {"seconds": round(self.asking.clock() - began, 3)})
+        replies = sum(self.checkpoints.load_site(number - 1, name) is not None for name in self.sites)
+        least = min(self.quorum, replies + len(missing))  # a round may have fewer participants than the quorum
+        if replies < least:
+            told = "; ".join(f"site {name}: {why}" for name, why in sorted(missing.items()))
+            raise RunError(
+                f"exchange {number} has {counted(replies, 'reply', 'replies')}, but the quorum is {least}. {told}. "
+                "Once that is mended, start the same command again: what came is kept.",
+                "quorum",
+            )
+
+    def judge(self, names: Sequence[str], given: Given) -> Iterator[tuple[str, Mapping[str, Scalar]]]:
+        """Judge nothing: each site does, at home."""
+        yield from ((name, {}) for name in names)
+
+    def give(self, broadcasts: Mapping[str, Payload]) -> dict[str, str]:
+        """Hand out the last broadcasts; return the sites that did not take theirs, and why."""
+        nodes = self._nodes(list(broadcasts))
+        number = self.checkpoints.progress().phases + 1
+        requests = [self._request(name, nodes[name], number, broadcasts[name]) for name in broadcasts if name in nodes]
+        without = {name: ABSENT for name in broadcasts if name not in nodes}
+        for name, found in self.asking.ask("evaluate", requests, ("facts",), self.deadline_s):
+            if isinstance(found, Silence):
+                without[name] = found.why
+        return without
+
+    def words(self) -> Vocabulary:
+        """Ask every site for the answers and words of its questions; a `RunError` where one does not tell."""
+        nodes = self._nodes(self.sites)
+        asked = {"task": self.told.to_payload()}
+        requests = [NodeRequest(name, nodes[name], asked) for name in self.sites if name in nodes]
+        missing, found = {name: ABSENT for name in self.sites if name not in nodes}, []
+        for name, told in self.asking.ask("query.words", requests, ("vocabulary",), self.deadline_s):
+            part = None if isinstance(told, Silence) else read_vocabulary(told["vocabulary"])
+            if part is None:
+                missing[name] = told.why if isinstance(told, Silence) else "it told no words"
+            else:
+                found.append(part)
+        if missing:
+            why = "; ".join(f"site {name}: {one}" for name, one in sorted(missing.items()))
+            raise RunError(f"the words of all sites are needed before the first round. {why}", "quorum")
+        return together(found)
+
+    def _replies(self, number: int, names: Sequence[str], given: Given) -> Iterator[tuple[str, Payload | Silence]]:
+        """Ask the sites that are there, and yield each reply, or why there is none."""
+        nodes = self._nodes(names)
+        sent: dict[str, Payload] = {}
+
+        def requests() -> Iterator[NodeRequest]:
+            for name in names:
+                _, sent[name] = given(name)
+                if name in nodes:
+                    yield self._request(name, nodes[name], number, sent[name])
+
+        for name, found in self.asking.ask("train", requests(), ("facts", "reply"), self.deadline_s):
+            if isinstance(found, Silence):
+                yield name, found
+            elif found["facts"].scalars.get("number") != number:
+                yield name, Silence("its reply is of another exchange")
+            else:
+                yield name, found["reply"] if (why := differs(found["reply"], sent[name])) is None else Silence(why)
+        yield from ((name, Silence(ABSENT)) for name in names if name not in nodes)
+
+    def _request(self, name: str, node: int, number: int, broadcast: Payload) -> NodeRequest:
+        file = self.checkpoints.progress().sites.get(name)
+        last = int(file.partition("/")[0].removeprefix("phase-")) + 1 if file else 0
+        facts: dict[str, Scalar] = {
+            "federation": self.federation,
+            "number": number,
+            "counted": last,
+            "version": VERSION,
+        }
+        return NodeRequest(name, node, {**self._begun(facts), "broadcast": broadcast})
+
+    def _begun(self, facts: Mapping[str, Scalar]) -> dict[str, Payload]:
+        """What a request tells beside its broadcast."""
+        words = vocabulary_payload(self.vocabulary)
+        return {"facts": Payload({}, facts), "task": self.told.to_payload(), "vocabulary": words}
+
+    def _nodes(self, names: Sequence[str]) -> dict[str, int]:
+        """Find the SuperNodes of these sites, and wait a while for those that are away."""
+        until = self.asking.clock() + self.wait_s
+        while True:
+            online = sorted(self.asking.grid.get_node_ids())
+            self._learn_names([node for node in online if node not in self.known])
+            found: dict[str, int] = {}
+            for node in online:
+                name = self.known[node]
+                if name in found:
+                    raise RunError(f"two SuperNodes say that they are site {name}: give each its own site=NAME.", "run")
+                if name:
+                    found[name] = node
+            if set(names) <= set(found) or self.asking.clock() >= until:
+                return found
+            self.asking.sleep(self.asking.poll_s)
+
+    def _learn_names(self, nodes: Sequence[int]) -> None:
+        """Ask new nodes which site they are; one that is of no use is told once."""
+        requests = [NodeRequest(str(node), node, {"facts": Payload({}, {})}) for node in nodes]
+        for node, found in self.asking.ask("query", requests, ("facts",), QUERY_S):
+            self.known[int(node)] = ""
+            told = {} if isinstance(found, Silence) else found["facts"].scalars
+            name, version = str(told.get("site", ""))[:64], str(told.get("version", ""))[:64]
+            if isinstance(found, Silence):
+                tell(f"SuperNode {node} does not say which site it is: {found.why}")
+            elif name not in self.sites:
+                tell(f"SuperNode {node} says it is site {name!r}, which is not among {', '.join(self.sites)}")
+            elif version != VERSION:
+                tell(f"site {name} runs EdgeFL {version!r}, and the server {VERSION}: install one version")
+            else:
+                self.known[int(node)] = name
+
+    def _unusable(self, number: int, reply: Payload) -> str:
+        """Say why a reply cannot count; "" where it can."""
+        if not isinstance(reply.scalars.get(DIGEST), str):
+            return f"its reply lacks {DIGEST}"
+        beside = sorted({kind_of(name) for name in reply.arrays} - set(self.method.travels))
+        if beside:
+            return f"its reply holds {', '.join(beside)}, and this method sends {', '.join(self.method.travels)}"
+        server = self.checkpoints.progress().server
+        state = self.checkpoints.load_state(server) if server else self.method.start(self.task, self.sites)
+        try:
+            call_aggregate(self.method, state, self.method.phases(self.task.rounds)[number - 1], {"it": reply})
+        except EdgeflError as error:
+            return f"its reply cannot be aggregated: {error}"
+        return ""
+
+
+def differs(reply: Payload, sent: Payload) -> str | None:
+    """Say in which array that it was sent a reply has another type or shape."""
+    for name, array in reply.arrays.items():
+        other = sent.arrays.get(name)
+        if other is not None and (array.shape, array.dtype) != (other.shape, other.dtype):
+            form = f"{array.dtype} {array.shape}, and was sent as {other.dtype} {other.shape}"
+            return f"{name} of its reply is {form}"
+    return None
