@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.trainer.conftest import make_asked
-from tests.trainer.flower.conftest import GridHere, Node
+from tests.trainer.flower.grid_here import GridHere, Node
 
 from edgefl_protocol import Payload
 from edgefl_trainer.engine import run as engine

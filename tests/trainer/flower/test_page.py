@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flwr", reason="needs the extra flower: make flower")
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[3]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.M | re.S)

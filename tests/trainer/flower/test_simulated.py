@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.trainer.flower.conftest import GridHere, Node
+from tests.trainer.flower.grid_here import GridHere, Node
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine import run as engine
