@@ -24,6 +24,7 @@ from edgefl_protocol.sentences import counted
 
 Kind = Literal["moves", "waits", "stuck", "over"]
 _INVITE = "edgefl-coordinator invite NAME --role device"
+_REVOKE = "edgefl-coordinator revoke NAME"
 _APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # who was invited, and where members read it
 _GRANT = "edgefl-coordinator approve {} --fingerprint FINGERPRINT --images {}"
 
@@ -171,8 +172,11 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
     late = f"it {have}, and its deadline passed without the others"
     if rules.min_cohort < current.replies < rules.quorum_min:
         return _stuck("no_reply", late, set_command({"rounds.quorum_min": current.replies}), facts.overdue_ms)
-    commands = ("edgefl sync", "edgefl-train join")
-    mend = f"each member that has not replied runs: {' or '.join(commands)}; it says what keeps a reply back"
+    commands = ("edgefl sync", "edgefl contribute", "edgefl-train join", _REVOKE, _INVITE)
+    mend = (
+        "each member that has not replied runs edgefl sync (edgefl contribute, where its model only scores), a server "
+        f"edgefl-train join; or, if one does not come back: {_REVOKE}, then {_INVITE}"
+    )
     return FederationStanding(
         kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
     )  # fmt: skip

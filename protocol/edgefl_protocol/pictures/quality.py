@@ -80,6 +80,7 @@ MOST_WHITE = 0.10  # share of the picture, laid under what was transparent: as m
 MOST_OBLONG = 3.0  # longer side by the shorter; no camera takes such pictures
 LEAST_SKIN = 0.45  # share of the lit pixels
 MOST_UNLIT = 0.10  # share of the pixels
+MOST_BLACK_CORNER = 0.04  # the same of one corner: under a black box over a name cancers passed
 CORNERS_WITHIN = 3.0  # levels of each channel
 EVEN_WITHIN = 4.0  # levels of each channel
 EVEN_SHARE = 0.03  # of the largest channel, where that is less: dark skin varies by fewer levels
@@ -110,6 +111,7 @@ class Quality:
     clipped: float  # share of the pixels with every channel at the top
     skin: float  # share of the lit pixels with a colour of skin; 0 where none is lit
     vignette: float  # share of the pixels that are lit, of one colour with two corners, and joined to them
+    black_corner: float  # share of the pixels that no light pixel parts from both sides of a corner; of the largest
     dark_side: bool  # whether a side of the picture is unlit from end to end
     even_side: bool  # whether a side that is lit is of one colour
     light: Light  # brightness and colour of the light, at the scale of the rules
@@ -140,7 +142,7 @@ class Quality:
                 1 - self.lit > unlit_above
                 or self.vignette > MOST_UNLIT
                 or self.even_side
-                or (self.dark_side and unlit_above <= MOST_UNLIT)
+                or ((self.dark_side or self.black_corner > MOST_BLACK_CORNER) and unlit_above <= MOST_UNLIT)
             ),
             "transparent": white > MOST_WHITE,
         }
@@ -166,10 +168,17 @@ def measure_quality(image: Pixels, colour: Colour = "none") -> Quality:
         clipped=float((small >= CLIPPED_FROM).all(axis=2).mean()),
         skin=_skin_share(small[lit]),
         vignette=float((lit & _corner_region(shown)).mean()),
+        black_corner=_black_corner(~lit),
         dark_side=any(colour.max() <= LIT_FROM for colour in even),
         even_side=any(colour.max() > LIT_FROM for colour in even),
         light=measure_light(correct_colour(small, colour)),
     )
+
+
+def _black_corner(unlit: NDArray[np.bool_]) -> float:
+    """Measure the largest black corner: pixels reached straight from both its sides over unlit ones, as in a box."""
+    corners = (unlit, unlit[::-1], unlit[:, ::-1], unlit[::-1, ::-1])
+    return max(float((np.logical_and.accumulate(c, 0) & np.logical_and.accumulate(c, 1)).mean()) for c in corners)
 
 
 def usual_unlit(images: Iterable[Pixels]) -> float:

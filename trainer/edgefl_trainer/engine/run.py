@@ -108,11 +108,7 @@ def run(
         warn(line)
     with working_in(folder, settings, resume=resume), repeatable(device), during:
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
-        write_atomic(folder / "environment.json", _json(environment(settings.seed)))
-        if task.questions is not None:
-            save_questions(folder, task.questions)
-        if partition is not None:
-            write_atomic(folder / PARTITION_FILE, partition.to_bytes())
+        _write_inputs(folder, settings, task, partition)
         asked = what_was_asked(settings, method, partition)
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
@@ -128,6 +124,15 @@ def run(
         }
         digests = {"state_sha256": final.digest()}
         return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+
+
+def _write_inputs(folder: Path, settings: RunSettings, task: Task, partition: Partition | None) -> None:
+    """Leave what a run begins with, so that the directory says it all."""
+    write_atomic(folder / "environment.json", _json(environment(settings.seed)))
+    if task.questions is not None:
+        save_questions(folder, task.questions)
+    if partition is not None:
+        write_atomic(folder / PARTITION_FILE, partition.to_bytes())
 
 
 def tell_before(
