@@ -75,9 +75,8 @@ def run(
 ) -> dict[str, Any]:
     """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
-    `during` is entered once the folder is this process's, and left when the run has ended. With `fit_batch` a run that
-    begins takes the largest batch that fits the card, which `config.toml` then names. `drive` runs the engine, and may
-    have the sites work elsewhere. An `EdgeflError` is one sentence about what is wrong and what to do.
+    `during` is entered once the folder is this process's, and left at the end. With `fit_batch` a run that begins takes
+    the largest batch that fits the card. `drive` runs the engine, perhaps elsewhere. An `EdgeflError` is one sentence.
     """
     method = settings.build_method()
     check_travels(method)
