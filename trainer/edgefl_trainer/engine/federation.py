@@ -46,7 +46,7 @@ class SiteRunner(Protocol):
 Given = Callable[[str], tuple[State, Payload]]  # what a site works on: its state and its broadcast, by its name
 
 
-class Crew(Protocol):
+class SideBySide(Protocol):
     """Processes that do the sites' share of a phase side by side: results come in the order in which they are done."""
 
     def learn(self, names: Sequence[str], given: Given, observer: "RunObserver") -> Iterator[tuple[str, SiteResult]]:
@@ -207,7 +207,7 @@ class LocalEngine:
     selecting: frozenset[str] = frozenset()  # sites that keep the model of their best round instead of the last
     probe: Callable[[Phase, State, Mapping[str, State]], Probed | None] | None = None  # of a learned encoder, if due
     selecting_encoder: bool = False  # keep the encoder of the round with the best probe
-    crew: Crew | None = None  # who works side by side; None: this process, one site after the other
+    crew: SideBySide | None = None  # who works side by side; None: this process, one site after the other
 
     def run(self) -> FederationState:
         """Run what is left of all phases; returns the federation after the last one."""

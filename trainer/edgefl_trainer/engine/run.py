@@ -75,9 +75,8 @@ def run(
 ) -> dict[str, Any]:
     """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
-    `during` is entered once the folder is this process's, and left when the run has ended. With `fit_batch` a run that
-    begins takes the largest batch that fits the card, which `config.toml` then names. `drive` runs the engine, and may
-    have the sites work elsewhere. An `EdgeflError` is one sentence about what is wrong and what to do.
+    `during` is entered once the folder is this process's, and left at the end. With `fit_batch` a run that begins takes
+    the largest batch that fits the card. `drive` runs the engine, perhaps elsewhere. An `EdgeflError` is one sentence.
     """
     method = settings.build_method()
     check_travels(method)
@@ -104,16 +103,13 @@ def run(
     server = method.start(task, sorted(sites))  # what does not fit shows before the folder is taken
     tell_before(settings, method, federation, sites, server)
     device = next(iter(sites.values())).device
-    if device.type == "cpu" and (line := crowded_line(settings.workers, torch.get_num_threads(), cores_here())):
-        warn(line)
     with working_in(folder, settings, resume=resume), repeatable(device), during:
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         _write_inputs(folder, settings, task, partition)
         asked = what_was_asked(settings, method, partition)
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
-        after = epochs_of_work(judged, settings.epochs)
-        final = run_phases(settings, folder, method, task, sites, after, drive)
+        final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs), drive)
         started = time.perf_counter()
         results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
         head = {
@@ -144,6 +140,8 @@ def tell_before(
     tell(data_line(federation, settings.images_per_site))
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
+        warn(line)
+    if first.device.type == "cpu" and (line := crowded_line(settings.workers, torch.get_num_threads(), cores_here())):
         warn(line)
     if first.device.type == "cuda" and has_batch(method):
         tell(memory_line(settings, first))

@@ -45,9 +45,11 @@ def crowded_line(workers: int, threads: int, cores: int) -> str:
     """Write that workers of so many threads each hinder one another, and what to do; empty where they fit."""
     if workers == 1 or workers * threads <= cores:
         return ""
+    told = f"{workers} workers of {counted(threads, 'thread')} each hinder one another on {counted(cores, 'core')}"
+    if workers > cores:
+        return f"{told}: give --workers {cores}."
     return (
-        f"{workers} workers of {counted(threads, 'thread')} each hinder one another on {counted(cores, 'core')}: set "
-        f"OMP_NUM_THREADS={max(1, cores // workers)}. A run is the same to the last bit where that number is the same."
+        f"{told}: set OMP_NUM_THREADS={cores // workers}. Where that number is the same, so is a run to the last bit."
     )
 
 
