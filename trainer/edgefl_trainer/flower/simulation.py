@@ -27,8 +27,8 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Scalar
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.federation import FederationState, Given, LocalEngine, RunObserver
-from edgefl_trainer.engine.folder import INPUTS
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.folder import CONFIG, INPUTS
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import simulated
@@ -150,6 +150,7 @@ def simulate(engine: LocalEngine, settings: RunSettings, workers: int) -> Federa
         EdgeflError: of a site, with its name; or Ray does not start.
     """
     names, outcome = sorted(engine.sites), _Outcome()
+    settings = replace(read_settings(engine.folder / CONFIG), device=settings.device)  # with the batch that was fitted
     digests = json.loads((engine.folder / INPUTS).read_bytes())
     gpus = torch.cuda.device_count() if choose_device(settings.device).type == "cuda" else 0
 
