@@ -16,7 +16,7 @@ from edgefl_trainer.engine.folder import check_claim, finished_summary, make_fol
 from edgefl_trainer.engine.run import check_backbone
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.tables.rows import usual_metric
-from edgefl_trainer.experiments.crews import RunJob, Crew
+from edgefl_trainer.experiments.crews import Crew, RunJob
 from edgefl_trainer.experiments.planning import (
     PlannedPartition,
     PlannedRun,
