@@ -46,7 +46,7 @@ def test_the_command_takes_over_what_the_run_had(tuned, mae, ward):
 def asked(monkeypatch) -> list[RunSettings]:
     """Settings of the runs that a command begins; none is run."""
     found: list[RunSettings] = []
-    monkeypatch.setattr("edgefl_trainer.engine.run.run", lambda settings, out, resume: found.append(settings) or {})
+    monkeypatch.setattr("edgefl_trainer.engine.run.run", lambda settings, out, **_: found.append(settings) or {})
     return found
 
 

@@ -17,7 +17,8 @@ from tests.trainer.engine.test_resume import timeless
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60
-CLI = "from edgefl_trainer.cli import main; main()"
+# A shell has its jobs in the background ignore Ctrl-C.
+CLI = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from edgefl_trainer.cli import main; main()"
 METHODS = {
     "fedevprompt": ("--select", "tune"),
     "fedavg": (),

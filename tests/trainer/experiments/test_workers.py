@@ -19,7 +19,8 @@ from edgefl_trainer.experiments.study_book import StudyBook
 FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
 CHOICE = (FILE, "--tiny", "--rows", "local-bt,fedavg-bt", "--device", "cpu", "--seeds", "0,1")
 LONG = ("--rounds", "400")  # more than any machine does while a test looks
-PROGRAM = "from edgefl_trainer.cli import main; main()"
+# A shell has its jobs in the background ignore Ctrl-C.
+PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from edgefl_trainer.cli import main; main()"
 FIRST = "centres/fedavg-bt/seed-0"
 
 

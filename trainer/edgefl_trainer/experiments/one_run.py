@@ -7,6 +7,7 @@ resumable, when that input ends: so it never outlives the command that began it,
 import _thread
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ FAILED = 1  # exit status
 
 def main() -> None:
     """Make the run, and end with its one sentence on standard error where it fails."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its jobs in the background ignore it
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_when_alone, daemon=True).start()
     try:
