@@ -18,7 +18,7 @@ from tests.trainer.engine.test_resume import timeless
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60
 # A shell has its jobs in the background ignore Ctrl-C.
-CLI = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from edgefl_trainer.cli import main; main()"
+CLI = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from edgefl_trainer.cli import main; main()"
 METHODS = {
     "fedevprompt": ("--select", "tune"),
     "fedavg": (),

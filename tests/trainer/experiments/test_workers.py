@@ -20,7 +20,7 @@ FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
 CHOICE = (FILE, "--tiny", "--rows", "local-bt,fedavg-bt", "--device", "cpu", "--seeds", "0,1")
 LONG = ("--rounds", "400")  # more than any machine does while a test looks
 # A shell has its jobs in the background ignore Ctrl-C.
-PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from edgefl_trainer.cli import main; main()"
+PROGRAM = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from edgefl_trainer.cli import main; main()"
 FIRST = "centres/fedavg-bt/seed-0"
 
 
