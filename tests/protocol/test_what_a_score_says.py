@@ -48,12 +48,13 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
         threshold=0.25, sensitivity=88 / 92, specificity=0.2, suspicious=92, benign=131, statement="as chosen"
     )
     rules = replace(THREE, suspicious_tried=chosen.tried)
-    said = "f 92 pictures of classes that are not known to be benign, kept from learning, 4 passed this rule"
+    pictures = "f 92 pictures of classes that are not known to be benign, kept from learning"
+    said = f"{pictures}, 4 passed the first of these rules"
     passing = a_score(CALM, rules, info=DESCRIBED)
     assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f" (o{said})")
     assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
-    assert "passed this rule, before this device learned." in outcome(learned)
+    assert "passed the first of these rules, before this device learned." in outcome(learned)
     referred = a_score(MELANOMA, rules, info=DESCRIBED)
     assert "92" not in outcome(referred) and "92" not in in_brief(referred)
     assert replace(chosen, suspicious=0, sensitivity=None).tried is None
@@ -64,7 +65,10 @@ def test_one_result_says_not_known_to_be_benign_once() -> None:
     mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": DESCRIBED["NV"]}
     score = a_score((0.3, 0.7), rules_for((True, False)), info=mixed)
     line = f"{suspicious_words(score)}; {in_brief(score)}"
-    assert "suspicious classes have 30% together" in line and line.count("not known to be benign") == 1
+    assert (
+        "Other than a nevus (MEL) has 30%, and the rule asks from 25%" in line
+        and line.count("not known to be benign") == 1
+    )
 
 
 @pytest.mark.parametrize(("sites", "kind", "whose"), [

@@ -48,7 +48,7 @@ SIDES = {
     "brightness": ("darker", "brighter"),
     "red_by_green": ("greener", "redder"),
     "blue_by_green": ("yellower", "bluer"),
-    "corners": ("darker in its corners", "brighter in its corners"),
+    "corners": ("darker in its corners",),  # they are brighter where a lesion fills the picture: no fault of its light
 }
 _COLOURS = ("red_by_green", "blue_by_green")
 
@@ -84,8 +84,8 @@ class LightRange:
         found: dict[str, float] = {}
         for name, (low, high) in self._compared():
             value, width = math.log(getattr(light, name)), max(math.log(high / low), 1e-6)
-            found[SIDES[name][0]] = (math.log(low) - value) / width
-            found[SIDES[name][1]] = (value - math.log(high)) / width
+            beyond = (math.log(low) - value, value - math.log(high))
+            found |= {side: far / width for side, far in zip(SIDES[name], beyond, strict=False)}
         most = max(found, key=found.__getitem__)
         return self._colour_word(most, light) if found[most] > 0 else None
 

@@ -66,7 +66,6 @@ _LIGHT = {
     "yellower": "its light is yellower than that of",
     "bluer": "its light is bluer than that of",
     "darker in its corners": "its corners are darker than those of",
-    "brighter in its corners": "its corners are brighter than those of",
 }
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
@@ -194,7 +193,8 @@ def evidence_words(score: Score) -> str:
     if "vacuity" in score.refer_reasons:  # the words never contradict the rule
         much = "little"
     answer = "any answer" if score.predicted is None else "its answer"
-    return f"The model has {much} evidence for {answer}. Vacuity {number} (0: much evidence, 1: none){asks}"
+    proof = ", which does not make it right" if much == "much" else ""
+    return f"The model has {much} evidence for {answer}{proof}. Vacuity {number} (0: much evidence, 1: none){asks}"
 
 
 def faults_in_words(score: Score) -> list[str]:
@@ -257,7 +257,7 @@ def passed_words(score: Score) -> str | None:
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
     return (
         f"Of {counted(tried.pictures, 'picture')} of classes that are not known to be benign, kept from learning, "
-        f"{tried.passed} passed this rule{before}."
+        f"{tried.passed} passed the first of these rules{before}."
     )
 
 
@@ -325,7 +325,11 @@ def _suspicious(score: Score) -> str:
         return REASON_WORDS["suspicious_class"]
     together, limit = _against_limit(score)
     by_default = " by default" if score.suspicious_rule == "default" else ""
-    return f"suspicious classes have {together} together, and the rule asks from {limit}{by_default}"
+    asking = [label for label in score.probabilities if score.info_of(label).suspicious]
+    have = f"suspicious classes have {together} together"
+    if len(asking) == 1:
+        have = f"{class_title(score, asking[0])} has {together}"
+    return f"{have}, and the rule asks from {limit}{by_default}"
 
 
 def _uncertainty(score: Score) -> tuple[str, str | None]:

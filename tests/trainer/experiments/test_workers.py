@@ -94,6 +94,7 @@ def job(folder: Path) -> RunJob:
     return RunJob(name="part/row/seed-0", head="1/1", settings=settings, folder=folder / "run")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_an_outcome_and_one_that_is_stopped_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(crews, "LOOK_SECONDS", 0.02)
     looks = []
@@ -181,6 +182,7 @@ def test_a_second_terminal_sees_what_runs_where(tmp_path):
     assert "worker 1, process" in table and "0 of 4 runs finished" in table
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_made_is_told_with_its_cause(tmp_path, monkeypatch):
     """The sentence of the run itself, from its own process."""
     monkeypatch.setattr(crews, "LOOK_SECONDS", 0.05)

@@ -185,12 +185,17 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
 
 def is_worked_on(folder: Path) -> bool:
     """Tell whether another process works on the run of this folder now; False where the disk has no locks."""
+    return is_held(folder / LOCK, fcntl.LOCK_SH)
+
+
+def is_held(lock: Path, wanted: int) -> bool:
+    """Tell whether another process keeps this lock file from being locked as `wanted`; False where there is none."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDONLY)
+        handle = os.open(lock, os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, wanted | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

@@ -92,11 +92,7 @@ def run(
     choose_device(settings.device)
     partition = read_partition(Path(settings.partition).expanduser()) if settings.partition else None
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
-    federation = load_data(settings, backbone.spec.image_px, partition)
-    task = build_task(settings, method, federation, backbone)
-    sites = build_sites(federation, task, backbone, settings, method)
-    if declared(method).trains_network:
-        sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
+    federation, task, sites = read_sites(settings, method, backbone, partition)
     if fit_batch and begun_settings(folder) is None:
         settings = fitted(settings, sites)
         method = settings.build_method()
@@ -120,6 +116,18 @@ def run(
         }
         digests = {"state_sha256": final.digest()}
         return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+
+
+def read_sites(
+    settings: RunSettings, method: Method, backbone: Backbone, partition: Partition | None
+) -> tuple[Federation, Task, Mapping[str, Site]]:
+    """Read the data of a run, and make what its sites learn from."""
+    federation = load_data(settings, backbone.spec.image_px, partition)
+    task = build_task(settings, method, federation, backbone)
+    sites = build_sites(federation, task, backbone, settings, method)
+    if declared(method).trains_network:
+        sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
+    return federation, task, sites
 
 
 def _write_inputs(folder: Path, settings: RunSettings, task: Task, partition: Partition | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.engine.checkpoint import RunProgress
-from edgefl_trainer.engine.folder import make_folder
+from edgefl_trainer.engine.folder import is_held, make_folder
 
 BOOK = ".study"
 LATEST = "checkpoints/latest.json"
@@ -44,17 +44,7 @@ class StudyBook:
 
     def is_led(self) -> bool:
         """Tell whether a command leads now."""
-        try:
-            handle = os.open(self.folder / "lock", os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_held(self.folder / "lock", fcntl.LOCK_EX)
 
     def began(self, name: str, run: Path, worker: int, process: int) -> None:
         """Note that a worker's process makes a run."""

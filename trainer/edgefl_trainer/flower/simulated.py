@@ -20,15 +20,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Method, Scalar, Site, State, declared
+from edgefl_trainer.contract import Method, Scalar, Site, State
 from edgefl_trainer.data.partition import read_partition
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.federation import InProcessSite
-from edgefl_trainer.engine.own_networks import start_apart
-from edgefl_trainer.engine.run import build_task, load_data, repeatable
+from edgefl_trainer.engine.run import read_sites, repeatable
 from edgefl_trainer.engine.selection import tune_judge
 from edgefl_trainer.engine.settings import RunSettings, from_toml
-from edgefl_trainer.engine.sites import build_sites
 from edgefl_trainer.flower.records import unpacked
 from edgefl_trainer.flower.replying import replied
 from edgefl_trainer.models.backbones import load_backbone
@@ -55,11 +53,7 @@ def read_run(settings: str, threads: int) -> Read:
     method = wanted.build_method()
     partition = read_partition(Path(wanted.partition).expanduser()) if wanted.partition else None
     backbone = load_backbone(wanted.backbone, image_px=wanted.image_px or None, seed=wanted.seed)
-    federation = load_data(wanted, backbone.spec.image_px, partition)
-    task = build_task(wanted, method, federation, backbone)
-    sites = build_sites(federation, task, backbone, wanted, method)
-    if declared(method).trains_network:
-        sites = start_apart(wanted.backbone, backbone.spec.image_px, sites)
+    federation, _, sites = read_sites(wanted, method, backbone, partition)
     digests = {"partition_sha256": federation.partition_sha256, "backbone_sha256": backbone.spec.sha256}
     return Read(method, sites, digests)
 
