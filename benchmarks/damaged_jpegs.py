@@ -1,7 +1,7 @@
 """How many damaged JPEGs the device refuses: some bytes of the compressed picture overwritten at random.
 
 Undamaged photographs are decoded, too, and copied 200 times a row with one run of bytes overwritten somewhere after the
-start of the scan. A row counts the copies that `decode` refuses, those of the others that the gate before the model
+start of the scan. A row counts the copies that `decode` refuses, those of the others that the picture gate
 refers, and those of which neither tells anything. No model takes part.
 
     EDGEFL_DATA=DIR python benchmarks/damaged_jpegs.py

@@ -135,7 +135,7 @@ def our_graphs() -> dict[str, bytes]:
     """Plain, fused and 8-bit form of one model."""
     from edgefl_export.graphs.score import export_score_graph
     from edgefl_export.int8.quantise import Quantiser
-    from edgefl_export.parity.score_parity import gate_images
+    from edgefl_export.parity.score_parity import parity_images
 
     predictor = model().predictor
     module = predictor.score_module.eval()
@@ -143,7 +143,7 @@ def our_graphs() -> dict[str, bytes]:
     return {
         "ours, plain fp32": export_score_graph(module, predictor.tensors, "plain").onnx,
         "ours, fp32": fused,
-        "ours, int8": Quantiser(fused, predictor.tensors, gate_images(IMAGE_PX, 16)).build(),
+        "ours, int8": Quantiser(fused, predictor.tensors, parity_images(IMAGE_PX, 16)).build(),
     }
 
 

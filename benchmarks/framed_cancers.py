@@ -3,7 +3,7 @@
 Each `val` picture of melanoma, basal or squamous cell carcinoma of the centre, 200 x 150, is framed: on all four sides,
 above and below, on one side, or by a round ring; in one colour, then saved as JPEG of quality 75. A frame stands over
 the picture, as an editor or a print puts it there, and hides what was below. Counted are the pictures for which the
-model asks for no look, and beside them those that would pass if the gate before the model saw no frame.
+model asks for no look, and beside them those that would pass if the picture gate saw no frame.
 Then each is multiplied by a factor in red, green and blue, as another lamp, white balance or exposure does, and
 darkened towards its corners, as a lens or a lamp does: by 1 - k r², where r is 1 in the corners.
 
@@ -107,12 +107,12 @@ def passing(scorer: Scorer, pictures: list[Pixels]) -> tuple[int, int]:
     """Count the pictures that no rule refers, and those that none would refer without `dark_corners`."""
     prepared = [scorer.prepare(one) for one in pictures]
     passed = sum(not one.refer for one in scorer.score_batch(prepared))
-    blind = [replace(one, judged=replace(one.judged, gate=without_frame(one.judged.gate))) for one in prepared]
+    blind = [replace(one, judged=replace(one.judged, faults=without_frame(one.judged.faults))) for one in prepared]
     return passed, sum(not one.refer for one in scorer.score_batch(blind))
 
 
-def without_frame(gate: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in gate if name != "dark_corners")
+def without_frame(faults: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in faults if name != "dark_corners")
 
 
 def cancers(archive_path: Path, site: str) -> list[Pixels]:

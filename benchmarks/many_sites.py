@@ -19,7 +19,7 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Scalar, State, Task
 from edgefl_trainer.engine.checkpoint import SiteResult
-from edgefl_trainer.engine.federation import LocalEngine
+from edgefl_trainer.engine.local_engine import LocalEngine
 from edgefl_trainer.models.spec import ViTSpec
 
 NUMBERS = 65536

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Task
 from edgefl_trainer.data import load_federation
-from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from edgefl_coordinator.rounds.prospects import beyond_members, set_command, unfinishable, usual_quorum
+from edgefl_coordinator.rounds.quorum import beyond_members, set_command, unfinishable, usual_quorum
 from edgefl_coordinator.rounds.states import Close, Round, cohort_allows, decide
 from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings, TaskSettings

@@ -299,7 +299,7 @@ def test_a_site_without_a_class_token_is_no_offender(tmp_path) -> None:
 
 def test_fedclf_deals_features_that_came_alone_and_averages_the_others(tmp_path) -> None:
     """docs/decisions/0033 with the real method: the average is that of the two who sent weights, and every other site
-    is dealt the third's features."""
+    is sent the third's features."""
     settings = {"batch": 8, "queue": 16}
     plain = {"method": "fedclf", "settings": settings, "sites": ("a", "b", "c"), "granted": {"a": 30}}
     start = run_job(job("start", 0, **plain)).state
@@ -322,5 +322,5 @@ def test_fedclf_deals_features_that_came_alone_and_averages_the_others(tmp_path)
     after = Payload.from_bytes(result.state).arrays
     for name, array in network.items():
         np.testing.assert_allclose(after[name], (0.75 * 1 + 0.25 * 3) * array, rtol=1e-6)
-    dealt = Payload.from_bytes(result.broadcasts["a"]).arrays["remote"]
-    assert {row.tobytes() for row in dealt} == {row.tobytes() for site in "bc" for row in banks[site]}
+    received = Payload.from_bytes(result.broadcasts["a"]).arrays["remote"]
+    assert {row.tobytes() for row in received} == {row.tobytes() for site in "bc" for row in banks[site]}

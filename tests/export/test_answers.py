@@ -19,10 +19,10 @@ from edgefl_export.graphs.score import export_answer_graph
 from edgefl_export.int8.calibration import AskedSets, Calibration
 from edgefl_export.parity.score_parity import (
     check_parity,
-    gate_images,
-    gate_questions,
     graph_scores,
     open_session,
+    parity_images,
+    parity_questions,
     trainer_scores,
 )
 from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
@@ -73,7 +73,7 @@ def test_the_graph_takes_the_question_and_gives_the_trainers_answers(answering, 
     names = [value.name for value in found.graph.input]
     assert names[0] == "image" and set(names) == {"image", "question", *answering.module.options.tensors}
     assert [value.name for value in found.graph.output] == ["probabilities", "map"]
-    images, questions = gate_images(36, 5), gate_questions(5, WORDS.length, 5)
+    images, questions = parity_images(36, 5), parity_questions(5, WORDS.length, 5)
     wanted = trainer_scores(answering.module, answering.tensors, images, questions=questions)
     for batch in (1, 3, 5):
         got = graph_scores(open_session(answer_graph), answering.tensors, images, batch, questions)
@@ -84,7 +84,7 @@ def test_the_graph_takes_the_question_and_gives_the_trainers_answers(answering, 
 
 def test_every_tensor_that_learns_stays_an_argument(answering, answer_graph):
     """What a device is given changes the answer: none became a constant of the graph."""
-    images, questions = gate_images(36, 4), gate_questions(5, WORDS.length, 4)
+    images, questions = parity_images(36, 4), parity_questions(5, WORDS.length, 4)
     session = open_session(answer_graph)
     before = graph_scores(session, answering.tensors, images, 4, questions)["probabilities"]
     for name in ("words.embedding", "fusion.0.gate", "prompts.image", "prompts.text", "head.weight", "temperature"):
@@ -95,7 +95,7 @@ def test_every_tensor_that_learns_stays_an_argument(answering, answer_graph):
 
 def test_the_gate_refuses_a_graph_that_reads_the_question_otherwise(answering, answer_graph):
     """The same pictures and values, and a trainer that reads from the last word to the first."""
-    images, questions = gate_images(36), gate_questions(5, WORDS.length)
+    images, questions = parity_images(36), parity_questions(5, WORDS.length)
     given = (answering.tensors, images, None, questions)
     assert all(one.passed for one in check_parity(answer_graph, answering.module, *given))
 
@@ -108,7 +108,7 @@ def test_the_gate_refuses_a_graph_that_reads_the_question_otherwise(answering, a
 
 
 def test_drawn_questions_have_every_length_and_unknown_words():
-    drawn = gate_questions(5, 6, 64)
+    drawn = parity_questions(5, 6, 64)
     assert drawn.shape == (64, 6) and drawn.dtype == np.int64 and set(np.unique(drawn)) == set(range(7))
     lengths = (drawn > 0).sum(axis=1)
     assert set(lengths) == set(range(1, 7))
@@ -158,7 +158,7 @@ def test_the_bundle_says_which_words_were_taught(answer_run, shared):
 @pytest.mark.slow
 def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, answering, answer_graph, shared):
     """docs/design.md 7, export gates (int8). Only the vision transformer has 8 bits: all else is an argument."""
-    pictures, words = gate_images(36, 128), gate_questions(len(WORDS.words), WORDS.length, 128)
+    pictures, words = parity_images(36, 128), parity_questions(len(WORDS.words), WORDS.length, 128)
     cut = slice(0, 32), slice(32, 64), slice(64, 128)
     asked = AskedSets(*(words[one] for one in cut), words[:40])
     targets = np.arange(40) % len(CLASSES)

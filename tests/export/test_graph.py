@@ -12,7 +12,7 @@ from tests.shared import Shared
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.fused import FusedScore, _rollout, can_fuse
 from edgefl_export.graphs.score import export_score_graph
-from edgefl_export.parity.score_parity import check_parity, compare, gate_images, graph_scores
+from edgefl_export.parity.score_parity import check_parity, compare, graph_scores, parity_images
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.errors import BundleError
 from edgefl_trainer.engine.models import predict
@@ -58,7 +58,7 @@ def test_real_size_passes_the_gates_and_the_official_checker(make):
     """Export gates: a ViT of 192 × 12 at 84 px, compared with the trainer's own predict() at another batch size."""
     predictor = make("vit:192x12/12", image_px=84)
     graph = export_score_graph(predictor.module, predictor.tensors).onnx
-    pictures = gate_images(84)
+    pictures = parity_images(84)
     expected = predict(predictor, pictures)
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     found = graph_scores(session, predictor.tensors, pictures, 3)

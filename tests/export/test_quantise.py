@@ -12,14 +12,14 @@ from edgefl_export.errors import ExportError, GateError
 from edgefl_export.int8 import precision
 from edgefl_export.int8.precision import agreement, check_agreement, choose_layers
 from edgefl_export.int8.quantise import Quantiser, linear_layers
-from edgefl_export.parity.score_parity import gate_images, graph_scores, open_session
+from edgefl_export.parity.score_parity import graph_scores, open_session, parity_images
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.processor import multiplies_bytes
 
 
 @pytest.fixture(scope="module")
 def quantiser(predictor, graph) -> Quantiser:
-    return Quantiser(graph, predictor.tensors, gate_images(36, 16))
+    return Quantiser(graph, predictor.tensors, parity_images(36, 16))
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules import bounds
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
+from edgefl_trainer.learning.map_sharing import MapSharing
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise
 from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe

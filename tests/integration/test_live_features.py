@@ -82,7 +82,7 @@ def there(tmp_path: Path, lab: SimpleNamespace):
 
 
 def test_features_of_a_camera_reach_the_learners(there: Live, tmp_path: Path) -> None:
-    """What the dry run shows is what arrives, to the byte; it closes no round, and each learner is dealt it next."""
+    """What the dry run shows is what arrives, to the byte; it closes no round, and each learner receives it next."""
     learners, camera = [tmp_path / name for name in PICTURES if name != "camera"], tmp_path / "camera"
     for home in learners:
         sent = edgefl(home, "sync", "--pictures", f"{home}-pictures", "--threads", 1)["sent"]
@@ -107,6 +107,6 @@ def test_features_of_a_camera_reach_the_learners(there: Live, tmp_path: Path) ->
     for home in learners:
         got = edgefl(home, "sync", "--no-learn")
         assert (got["round"]["number"], got["round"]["state"]) == (3, "open"), json.dumps(there.operate("status"))
-        dealt = Payload.from_bytes(Path(got["broadcast"]["file"]).read_bytes()).arrays["remote"]
-        rows = {row.tobytes() for row in dealt}
+        received = Payload.from_bytes(Path(got["broadcast"]["file"]).read_bytes()).arrays["remote"]
+        rows = {row.tobytes() for row in received}
         assert {row.tobytes() for row in arrived.arrays["features"]} < rows

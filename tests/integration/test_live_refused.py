@@ -14,7 +14,7 @@ from tests.integration.test_live_sites import SITES, call, enrol, fedevprompt, t
 
 from edgefl_coordinator.rounds import worker
 from edgefl_coordinator.rounds.judging import RoundVerdict
-from edgefl_trainer.engine.federation import InProcessSite
+from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.live import join
 
 pytestmark = [

@@ -24,7 +24,7 @@ from edgefl_export.cli import main as export_cli
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.imaging import decode, resize, shades_of_grey
-from edgefl_protocol.pictures.referral import GATE_REASONS
+from edgefl_protocol.pictures.referral import PICTURE_FAULTS
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.commands.results_text import score_line
 from edgefl_trainer.data.lesions import draw_lesion
@@ -68,7 +68,7 @@ def photo(shape: tuple[int, int], orientation: int = 1) -> bytes:
 
 
 def spoilt(change: Callable[[Image.Image], Image.Image]) -> bytes:
-    """A photograph that the gate before the model finds fault with."""
+    """A photograph that the picture gate finds fault with."""
     stored = io.BytesIO()
     change(Image.open(io.BytesIO(photo((300, 400))))).save(stored, "PNG")
     return stored.getvalue()
@@ -138,7 +138,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     for name, tolerance in (("probabilities", 1e-4), ("evidence", 1e-3)):
         assert found[name].keys() == expected[name].keys()
         np.testing.assert_allclose(list(found[name].values()), list(expected[name].values()), atol=tolerance)
-    faults = [reason for reason in found["refer_reasons"] if reason in GATE_REASONS]
+    faults = [reason for reason in found["refer_reasons"] if reason in PICTURE_FAULTS]
     assert FAULTS[kind] in faults if kind in FAULTS else not faults
     assert "light" in found["rules_tried"] and ("light" in found["refer_reasons"]) is (found["light"] is not None)
     if kind in LIGHT:

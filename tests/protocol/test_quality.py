@@ -1,4 +1,4 @@
-"""The gate before the model against scipy, and against what a person would say of drawn and real pictures."""
+"""The picture gate against scipy, and against what a person would say of drawn and real pictures."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from tests.protocol.conftest import encoded
 
 from edgefl_protocol.pictures.imaging import decode, resize
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality, usual_unlit
-from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
+from edgefl_protocol.pictures.referral import PICTURE_FAULTS, REASON_WORDS
 
 # The ten swatches of the Monk Skin Tone scale (Monk 2019), light to dark; Fitzpatrick V; two casts of real pictures.
 SKIN = {
@@ -311,7 +311,7 @@ def test_every_picture_is_judged(image: np.ndarray) -> None:
     assert quality.sharpness is None or 0.0 <= quality.sharpness < float("inf")
     found = quality.reasons(84)
     assert list(found) == [reason for reason in REASON_WORDS if reason in found]
-    assert set(found) <= set(GATE_REASONS)
+    assert set(found) <= set(PICTURE_FAULTS)
 
 
 def test_the_cost_of_a_twelve_megapixel_photograph() -> None:
@@ -339,8 +339,8 @@ needs_images = pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_D
 @pytest.mark.data
 @needs_images
 def test_real_photographs_pass_in_every_centre() -> None:
-    """docs/reference/gate.md: at most 3 % of the validation rows of each centre are referred by mistake, by a model of
-    its own; 7 % at bcn, where one picture in three has a black frame, and 31 % of a model that knows none."""
+    """docs/reference/picture-gate.md: at most 3 % of the validation rows of each centre are referred by mistake, by a
+    model of its own; 7 % at bcn, where one picture in three has a black frame, and 31 % of a model that knows none."""
     learned: dict[str, list[np.ndarray]] = {}
     for centre, data in rows_of("fed_isic2019_84.zip", "train")[::8]:
         learned.setdefault(centre, []).append(decode(data))
@@ -362,7 +362,8 @@ def test_real_photographs_pass_in_every_centre() -> None:
 @needs_images
 @pytest.mark.parametrize("side", list(SIDES))
 def test_a_bar_over_a_real_photograph_is_seen(side: str) -> None:
-    """docs/reference/gate.md: three per cent of one side of a photograph at 200 x 150, saved as JPEG of quality 75."""
+    """docs/reference/picture-gate.md: three per cent of one side of a photograph at 200 x 150, saved as JPEG of
+    quality 75."""
     photographs = [decode(data) for _, data in rows_of("ham10000_msk_200x150.zip")[::60]]
     for level in (0, 30, 60, 255):
         framed = [with_side(one, side, 5, (level,) * 3) for one in photographs]
@@ -374,7 +375,7 @@ def test_a_bar_over_a_real_photograph_is_seen(side: str) -> None:
 @pytest.mark.data
 @needs_images
 def test_radiology_and_spoilt_photographs_are_caught() -> None:
-    """docs/reference/gate.md: radiology, blur of 1.5 px at 84 px, six stops too dark."""
+    """docs/reference/picture-gate.md: radiology, blur of 1.5 px at 84 px, six stops too dark."""
     with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / "vqa_rad.zip") as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpg")][::3]
         radiology = [resize(decode(archive.read(name)), 84) for name in names]
@@ -395,6 +396,6 @@ def test_a_greyscale_file_is_not_skin(grey_as: str) -> None:
 
 @pytest.mark.parametrize(("white", "asks"), [(0.0, False), (0.10, False), (0.101, True), (1.0, True)])
 def test_more_than_a_tenth_of_white_laid_under_asks(white, asks):
-    """docs/reference/gate.md: a tenth, as much as may be clipped."""
+    """docs/reference/picture-gate.md: a tenth, as much as may be clipped."""
     picture = np.full((96, 96, 3), (180, 120, 90), np.uint8)
     assert ("transparent" in measure_quality(picture).reasons(84, white=white)) is asks

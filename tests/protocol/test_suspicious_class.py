@@ -15,7 +15,7 @@ from tests.protocol.judged_scores import CALM, DESCRIBED, ISIC, MELANOMA, THREE,
 from edgefl_protocol.pictures.class_info import MALIGNANCIES, ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.referral import (
     DEFAULT_SUSPICIOUS_FROM,
-    GATE_REASONS,
+    PICTURE_FAULTS,
     REASON_WORDS,
     JudgedPicture,
     Measures,
@@ -112,21 +112,22 @@ def test_a_class_of_benign_lesions_and_cancers_is_not_called_a_finding() -> None
 
 
 def test_where_nothing_is_predicted_no_sum_of_classes_is_said() -> None:
-    """docs/reference/gate.md: what is not skin gets no class, nor a probability of one. Programs still read it."""
-    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",)))
+    """docs/reference/picture-gate.md: what is not skin gets no class, nor a probability of one. Programs still
+    read it."""
+    score = a_score((0.4, 0.5, 0.1), THREE, info=DESCRIBED, picture=JudgedPicture(faults=("not_skin",)))
     assert score.predicted is None and score.suspicious_probability == pytest.approx(0.5)
     assert suspicious_words(score) is None and "together" not in outcome(score) and "50" not in outcome(score)
     assert "class" not in outcome(score) and "class" not in in_brief(score)
 
 
-@pytest.mark.parametrize("fault", [one for one in GATE_REASONS if one != "transparent"])
+@pytest.mark.parametrize("fault", [one for one in PICTURE_FAULTS if one != "transparent"])
 def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
     """A dermatologist reads this: \"Refer to a dermatologist: the picture is blurred\" helps nobody."""
     score = a_score(
         CALM,
         THREE,
         info=DESCRIBED,
-        picture=JudgedPicture(gate=(fault,), exposure="dark" if fault == "exposure" else None),
+        picture=JudgedPicture(faults=(fault,), exposure="dark" if fault == "exposure" else None),
     )
     assert outcome(score).startswith("Take the picture again: it") and "it" in in_brief(score)
     assert in_brief(score).startswith("take the picture again, or refer: it")
@@ -181,11 +182,11 @@ SAID = {
     "from the sum": (a_score((0.2, 0.7, 0.1), THREE, info=DESCRIBED), "have 30% together"),
     "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
     "too dark": (
-        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=GATE, exposure="dark")),
+        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=GATE, exposure="dark")),
         "again: it is too dark.",
     ),
     "too bright": (
-        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=GATE, exposure="bright")),
+        a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=GATE, exposure="bright")),
         "again: it is too bright.",
     ),
     "darker": (
@@ -197,11 +198,11 @@ SAID = {
         "again in other light: its light is bluer than that of the pictures",
     ),
     "fault and melanoma": (
-        a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("blur",))),
+        a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("blur",))),
         "Take the picture again: it is blurred. Refer to a dermatologist: the predicted class is malignant.",
     ),
     "not skin": (
-        a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",))),
+        a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("not_skin",))),
         "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist.",
     ),
     "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
@@ -212,7 +213,7 @@ def test_of_what_is_not_skin_every_model_says_the_same() -> None:
     """A landscape: one model found too little evidence besides, which is no finding about a landscape."""
     rules = rules_for((True, False, True), above=0.3)
     found = [
-        a_score(MELANOMA, rules, vacuity=u, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",)))
+        a_score(MELANOMA, rules, vacuity=u, info=DESCRIBED, picture=JudgedPicture(faults=("not_skin",)))
         for u in (0.1, 0.9, None)
     ]
     assert len({one.refer_reasons for one in found}) > 1
@@ -320,7 +321,7 @@ def test_a_line_names_the_second_class() -> None:
 
 @pytest.mark.parametrize("reason", ["size", "not_skin"])
 def test_what_is_not_judged_gets_no_class(reason) -> None:
-    score = a_score(MELANOMA, THREE, vacuity=0.9, info=DESCRIBED, picture=JudgedPicture(gate=(reason,)))
+    score = a_score(MELANOMA, THREE, vacuity=0.9, info=DESCRIBED, picture=JudgedPicture(faults=(reason,)))
     assert score.predicted is None and not score.judged and second_words(score) is None
     assert "malignant" not in outcome(score) and "evidence" not in outcome(score)
 
@@ -384,5 +385,5 @@ def test_the_score_tells_programs_the_same() -> None:
 
 @pytest.mark.parametrize("fault", ["exposure", "not_skin"])
 def test_of_light_nothing_is_said_beside_what_spoils_it(fault: str) -> None:
-    score = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=(fault,), light="brighter"))
+    score = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=(fault,), light="brighter"))
     assert "light" in score.refer_reasons and "learned from" not in outcome(score)

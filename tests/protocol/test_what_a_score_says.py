@@ -18,7 +18,7 @@ def test_of_light_a_new_picture_by_the_same_camera_is_not_all_that_is_advised() 
     alone = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker"))
     assert "or a model of that camera, or values learned from its pictures" in outcome(alone)
     assert in_brief(alone).startswith("take the picture again in other light, or refer: it is darker")
-    blurred = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(gate=("blur",)))
+    blurred = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("blur",)))
     assert "camera" not in outcome(blurred) and "other light" not in outcome(blurred)
 
 
@@ -38,7 +38,7 @@ def test_a_class_that_hardly_a_test_picture_showed_asks_for_a_look(shares, reaso
     silent = a_score(shares, rules_for((True, False, False)), info=DESCRIBED)
     assert "untested_class" not in (*silent.rules_tried, *silent.refer_reasons)
     assert silent.refer or "No rule asks about classes that it was hardly tested on." in outcome(silent)
-    none = a_score(shares, UNTESTED, info=DESCRIBED, picture=JudgedPicture(gate=("not_skin",)))
+    none = a_score(shares, UNTESTED, info=DESCRIBED, picture=JudgedPicture(faults=("not_skin",)))
     assert "untested_class" not in none.refer_reasons  # nothing is named
 
 

@@ -96,7 +96,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         reply_cap,
         try_first_job,
     )
-    from edgefl_coordinator.rounds.prospects import when_it_closes
+    from edgefl_coordinator.rounds.quorum import when_it_closes
     from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.web.setting_changes import other_port
 
@@ -171,7 +171,7 @@ def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int)
     """Return the settings around a [task] table."""
     from edgefl_coordinator.commands.setup import EVERY_ADDRESS
     from edgefl_coordinator.errors import USAGE, OperatorError
-    from edgefl_coordinator.rounds.prospects import usual_quorum
+    from edgefl_coordinator.rounds.quorum import usual_quorum
 
     host, port = options["host"], options["port"]
     if host in EVERY_ADDRESS and not options["url"]:
@@ -205,7 +205,7 @@ def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int)
 
 
 def _members(options: Mapping[str, Any]) -> int:
-    from edgefl_coordinator.rounds.prospects import USUAL_MEMBERS
+    from edgefl_coordinator.rounds.quorum import USUAL_MEMBERS
 
     return int(options["members"] or options["quorum_target"] or USUAL_MEMBERS)
 

@@ -20,7 +20,7 @@ import tomli_w
 
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds.jobs import make_job
-from edgefl_coordinator.rounds.prospects import unfinishable
+from edgefl_coordinator.rounds.quorum import unfinishable
 from edgefl_coordinator.settings import (
     CoordinatorHome,
     CoordinatorSettings,

@@ -123,7 +123,7 @@ def _mend(warning: dict[str, Any]) -> str:
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return the lines of a status."""
-    from edgefl_coordinator.rounds.prospects import when_it_closes
+    from edgefl_coordinator.rounds.quorum import when_it_closes
 
     deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
     closes = f" ({when_it_closes(facts['quorum_min'], facts['quorum_target'])})" if facts["state"] != "done" else ""

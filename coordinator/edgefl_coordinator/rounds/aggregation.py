@@ -24,8 +24,8 @@ from sqlalchemy import Connection
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import grants, membership, uploads
 from edgefl_coordinator.rounds import findings, refused, shut_out, stored_rounds
-from edgefl_coordinator.rounds.gate import command_of
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
+from edgefl_coordinator.rounds.operator_gate import command_of
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
 from edgefl_coordinator.store import audit, inbox

@@ -9,7 +9,7 @@ Guarantees:
     the claims are alike.
     Replies within the bounds stay as they are, bit for bit.
 Of fewer than three replies none tells what is usual, and of updates only one that changed something: they stay. What is
-dealt and not averaged, maps and features, `dealt` bounds. The usual value is a lower median. Pure.
+passed on and not averaged, maps and features, `passed_on` bounds. The usual value is a lower median. Pure.
 
 Source: Sun et al., "Can you really backdoor federated learning?", arXiv 1911.07963 (clipping); `updates` for the other
 rules; docs/security.md 4, checks 46 and 47.

@@ -9,8 +9,8 @@ that the method takes. The rules, in order:
     (3) Of three replies or more that change what was broadcast (weights, prompts, heads), one that lies more than eight
         times as far from it as the median reply is refused. A site with more images than the median may lie farther, in
         proportion; where (4) cuts nothing, only for granted images. So a reply times a million does not enter the mean.
-    (4) What is left weighs and moves no more than `bounding` and `dealt` allow. Who was bounded is told, and whose maps
-        or features are odd.
+    (4) What is left weighs and moves no more than `bounding` and `passed_on` allow. Who was bounded is told, and whose
+        maps or features are odd.
     (5) Where the method cannot take these replies together, each that it cannot take alone is refused.
 A contribution of features (`beside_the_average`) is compared only with others like it, and counts for no quorum. Where
 the method fails and no single reply is at fault, the problem is told and nothing is aggregated. Pure: the method comes
@@ -33,7 +33,7 @@ from edgefl_coordinator.rounds.bounding import (
     images_of,
     usual,
 )
-from edgefl_coordinator.rounds.dealt import bounded_features, bounded_maps, oddities
+from edgefl_coordinator.rounds.passed_on import bounded_features, bounded_maps, oddities
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.sentences import counted
 
@@ -69,7 +69,7 @@ class RoundVerdict(Generic[Result]):
 def beside_the_average(travels: Collection[str], phase: str) -> frozenset[str]:
     """Return the arrays that a member may send alone in a round in which the others send more: FedCLF's features.
 
-    They join what the others are dealt. In the warm phase they are what everybody sends, so nothing is beside it.
+    They join what is passed on to the others. In the warm phase they are what everybody sends, so nothing is beside it.
     """
     return frozenset() if phase == "warm" else _BESIDE & frozenset(travels)
 

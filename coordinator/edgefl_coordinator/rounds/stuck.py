@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from edgefl_coordinator.rounds.prospects import ALLOW, SettingChanges, fitting, for_so_many, is_risky, set_command
+from edgefl_coordinator.rounds.quorum import ALLOW, SettingChanges, fitting, for_so_many, is_risky, set_command
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
 from edgefl_protocol.sentences import counted

@@ -1,9 +1,9 @@
 """What a reply changed, how much of each kind, and robust centres of many such updates.
 
 The update of a floating array is the reply minus the broadcast, or the whole array where nothing of that name was sent
-(first prototypes, moments). Maps and a site's own features have none: they are dealt, not averaged. Arrays are compared
-by group, since one kind changes by far more than another: the first word of a name, statistics of batch norm apart, and
-each class by itself. Pure, in float64, in blocks, so that a network of many replies needs little memory.
+(first prototypes, moments). Maps and a site's own features have none: they are passed on, not averaged. Arrays are
+compared by group, since one kind changes by far more than another: the first word of a name, statistics of batch norm
+apart, and each class by itself. Pure, in float64, in blocks, so that a network of many replies needs little memory.
 
 Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018 (median, trimmed mean); Blanchard et al.,
 "Machine learning with adversaries", NeurIPS 2017 (multi-Krum).

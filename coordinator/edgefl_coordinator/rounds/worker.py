@@ -4,7 +4,7 @@ With `commands.setup` the only code of the coordinator that imports the trainer.
 files only, and opens neither the store nor a socket. It imports once and forks for each job (`worker_process.do_jobs`).
 
 Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name
-order with sums in float64. The peers whose rollout maps a broadcast holds are dealt new numbers for every round and
+order with sums in float64. The peers whose rollout maps a broadcast holds get new numbers for every round and
 receiver, from a key that members do not know, so that a number names nobody over time. Source:
 docs/methods.md, aggregation; docs/security.md, exchange policy.
 """
@@ -20,7 +20,6 @@ import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.bounding import Protection
-from edgefl_coordinator.rounds.gate import judged
 from edgefl_coordinator.rounds.jobs import (
     MAX_RESULT_BYTES,
     EncodedPayloads,
@@ -31,13 +30,14 @@ from edgefl_coordinator.rounds.jobs import (
     write_result,
 )
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
+from edgefl_coordinator.rounds.operator_gate import judged
 from edgefl_coordinator.rounds.worker_process import do_jobs
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
-from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.handout import final_phase, handed_out, without_sites
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts
@@ -117,7 +117,7 @@ def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job)
 
 
 def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:
-    """Add the scalars that every site reads, and deal the peers' numbers from the coordinator's key."""
+    """Add the scalars that every site reads, and draw the peers' numbers from the coordinator's key."""
     seed = hashlib.sha256(pae(bytes.fromhex(job.order_key), receiver.encode(), str(number).encode())).digest()
     return stamped(payload, phase, task.rounds, np.random.default_rng(list(seed)))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.rounds.gate import command_of
+from edgefl_coordinator.rounds.operator_gate import command_of
 from edgefl_coordinator.store import audit, snapshot
 from edgefl_coordinator.store.coordinator import Coordinator
 

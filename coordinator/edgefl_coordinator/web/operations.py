@@ -16,7 +16,7 @@ from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, grants, membership, uploads
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import findings, refused, stored_rounds, task_status
-from edgefl_coordinator.rounds.prospects import beyond_members, is_risky, set_command
+from edgefl_coordinator.rounds.quorum import beyond_members, is_risky, set_command
 from edgefl_coordinator.rounds.stuck import stuck_sentence
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit, audit_heads, publishing, revocations

@@ -16,8 +16,8 @@ import tomli_w
 
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
-from edgefl_coordinator.rounds.gate import command_of
-from edgefl_coordinator.rounds.prospects import unfinishable
+from edgefl_coordinator.rounds.operator_gate import command_of
+from edgefl_coordinator.rounds.quorum import unfinishable
 from edgefl_coordinator.settings import (
     CoordinatorHome,
     CoordinatorSettings,

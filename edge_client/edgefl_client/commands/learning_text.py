@@ -130,11 +130,11 @@ def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
     return learned if found["gate"] is None else f"{learned}: {_verdict(found)}"
 
 
-def gate_lines(found: Mapping[str, Any]) -> str:
+def verdict_lines(found: Mapping[str, Any]) -> str:
     """Write the figures of the gate, each on a line that is begun; empty where nothing was judged."""
-    from edgefl_client.scoring.gate_words import gate_table
+    from edgefl_client.scoring.learning_verdict_words import verdict_table
 
-    return f"\n{gate_table(found['gate'])}" if found.get("gate") else ""
+    return f"\n{verdict_table(found['gate'])}" if found.get("gate") else ""
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

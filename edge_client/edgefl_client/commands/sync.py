@@ -10,13 +10,13 @@ import click
 
 from edgefl_client.commands.learning_text import (
     clear_line,
-    gate_lines,
     learned_text,
     limits_of,
     limits_options,
     one_of,
     pictures_option,
     progress,
+    verdict_lines,
 )
 from edgefl_client.commands.options import (
     bundle_text,
@@ -148,4 +148,4 @@ def sync_text(found: dict[str, Any]) -> str:
     answered = found["waiting"] and found["round"]["replied"]  # a round takes one reply of each member
     parts.append(f"{waits} for the next round" if answered else waits)
     parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []
-    return "; ".join(parts) + (gate_lines(learned) if learned is not None else "")
+    return "; ".join(parts) + (verdict_lines(learned) if learned is not None else "")

@@ -10,13 +10,13 @@ import click
 
 from edgefl_client.commands.learning_text import (
     clear_line,
-    gate_lines,
     learned_text,
     limits_of,
     limits_options,
     one_of,
     pictures_option,
     progress,
+    verdict_lines,
 )
 from edgefl_client.commands.options import (
     bundle_of,
@@ -100,7 +100,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")
             return
     clear_line()
-    text = learned_text(found, "the same command goes on from there") + gate_lines(found)
+    text = learned_text(found, "the same command goes on from there") + verdict_lines(found)
     report(found, as_json, text)
 
 

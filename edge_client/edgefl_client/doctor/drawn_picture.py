@@ -10,7 +10,7 @@ CAMERA_PX: Final = (3000, 4000)  # 12 megapixels
 
 
 def drawn_picture(height_px: int, width_px: int) -> NDArray[np.uint8]:
-    """Draw a dark lesion on skin, (H, W, 3), that passes the gate before the model."""
+    """Draw a dark lesion on skin, (H, W, 3), that passes the picture gate."""
     rows = np.linspace(-1, 1, height_px, dtype=np.float32)[:, None]
     columns = np.linspace(-1, 1, width_px, dtype=np.float32)[None, :]
     lesion = np.clip(6 * (0.45 - np.hypot(rows * 1.2, columns + 0.2 * rows)), 0, 1)[..., None]  # (H, W, 1)

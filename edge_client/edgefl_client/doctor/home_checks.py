@@ -84,7 +84,7 @@ def check_personal(home: Home) -> Iterator[Finding]:
     if not home.learning.exists():
         yield Finding(check="personal", state="ok", found="nothing was learned on this device")
         return
-    from edgefl_client.scoring.gate_words import gate_line
+    from edgefl_client.scoring.learning_verdict_words import verdict_line
     from edgefl_client.scoring.personal import kept_personal
     from edgefl_client.scoring.untaught import untaught_in_use
     from edgefl_client.trust import models
@@ -107,7 +107,7 @@ def check_personal(home: Home) -> Iterator[Finding]:
             check="personal", state="warn" if never["never_suspicious"] else "ok", found=said,
             advice=None if not never["never_suspicious"] else "label pictures of them and learn again with edgefl "
             "train; or go back to the bundle's values: edgefl advanced personal remove",
-            detail=gate_line(state.verdict.to_json()),
+            detail=verdict_line(state.verdict.to_json()),
         )  # fmt: skip
     else:
         yield Finding(

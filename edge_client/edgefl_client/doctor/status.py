@@ -241,13 +241,13 @@ def weights_lines(personal: dict[str, Any] | None) -> list[str]:
 
 def _weights_text(personal: dict[str, Any] | None) -> str:
     """Say which values `edgefl score` uses unless it is told otherwise."""
-    from edgefl_client.scoring.gate_words import gate_line
+    from edgefl_client.scoring.learning_verdict_words import verdict_line
 
     if personal is None:
         return "the bundle's"
     learned = f"round {personal['round']}, learned from {counted(personal['images'], 'picture')}"
     if personal["in_use"]:
-        return f"personal, {learned}; {gate_line(personal['gate'])}"
+        return f"personal, {learned}; {verdict_line(personal['gate'])}"
     if personal["gate"] is None:
         return f"the bundle's; personal ones of {learned}, passed an older gate: {LEARN_AGAIN}"
     return f"the bundle's; personal ones of {learned} belong to the bundle {personal['bundle_sha256'][:12]}"

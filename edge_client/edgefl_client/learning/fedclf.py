@@ -9,8 +9,9 @@
 The names of what travels are those of the trainer's method, so devices and GPU sites learn in one federation. Orders
 and the others' features that enter are the trainer's draws; views are this device's own (`views`). A device without
 others has its own features as negatives. Guarantees: the same state, broadcast, pictures, site and number of threads
-give the same bits, however often it was killed or paused on the way; features have unit length. Source: arXiv
-2208.11278, section III; docs/methods.md, FedCLF; docs/design.md, sections 7 and 9; docs/decisions/0027.
+give the same bits, however often it was killed or paused on the way; features have unit length. The method:
+`edgefl_trainer.methods.fedclf`; its graph: `edgefl_export.methods.fedclf`. Source: arXiv 2208.11278, section III;
+docs/methods.md, FedCLF; docs/design.md, sections 7 and 9; docs/decisions/0027.
 """
 
 import math

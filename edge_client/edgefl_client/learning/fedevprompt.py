@@ -1,15 +1,15 @@
 """FedEvPrompt on the device: prompts and head learn here and stay here, a few rollout maps a class leave.
 
     learn   E epochs of the training graph, the others' maps as targets (eq. 2, 4, 7)       _learn
-    judge   bundle against personal values on the pictures held back                        gate.judge
+    judge   bundle against personal values on the pictures held back               learning_gate.judge
     reply   of each class, the M maps of lowest vacuity of the pictures it learned from,    _reply
-            of which the gate before the model refers none
+            of which the picture gate refers none
 
 The maps that leave are those of the learned values where these passed their gate, else those of the bundle's values:
 what is worse than the bundle is not shared either. The state goes on in both cases, as at every site; its digest is
 what the reply carries. Guarantees: the same state, broadcast, pictures, site and number of threads give the same bits,
-however often it was killed or paused on the way. Source: arXiv 2411.10071, section 3 and Fig. 1; docs/design.md,
-sections 7 and 9.
+however often it was killed or paused on the way. The method: `edgefl_trainer.methods.fedevprompt`; its graph:
+`edgefl_export.methods.fedevprompt`. Source: arXiv 2411.10071, section 3 and Fig. 1; docs/design.md, sections 7 and 9.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgefl_client.learning.checkpoint import Point, digest_of, same_form
 from edgefl_client.learning.contrast_session import FeatureEncoder
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.gate import BATCH, judge
+from edgefl_client.learning.learning_gate import BATCH, judge
 from edgefl_client.learning.limits import check_step_memory
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.own_pictures import Dealt

@@ -3,10 +3,10 @@
     table.json   what `--labels` or `--pictures` named, and how it is read: every later `edgefl sync` learns from it
     held.json    of each class, the highest group held back (`hold_back`), for the bundle that is learned with
 
-Of each class 15 %, at least 20, are held back for the gate. Who is held back is decided by the hash of the lesion: all
-pictures of a lesion, and all copies of a picture, stand on one side. A picture keeps its side when others are added
-later, because the limit of each class is kept. Pictures without labels all teach, except those that the gate before the
-model refers: nobody has said what they show.
+Of each class 15 %, at least 20, are held back for the learning gate. Who is held back is decided by the hash of the
+lesion: all pictures of a lesion, and all copies of a picture, stand on one side. A picture keeps its side when others
+are added later, because the limit of each class is kept. Pictures without labels all teach, except those that the
+picture gate refers: nobody has said what they show.
 
 Pictures stay where they are: nothing of them is copied. One record of who is held back serves all learning of this
 home, so that no picture ever judges values that learned from it. Source: docs/design.md, section 7 (gate) and section 5
@@ -35,7 +35,7 @@ from edgefl_client.learning.picture_rows import (
     read_rows,
 )
 from edgefl_client.learning.session import plan_of
-from edgefl_client.scoring.gate_verdict import LEAST_HELD
+from edgefl_client.scoring.learning_verdict import LEAST_HELD
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring.score_files import pictures_below
 from edgefl_protocol.bundle import Bundle

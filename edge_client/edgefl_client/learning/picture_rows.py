@@ -106,7 +106,7 @@ class PreparedRows:
     images: NDArray[np.uint8]  # (n, S, S, 3)
     labels: NDArray[np.int64]  # class index of each, -1 for none, (n,)
     groups: tuple[str, ...]  # 64 hex digits that all pictures of one lesion share, (n,)
-    # positions of those that the gate before the model refers: they teach, but nothing of them is shared
+    # positions of those that the picture gate refers: they teach, but nothing of them is shared
     unfit: frozenset[int] = frozenset()
     lights: tuple[Light, ...] = ()  # of the photographs, (n,)
 
@@ -180,5 +180,5 @@ def read_rows(
 
 
 def fit_rows(rows: PreparedRows) -> PreparedRows:
-    """Keep the rows that the gate before the model does not refer, in order."""
+    """Keep the rows that the picture gate does not refer, in order."""
     return rows.take(np.array([index not in rows.unfit for index in range(len(rows))], np.bool_))

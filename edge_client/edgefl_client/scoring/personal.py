@@ -2,8 +2,8 @@
 
 Guarantees: a `PersonalState` that `load_personal` gives belongs to exactly this bundle (by the SHA-256 of its file, so
 by federation and version too), has the bundle's tensors in their shapes, is bit for bit what was kept, and passed its
-gate (`gate_verdict`). Values that passed an older gate, of fewer conditions, have no verdict: they are told of and not
-used until a round of learning is judged. Source: docs/design.md 7, personal values.
+gate (`learning_verdict`). Values that passed an older gate, of fewer conditions, have no verdict: they are told of and
+not used until a round of learning is judged. Source: docs/design.md 7, personal values.
 """
 
 import json
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.scoring.checked_file import read_checked, write_checked
-from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
+from edgefl_client.scoring.learning_verdict import Answers, LearningVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
@@ -31,7 +31,7 @@ class PersonalState:
     bundle_sha256: str  # of the bundle's file
     weights: Mapping[str, NDArray[Any]]  # tensors by name, the scoring graph's inputs besides `image`
     seen: tuple[bool, ...]  # per class, whether this device's own training rows held it
-    verdict: GateVerdict | None  # what the gate found; None where that was an older gate
+    verdict: LearningVerdict | None  # what the gate found; None where that was an older gate
     images: int  # pictures learned from
     round: int  # of learning that gave them
     light: LightRange | None = None  # of the pictures learned from; None of values from before it was kept
@@ -118,7 +118,7 @@ def _facts_of(whose: str, found: Answers) -> dict[str, float | int]:
     return facts if told is None else {**facts, f"{whose}_balanced_accuracy_not_referred": told}
 
 
-def _verdict(facts: Mapping[str, float | int | str]) -> GateVerdict:
+def _verdict(facts: Mapping[str, float | int | str]) -> LearningVerdict:
     def answers(whose: str) -> Answers:
         told = facts.get(f"{whose}_balanced_accuracy_not_referred")
         return Answers(
@@ -129,7 +129,7 @@ def _verdict(facts: Mapping[str, float | int | str]) -> GateVerdict:
             missed=int(facts[f"{whose}_missed"]),
         )
 
-    return GateVerdict(
+    return LearningVerdict(
         bundle=answers("bundle"),
         personal=answers("personal"),
         held=int(facts["held"]),

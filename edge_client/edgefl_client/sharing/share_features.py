@@ -1,6 +1,6 @@
 """`edgefl contribute --features`: from unlabelled pictures to features in the outbox, or to a view of what leaves.
 
-A reply of features alone: they join the bank that the others are dealt, and weigh nothing in the average (`n_train`
+A reply of features alone: they join the bank that the others receive, and weigh nothing in the average (`n_train`
 is 0). What makes them is the encoder of the round, so the round's broadcast must be here. Nothing enters the outbox
 that the owner's policy does not allow, and a dry run makes the very bytes that a real one would keep. Source:
 docs/methods.md, FedCLF; docs/decisions/0033.

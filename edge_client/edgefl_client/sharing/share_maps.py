@@ -138,8 +138,8 @@ def _choose(work: _Work, most: int) -> _Found:
     for row in rows:
         try:
             prepared = work.scorer.prepare(work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES)))
-            reasons.update(prepared.judged.gate)
-            if not prepared.judged.gate:
+            reasons.update(prepared.judged.faults)
+            if not prepared.judged.faults:
                 scored.append(_vacuity_and_map(work.scorer.score_batch([prepared])[0]))
                 labels.append(row.label)
                 paths.append(row.path)

@@ -24,10 +24,10 @@ from edgefl_export.parity.score_parity import (
     Parity,
     Pictures,
     check_parity,
-    gate_images,
-    gate_questions,
     graph_scores,
     open_session,
+    parity_images,
+    parity_questions,
 )
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQuestions
@@ -184,7 +184,7 @@ def build_members(
             f"the run names {len(model.classes)} classes, but its head has {tensors['head.bias'].shape[0]}; run "
             "`edgefl-train run` again"
         )
-    graph, parity = _gated(model, tensors, form, shown, images, questions)
+    graph, parity = _checked_graph(model, tensors, form, shown, images, questions)
     card, data, min_runtime, found = model.card, graph.onnx, graph.min_runtime, None
     card = replace(card, map=shown)
     if int8 is not None:
@@ -205,7 +205,7 @@ def build_members(
     return Members(files, card, tuple(parity), min_runtime, found)
 
 
-def _gated(
+def _checked_graph(
     model: SiteModel,
     tensors: Mapping[str, NDArray[np.float32]],
     form: GraphForm,
@@ -227,8 +227,8 @@ def _gated(
         raise ExportError("the run's list of words is not that of its model; run `edgefl-train run` again")
     graph = export_answer_graph(module, tensors, asked.length)
     side = module.backbone.spec.image_px
-    pictures = gate_images(side) if images is None else images
-    words = gate_questions(len(asked.words), asked.length, len(pictures)) if questions is None else questions
+    pictures = parity_images(side) if images is None else images
+    words = parity_questions(len(asked.words), asked.length, len(pictures)) if questions is None else questions
     return graph, check_parity(graph.onnx, module, tensors, pictures, cells, words)
 
 

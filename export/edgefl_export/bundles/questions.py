@@ -60,7 +60,7 @@ def own_questions(run: FinishedRun, site: str, predictor: Predictor, report: Cal
         if usual is not None:
             whole = usual if whole is None else whole & usual
         tried = tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other, whole)
-    images, questions = (None, None) if federation is None else _for_the_gates(federation, site, run.settings.seed)
+    images, questions = (None, None) if federation is None else _for_parity(federation, site, run.settings.seed)
     return OwnQuestions(images, questions, tried, taught)
 
 
@@ -74,7 +74,7 @@ def _usual_light(run: FinishedRun, federation: Federation, site: str) -> NDArray
     return np.array([inside[place] for place in tune.places], dtype=np.bool_)
 
 
-def _for_the_gates(federation: Federation, site: str, seed: int) -> tuple[Pictures | None, AskedWords | None]:
+def _for_parity(federation: Federation, site: str, seed: int) -> tuple[Pictures | None, AskedWords | None]:
     """Draw 64 `tune` questions, the site's own first; None where all sites together have fewer."""
     if federation.questions is None:
         return None, None

@@ -9,8 +9,8 @@ Nothing is drawn at random and nothing is remembered: what a device gives twice,
 a convolutional network will do: a head on it, or the network fine-tuned. How FedCLF learns is taken from the run that
 learned the backbone, where that was FedCLF, and is the method's default otherwise. The bundle holds the network's form,
 not its values: they come with the federation's broadcast. The gate's reference is the trainer's own objective on
-PyTorch's modules, with PyTorch's SGD. Source: docs/methods.md, FedCLF; docs/design.md, sections 7 and 9;
-docs/decisions/0027.
+PyTorch's modules, with PyTorch's SGD. The method: `edgefl_trainer.methods.fedclf`; on a device:
+`edgefl_client.learning.fedclf`. Source: docs/methods.md, FedCLF; docs/design.md, sections 7 and 9; docs/decisions/0027.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,8 @@
 
 Nothing is drawn at random and nothing is remembered, so the step can be traced, and a device that gives the same inputs
 learns the same weights. The KL weight, λ, the learning rates and the decay are inputs; the network is a constant. The
-reference is the trainer's own: its losses, its term, PyTorch's AdamW. Source: docs/methods.md, 1.3 to 1.6;
-docs/design.md, section 9.
+reference is the trainer's own: its losses, its term, PyTorch's AdamW. The method: `edgefl_trainer.methods.fedevprompt`;
+on a device: `edgefl_client.learning.fedevprompt`. Source: docs/methods.md, 1.3 to 1.6; docs/design.md, section 9.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from torch import Tensor
 from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.graphs.training import TRACED_BATCH
 from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable, Weights
-from edgefl_export.parity.score_parity import gate_images
+from edgefl_export.parity.score_parity import parity_images
 from edgefl_export.parity.step_parity import STEPS, WARM_STEPS, Arrays, batch_size, check_steps
 from edgefl_protocol.bundle.fedevprompt_plan import (
     COUNTS,
@@ -42,8 +42,8 @@ from edgefl_protocol.rules.dead_evidence import NO_EVIDENCE
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.learning.adamw import BETAS, EPSILON
-from edgefl_trainer.learning.attention_buffer import Distillation, MapSharing
 from edgefl_trainer.learning.loss_terms import Step
+from edgefl_trainer.learning.map_sharing import Distillation, MapSharing
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
 from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 from edgefl_trainer.models.head import dirichlet_summary, evidence_of
@@ -270,7 +270,7 @@ class FedEvPromptTrainerSteps:
 
     def batch(self, index: int) -> Arrays:
         """See `Reference`: drawn pictures and labels."""
-        image = gate_images(self._module.vit.spec.image_px, batch_size(index), self._seed + index)
+        image = parity_images(self._module.vit.spec.image_px, batch_size(index), self._seed + index)
         weight = max(self._plan.kd_weight, GATE_KD_WEIGHT)
         settings = {"kl_weight": min(1.0, 0.1 * (index + 1)), "kd_weight": weight, "weight_decay": DECAY}
         numbers = {name: np.asarray(value, np.float32) for name, value in settings.items()}

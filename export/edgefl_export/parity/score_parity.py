@@ -56,7 +56,7 @@ class Parity:
         return self.worst <= self.allowed
 
 
-def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
+def parity_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
     """Draw pictures that span what a camera gives: smooth skin, a dark spot, gradients, noise, black and white."""
     rng = np.random.default_rng(seed)
     axis = np.linspace(-1, 1, side)
@@ -73,7 +73,7 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
     return images
 
 
-def gate_questions(words: int, length: int, count: int = MIN_IMAGES, seed: int = 0) -> AskedWords:
+def parity_questions(words: int, length: int, count: int = MIN_IMAGES, seed: int = 0) -> AskedWords:
     """Draw questions of every length that a network reads, known and unknown words among them.
 
     Args:
@@ -206,7 +206,7 @@ def check_parity(
     Raises:
         GateError: too few images, or a figure beyond its gate; the sentence names the worst.
     """
-    pictures = gate_images(module.backbone.spec.image_px) if images is None else images
+    pictures = parity_images(module.backbone.spec.image_px) if images is None else images
     if len(pictures) < MIN_IMAGES:
         raise GateError(f"the gates need {MIN_IMAGES} images, but {len(pictures)} were given")
     session = open_session(graph)

@@ -1,4 +1,4 @@
-"""The gate before the model: is this a sharp, well-lit picture of skin? Measured on the picture alone.
+"""The picture gate: is this a sharp, well-lit picture of skin? Measured on the picture alone.
 
 A model gives numbers for anything, and its own uncertainty was seen to be lower for foreign pictures than for skin
 (docs/results), so these rules stand in front of it. Pure functions of the upright RGB picture; trainer and device call
@@ -42,7 +42,7 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
 6. `transparent`: more than 10 % of the picture is the white that was laid under its transparent parts: so is a picture
    of which a tenth is wholly transparent, or all of it by a tenth. Who decodes the file tells how much that is.
 
-How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
+How often each rule refers real photographs by mistake, and what it catches: docs/reference/picture-gate.md.
 """
 
 from collections.abc import Iterable

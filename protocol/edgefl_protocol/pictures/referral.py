@@ -10,7 +10,7 @@ The rules, in the order in which reasons are listed:
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
 3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`, `transparent`: the gate before the model, measured
+4. `blur`, `exposure`, `size`, `shape`, `not_skin`, `dark_corners`, `transparent`: the picture gate, measured
    on the picture alone (`quality`). What is too small or not skin gets no prediction: a class named for it would only
    look like an answer.
 5. `light`: brightness, colour or corners of the picture lie outside the range of nearly all pictures that the model
@@ -59,7 +59,7 @@ REASON_WORDS = {
     "model_expired": "the model is past its expiry date",
 }
 
-GATE_REASONS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners", "transparent")
+PICTURE_FAULTS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners", "transparent")
 UNJUDGED = ("size", "not_skin")  # of these, those with which no class is predicted
 
 
@@ -147,7 +147,7 @@ class Measures:
 class JudgedPicture:
     """What is found about one picture before a model runs."""
 
-    gate: tuple[str, ...] = ()  # faults of the picture (`GATE_REASONS`)
+    faults: tuple[str, ...] = ()  # what the picture gate found (`PICTURE_FAULTS`)
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
     light: str | None = None
@@ -161,7 +161,7 @@ def judge_picture(quality: Quality, network_px: int, rules: ReferralRules, *, wh
         white: share of the picture that is the white laid under what was transparent.
     """
     return JudgedPicture(
-        gate=quality.reasons(network_px, rules.unlit_above, white),
+        faults=quality.reasons(network_px, rules.unlit_above, white),
         exposure=quality.exposure,
         light=unlike_learned(quality.light, rules),
         transparent=white > 0,
@@ -181,14 +181,14 @@ def entropy_nats(probabilities: NDArray[np.float32]) -> float:
     return float(-(positive * np.log(positive)).sum()) + 0.0  # no minus zero
 
 
-def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:
+def predicted_class(measures: Measures, seen: Sequence[bool], faults: Sequence[str] = ()) -> int | None:
     """Return the index of the class to name; None where nothing is predicted: too little evidence, or no such picture.
 
     Args:
         seen: per class, whether the site had training rows of it.
     """
     abstains = measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM
-    if abstains or not any(seen) or not set(UNJUDGED).isdisjoint(gate):
+    if abstains or not any(seen) or not set(UNJUDGED).isdisjoint(faults):
         return None
     return int(np.argmax(np.where(np.asarray(seen, dtype=bool), measures.probabilities, -np.inf)))
 
@@ -244,13 +244,13 @@ def refer_reasons(
         expired: whether the model is past its date; None for a model without one.
     """
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
-    predicted = predicted_class(measures, seen, picture.gate)
+    predicted = predicted_class(measures, seen, picture.faults)
     found = {
         "suspicious_class": asks_for_a_look(measures, predicted, rules),
         "vacuity": _above(uncertainty, uncertain_in_force(measures, rules))
         or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
         "dissonance": _above(measures.dissonance, rules.dissonance_above),
-        **{reason: reason in picture.gate for reason in GATE_REASONS},
+        **{reason: reason in picture.faults for reason in PICTURE_FAULTS},
         "light": picture.light is not None,
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
         "untested_class": rules.untested is not None and predicted is not None and rules.untested[predicted],

@@ -167,7 +167,7 @@ def make_score(
         info: what the classes mean; None where the bundle does not say.
     """
     measures = _measures(outputs)
-    index = predicted_class(measures, seen, picture.gate)
+    index = predicted_class(measures, seen, picture.faults)
     uncertain_from = uncertain_in_force(measures, rules)
     reasons = refer_reasons(measures, seen, rules, picture=picture, expired=expired)
     return Score(

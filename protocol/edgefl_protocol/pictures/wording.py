@@ -10,14 +10,14 @@ sentences.
 import math
 from collections.abc import Sequence
 
-from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
+from edgefl_protocol.pictures.referral import PICTURE_FAULTS, REASON_WORDS
 from edgefl_protocol.pictures.score import ModelInfo, Score
 from edgefl_protocol.sentences import counted, listed
 
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
 _HIDES_LIGHT = {"exposure", "not_skin", "dark_corners"}
-PICTURE_REASONS = (*GATE_REASONS, "light")  # about the picture: a new one may mend it
+PICTURE_REASONS = (*PICTURE_FAULTS, "light")  # about the picture: a new one may mend it
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = (
     "suspicious_class",

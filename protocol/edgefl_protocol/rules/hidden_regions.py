@@ -41,14 +41,14 @@ def strongest_cells(maps: Maps, rng: np.random.Generator | None = None) -> Cells
 
     Args:
         maps: of any sign, (n, N).
-        rng: deals the order of equal values, so that a level map marks a random quarter; None takes the first of them.
+        rng: draws the order of equal values, so that a level map marks a random quarter; None takes the first of them.
     """
     count, cells = maps.shape
-    dealt = np.broadcast_to(np.arange(cells), maps.shape)
+    shuffled = np.broadcast_to(np.arange(cells), maps.shape)
     if rng is not None:
-        dealt = rng.permuted(dealt, axis=1)
-    ranked = np.argsort(-np.take_along_axis(maps, dealt, axis=1), axis=1, kind="stable")
-    chosen = np.take_along_axis(dealt, ranked, axis=1)[:, : marked_cells(cells)]
+        shuffled = rng.permuted(shuffled, axis=1)
+    ranked = np.argsort(-np.take_along_axis(maps, shuffled, axis=1), axis=1, kind="stable")
+    chosen = np.take_along_axis(shuffled, ranked, axis=1)[:, : marked_cells(cells)]
     marked = np.zeros((count, cells), dtype=np.bool_)
     np.put_along_axis(marked, chosen, True, axis=1)
     return marked

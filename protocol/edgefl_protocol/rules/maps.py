@@ -1,10 +1,10 @@
-"""Rollout maps on their way from a site to its peers: named, chosen, kept, dealt, numbered and averaged.
+"""Rollout maps on their way from a site to its peers: named, chosen, kept, numbered and averaged.
 
 A scoring graph gives one `map` (N,) a picture, or `maps` (n, N). On the way an array is called
 
-    maps.<class>           in a site's reply: (m, N) float16, m at most M                         reply_maps
-    maps.<class>.<site>    in the server's buffer: the newest of each site                        replaced
-    maps.<peer>.<class>    in a broadcast: a peer is a number, which is dealt anew every time     others_maps, dealt
+    maps.<class>           in a site's reply: (m, N) float16, m at most M                       reply_maps
+    maps.<class>.<site>    in the server's buffer: the newest of each site                      replaced
+    maps.<peer>.<class>    in a broadcast: a peer is a number, drawn anew every time            others_maps, renumbered
 
 and no other module makes or takes apart these names. Every array keeps its values until `peer_targets` averages it.
 Source: FedEvPrompt (arXiv 2411.10071) section 3.2, eq. 6 and 7; docs/methods.md 1.5.
@@ -166,7 +166,7 @@ def replaced(buffer: Arrays, replies: Mapping[str, Arrays], classes: int) -> dic
 def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
     """Give each receiver the maps of all others, which are numbered in the order of their names.
 
-    Whoever sends a broadcast deals these numbers anew (`dealt`), so that a number names no site over time.
+    Whoever sends a broadcast draws these numbers anew (`renumbered`), so that a number names no site over time.
     """
     held = maps_in_buffer(buffer)
     holders = sorted({site for _, site in held})
@@ -179,8 +179,8 @@ def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
     return found
 
 
-def dealt(broadcast: Arrays, rng: np.random.Generator) -> Arrays:
-    """Deal the peers of a broadcast new numbers from 0, under a random permutation; other arrays keep their names."""
+def renumbered(broadcast: Arrays, rng: np.random.Generator) -> Arrays:
+    """Give the peers of a broadcast new numbers from 0, in random order; other arrays keep their names."""
     held = maps_in_broadcast(broadcast)
     peers = sorted({peer for peer, _ in held})
     number = {peers[drawn]: index for index, drawn in enumerate(rng.permutation(len(peers)).tolist())}

@@ -188,7 +188,7 @@ def test_the_most_certain_maps_leave(
     school: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
 ) -> None:
     """docs/methods.md 1.5: of each class the M maps of lowest vacuity K / sum(evidence + prior), as the learned values
-    see it where they passed the gate, else as the bundle's do; none of a picture that the gate before the model refers.
+    see it where they passed the gate, else as the bundle's do; none of a picture that the picture gate refers.
     """
     found = a_round(school, tmp_path, monkeypatch, BRIGHT_IS_LESS if passes else WRONG)
     assert found.judged.verdict.passed is passes

@@ -56,7 +56,7 @@ def test_taken_rows_keep_their_own_light():
 
 @pytest.mark.parametrize(("alpha", "fit"), [(255, True), (90, False)])
 def test_what_is_transparent_neither_teaches_nor_gives_a_feature(tmp_path, alpha, fit):
-    """`edgefl score` refers it (docs/reference/gate.md), so nobody learns the white under it as skin."""
+    """`edgefl score` refers it (docs/reference/picture-gate.md), so nobody learns the white under it as skin."""
     picture = Image.fromarray(photo(96, 96))
     picture.putalpha(alpha)
     picture.save(tmp_path / "a.png")

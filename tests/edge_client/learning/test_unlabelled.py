@@ -62,7 +62,7 @@ def test_labels_in_a_table_are_not_looked_at(encoder: Bundle, home: Home, folder
 
 
 def test_what_the_gate_refers_takes_no_part(encoder: Bundle, home: Home, folder: Path) -> None:
-    """docs/reference/gate.md: what is not of skin neither teaches the encoder nor leaves a feature."""
+    """docs/reference/picture-gate.md: what is not of skin neither teaches the encoder nor leaves a feature."""
     with Image.open(folder / "NV1.png") as picture:
         picture.convert("L").save(folder / "NV1.png")
     found = dealt(home, encoder, folder, [])

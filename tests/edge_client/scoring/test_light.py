@@ -56,7 +56,7 @@ def test_light_is_no_fault_of_the_picture(make_bundle, lab, usual):
     """Such a picture still teaches, and gives maps and features: another camera is what a federation wants to see."""
     scorer = Scorer(make_bundle(metrics={"refer_light_outside": usual.to_json()}), threads=1)
     prepared = scorer.prepare(lab.photo(colour=(140, 105, 98)))
-    assert prepared.judged.light == "darker" and "light" not in prepared.judged.gate
+    assert prepared.judged.light == "darker" and "light" not in prepared.judged.faults
 
 
 def test_what_a_device_learned_from_no_longer_asks(make_bundle, lab, usual):

@@ -183,7 +183,7 @@ def test_batches_give_the_same_lines(run, files):
 
 
 def test_what_is_not_skin_gets_no_prediction_and_no_heat_map(run, lab, files):
-    """docs/reference/gate.md: a class and a map would only look like an answer; every key stays."""
+    """docs/reference/picture-gate.md: a class and a map would only look like an answer; every key stays."""
     (files / "sky.png").write_bytes(lab.encoded(lab.photo(60, 40, (90, 140, 220))))
     _, (usual,), _ = scored(run, "good.png")
     code, (line,), _ = scored(run, "sky.png", "--heatmap", "maps")

@@ -136,7 +136,7 @@ def test_dissonance_refers_only_where_the_card_says_from_where(lab, make_bundle)
     ("width", "height", "small"), [(24, 24, False), (23, 50, True), (50, 23, True), (24, 25, False)]
 )
 def test_size_refers_below_the_networks_input(lab, plain_bundle, width, height, small):
-    """A picture of one pixel had a class; docs/reference/gate.md says that none is predicted."""
+    """A picture of one pixel had a class; docs/reference/picture-gate.md says that none is predicted."""
     score = Scorer(plain_bundle, threads=1).score(lab.photo(width, height))
     assert ("size" in score.refer_reasons) is small
     assert (score.predicted is None) is small and (score.judged or score.to_json()["predicted_name"] is None)

@@ -135,7 +135,7 @@ def test_the_others_maps_are_learned_under_their_own_class(run, device, live, la
 
 
 def test_what_the_gate_refers_gives_no_map(run, device, live, lab):
-    """docs/reference/gate.md: such pictures teach nobody; the others' maps travel, and the number is told."""
+    """docs/reference/picture-gate.md: such pictures teach nobody; the others' maps travel, and the number is told."""
     run("pull")
     (device / "0.png").write_bytes(lab.encoded(np.full((40, 50, 3), 128, np.uint8)))  # grey and flat
     (device / "1.png").write_bytes(lab.encoded(lab.photo(20, 40)))

@@ -165,7 +165,7 @@ def test_pictures_that_learning_was_given_are_the_default(run, clf, device, lab)
 
 
 def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
-    """docs/reference/gate.md: such pictures teach nobody; a file that is none does not stop a folder."""
+    """docs/reference/picture-gate.md: such pictures teach nobody; a file that is none does not stop a folder."""
     (clf / "0.png").write_bytes(lab.encoded(np.full((40, 50, 3), 128, np.uint8)))  # grey and flat
     (clf / "1.png").write_bytes(b"rubbish")
     code, out, err = run("contribute", "--features", clf, "--json")

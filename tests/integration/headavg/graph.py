@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from edgefl_export.graphs.training import TRACED_BATCH
 from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable
-from edgefl_export.parity.score_parity import gate_images
+from edgefl_export.parity.score_parity import parity_images
 from edgefl_export.parity.step_parity import Arrays, batch_size, check_steps
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
 from edgefl_protocol.bundle.step_plan import StepPlan
@@ -47,7 +47,7 @@ class TrainerSteps:
 
     def batch(self, index: int) -> Arrays:
         count, classes = batch_size(index), len(self._head["head.bias"])
-        image = gate_images(self._step.backbone.spec.image_px, count, index)
+        image = parity_images(self._step.backbone.spec.image_px, count, index)
         return {"image": image, "target": np.arange(count) % classes, "lr": np.asarray(self._lr, np.float32)}
 
     def step(self, given: Arrays) -> float:

@@ -13,7 +13,6 @@ from edgefl_protocol.errors import MapsError
 from edgefl_protocol.rules.maps import (
     MAX_MAPS,
     class_in_reply,
-    dealt,
     first_of_each_class,
     maps_in_broadcast,
     maps_in_buffer,
@@ -23,6 +22,7 @@ from edgefl_protocol.rules.maps import (
     others_maps,
     peer_means,
     peer_targets,
+    renumbered,
     replaced,
     reply_maps,
     reply_name,
@@ -133,9 +133,9 @@ def test_a_site_receives_the_maps_of_all_others():
     assert values["new"] == {"maps.0.0": 0.25, "maps.0.1": 0.25, "maps.1.0": 0.5, "maps.2.2": 1}
 
 
-def test_dealing_keeps_every_map_and_keeps_peers_together():
+def test_renumbering_keeps_every_map_and_keeps_peers_together():
     arrays = {f"maps.{peer}.{label}": np.full(2, 10 * peer + label) for peer in (0, 4, 7) for label in (0, 3)}
-    found = dealt({**arrays, "other": np.zeros(1)}, np.random.default_rng(0))
+    found = renumbered({**arrays, "other": np.zeros(1)}, np.random.default_rng(0))
     assert set(found) == {f"maps.{p}.{k}" for p in range(3) for k in (0, 3)} | {"other"}
     assert {(int(found[f"maps.{p}.0"][0]), int(found[f"maps.{p}.3"][0])) for p in range(3)} == {
         (0, 3), (40, 43), (70, 73),
@@ -146,7 +146,7 @@ def test_a_number_names_no_peer_over_time():
     """docs/security.md, exchange policy: all orders of three peers come, equally often (chi-square, 5 degrees)."""
     rng, orders = np.random.default_rng(1), dict[tuple[float, ...], int]()
     for _ in range(600):
-        found = dealt({f"maps.{peer}.0": one(peer) for peer in range(3)}, rng)
+        found = renumbered({f"maps.{peer}.0": one(peer) for peer in range(3)}, rng)
         order = tuple(float(found[f"maps.{peer}.0"][0, 0]) for peer in range(3))
         orders[order] = orders.get(order, 0) + 1
     assert len(orders) == 6 and sum((count - 100) ** 2 / 100 for count in orders.values()) < 20.5  # p = 0.001
@@ -203,7 +203,7 @@ def test_every_peer_counts_once_for_a_class(held):
 
 @pytest.mark.parametrize("numbers", list(permutations(range(4))))
 def test_what_the_peers_are_called_changes_no_bit(numbers):
-    """Decision 0028: the coordinator deals the peers' numbers anew for every receiver; the targets are the same bytes.
+    """Decision 0028: the coordinator draws the peers' numbers anew for every receiver; the targets are the same bytes.
 
     Means of 1/6, 5/6, 2^-24 and 1/2: their exact mean lies half-way between two float32 numbers, so that plain sums in
     two orders end on different ones.

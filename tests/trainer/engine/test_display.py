@@ -10,7 +10,7 @@ from edgefl_protocol.sentences import duration
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine import display
 from edgefl_trainer.engine.display import Display, RunPace
-from edgefl_trainer.engine.federation import Probed
+from edgefl_trainer.engine.local_engine import Probed
 from edgefl_trainer.learning.linear_probe import ProbeReport
 
 ROUNDS = [Phase("train", 1), Phase("train", 2)]

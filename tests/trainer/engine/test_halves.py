@@ -8,7 +8,7 @@ import pytest
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.federation import InProcessSite
+from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.errors import MethodError, SettingError, TrainingError
 from edgefl_trainer.method_halves import (
     call_aggregate,

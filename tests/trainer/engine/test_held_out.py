@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.trainer.conftest import TINY, Outcome, make_ward
 
-from edgefl_trainer.engine.federation import read_metrics
+from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.models import open_run, predict
 from edgefl_trainer.learning.unusual_features import everything_usual
 

@@ -10,7 +10,7 @@ from tests.trainer.methods.conftest import Exchange, members, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Site, State, declared
-from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
+from edgefl_trainer.engine.local_engine import InProcessSite, LocalEngine
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
@@ -324,7 +324,7 @@ def test_a_member_that_joins_late_begins_with_features_of_today(make_task, make_
     sites = members(task, make_site, a=8, b=8)
     method = fedclf()
     server, states = method.start(task, ["a", "b"]), {name: State() for name in sites}
-    from edgefl_trainer.engine.federation import stamped
+    from edgefl_trainer.engine.local_engine import stamped
 
     for phase, present in zip(method.phases(2), ("a", "ab", "ab"), strict=True):
         told = method.broadcast(server, phase, list(present))

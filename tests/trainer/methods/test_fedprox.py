@@ -8,7 +8,7 @@ import torch
 from tests.trainer.methods.conftest import Exchange, play
 
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.contract import Examples, Site, Task
-from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import ViTSpec

@@ -4,7 +4,7 @@ import numpy as np
 from tests.trainer.methods.conftest import after, play
 
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 

@@ -215,6 +215,6 @@ def _driver(engine: str, settings: "RunSettings") -> "Drive":
         from edgefl_trainer.flower.simulation import simulate
 
         return partial(simulate, settings=settings, workers=settings.workers)
-    from edgefl_trainer.engine.federation import LocalEngine
+    from edgefl_trainer.engine.local_engine import LocalEngine
 
     return LocalEngine.run

@@ -8,7 +8,7 @@ one directory at once; a finished run is not computed again.
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from edgefl_trainer.errors import RunError
 
 CONFIG = "config.toml"
 SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
 LOCK = ".lock"
 INPUTS = "inputs.json"
 MAX_INPUTS_BYTES = 1 << 16
@@ -211,3 +212,23 @@ def _compared(settings: RunSettings) -> Mapping[str, Any]:
     hyper = hyper_values(settings.build_method())
     both = plain.keys() & hyper.keys()  # `select` is a setting of every run and a hyper-parameter of one method
     return {**plain, **{f"--set {name}" if name in both else name: value for name, value in hyper.items()}}
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
+
+    A `RunError` where a line is not an object.
+    """
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    try:
+        return [dict(json.loads(line)) for line in path.read_text().splitlines()]
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}): put it back from a copy.", "damaged") from error
+
+
+def write_metrics(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the lines of `metrics.jsonl`."""
+    text = "".join(f"{json.dumps(dict(line), sort_keys=True)}\n" for line in lines)
+    write_atomic(folder / METRICS, text.encode())

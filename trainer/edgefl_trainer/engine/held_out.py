@@ -12,7 +12,7 @@ from typing import Any
 
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
-from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.evaluate.answer_figures import answer_summary
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary

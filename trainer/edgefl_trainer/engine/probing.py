@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task, declared
-from edgefl_trainer.engine.federation import Probed, stamped
+from edgefl_trainer.engine.local_engine import Probed, stamped
 from edgefl_trainer.engine.own_networks import learned_network
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.learning.linear_probe import ProbeReport, ProbeRows, probe_sites

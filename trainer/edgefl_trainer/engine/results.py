@@ -19,8 +19,9 @@ from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predict
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.display import judging_of, tell, warn
-from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics, stamped
+from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.held_out import federation_report, newcomers
+from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder, SelectedRound, stamped
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts

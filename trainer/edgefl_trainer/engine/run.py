@@ -30,7 +30,6 @@ from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
 from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
-from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import (
     begun_settings,
@@ -39,9 +38,11 @@ from edgefl_trainer.engine.folder import (
     check_free,
     check_inputs,
     finished_summary,
+    read_metrics,
     working_in,
 )
 from edgefl_trainer.engine.held_out import without_model
+from edgefl_trainer.engine.local_engine import FederationState, InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober

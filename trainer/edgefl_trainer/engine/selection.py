@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Scalar, Site, State
-from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
+from edgefl_trainer.engine.local_engine import JUDGED, OPEN, RIGHT
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, site_metrics

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.engine.federation import read_metrics
 from edgefl_trainer.engine.first_run import first_run
-from edgefl_trainer.engine.folder import CONFIG, finished_summary, run_folders
+from edgefl_trainer.engine.folder import CONFIG, finished_summary, read_metrics, run_folders
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError

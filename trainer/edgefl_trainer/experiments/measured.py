@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_trainer.engine.federation import JUDGED, OPEN, RIGHT
+from edgefl_trainer.engine.local_engine import JUDGED, OPEN, RIGHT
 from edgefl_trainer.evaluate.answer_figures import USUAL
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.tables.rows import of_fewer

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.engine.federation import read_metrics
+from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.evaluate.bars import plot_bars
 from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.dots import plot_dots

@@ -21,8 +21,7 @@ from rich.table import Table
 from edgefl_protocol.sentences import counted, duration
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.checkpoint import Checkpoints
-from edgefl_trainer.engine.federation import METRICS
-from edgefl_trainer.engine.folder import CONFIG, finished_summary
+from edgefl_trainer.engine.folder import CONFIG, METRICS, finished_summary
 from edgefl_trainer.experiments.crews import RunJob
 from edgefl_trainer.experiments.study_book import StudyBook, phases_done
 

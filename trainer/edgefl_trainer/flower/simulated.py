@@ -23,7 +23,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Method, Scalar, Site, State
 from edgefl_trainer.data.partition import read_partition
 from edgefl_trainer.engine.checkpoint import SiteResult
-from edgefl_trainer.engine.federation import InProcessSite
+from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.engine.run import read_sites, repeatable
 from edgefl_trainer.engine.selection import tune_judge
 from edgefl_trainer.engine.settings import RunSettings, from_toml

@@ -26,8 +26,8 @@ from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Scalar
 from edgefl_trainer.engine.checkpoint import SiteResult
-from edgefl_trainer.engine.federation import FederationState, Given, LocalEngine, RunObserver
 from edgefl_trainer.engine.folder import CONFIG, INPUTS
+from edgefl_trainer.engine.local_engine import FederationState, Given, LocalEngine, RunObserver
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError

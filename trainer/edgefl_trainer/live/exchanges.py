@@ -22,7 +22,8 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import Display, RunPace
-from edgefl_trainer.engine.federation import InProcessSite, placed, read_metrics, write_metrics
+from edgefl_trainer.engine.folder import read_metrics, write_metrics
+from edgefl_trainer.engine.local_engine import InProcessSite, placed
 from edgefl_trainer.engine.selection import tune_judge
 from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.live.site_work import SiteWork

@@ -24,9 +24,9 @@ from edgefl_protocol.rules.maps import travel_alone
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
-from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
+from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.run import repeatable
 from edgefl_trainer.environment import environment
 from edgefl_trainer.errors import FederationRefused, TrainingError

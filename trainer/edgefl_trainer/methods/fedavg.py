@@ -21,12 +21,12 @@ from typing import ClassVar, Literal
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import is_maps, others_maps, replaced, site_in_buffer
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
 from edgefl_trainer.learning.learners.learner import Recipe, SiteLearner, declares_both, learner_of
 from edgefl_trainer.learning.loss_terms import Term
+from edgefl_trainer.learning.map_sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.named_arrays import as_arrays
 
 

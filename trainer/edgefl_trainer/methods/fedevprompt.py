@@ -9,6 +9,7 @@
 Differs from the paper: maps travel at patch resolution as float16 and are compared through the Gram matrix of the
 upsampling to 224 px (the same distance); a peer with fewer than M maps of a class weighs as one with M; images are
 turned and mirrored; AdamW and softplus evidence where the paper is silent. docs/methods.md gives each decision.
+Devices learn it by `edgefl_client.learning.fedevprompt`, with the graph of `edgefl_export.methods.fedevprompt`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ from edgefl_protocol.rules.maps import others_maps, replaced, site_in_buffer
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, method_parts
-from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
+from edgefl_trainer.learning.map_sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.engine.federation import judged_figure
+from edgefl_trainer.engine.local_engine import judged_figure
 from edgefl_trainer.engine.settings import RunSettings, hyper_values
 from edgefl_trainer.experiments.run_words import without_folders
 

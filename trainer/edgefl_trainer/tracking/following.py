@@ -15,8 +15,7 @@ from time import monotonic
 from typing import Any
 
 from edgefl_trainer.engine.display import warn
-from edgefl_trainer.engine.federation import METRICS
-from edgefl_trainer.engine.folder import finished_summary
+from edgefl_trainer.engine.folder import METRICS, finished_summary
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.tracking.figures import phase_figures, settings_told, summary_figures, summary_texts
 from edgefl_trainer.tracking.tracker import Ending, FollowedRun, Tracker

@@ -204,7 +204,7 @@ def test_a_folder_without_labels_teaches_no_classes(device: Learner) -> None:
 def test_what_the_gate_refers_teaches_and_gives_no_map(
     device: Learner, school: SimpleNamespace, tmp_path: Path
 ) -> None:
-    """docs/reference/gate.md: grey pictures are not of skin; none of them says where a model looks on skin."""
+    """docs/reference/picture-gate.md: grey pictures are not of skin; none of them says where a model looks on skin."""
     table = school.table(tmp_path / "grey", spread=5)
     for file in table.parent.glob("MEL*.png"):
         with Image.open(file) as picture:

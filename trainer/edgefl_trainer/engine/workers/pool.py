@@ -29,7 +29,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Scalar, State
 from edgefl_trainer.engine.checkpoint import MAX_STATE_BYTES, SiteResult
-from edgefl_trainer.engine.federation import Given, RunObserver, SiteRunner
+from edgefl_trainer.engine.local_engine import Given, RunObserver, SiteRunner
 from edgefl_trainer.engine.workers.parcel import Parcel, pack
 from edgefl_trainer.errors import TrainingError
 

@@ -1,4 +1,4 @@
-"""Maps and features, which are dealt to the others and not averaged: how much one member's move, and what is odd.
+"""Maps and features, which are passed on to the others and not averaged: how much one member's move, and what is odd.
 
 Guarantees:
     Maps of a class, of five members or more: a member whose mean map lies farther from the median of all than
@@ -92,7 +92,7 @@ def oddities(replies: Replies, broadcasts: Replies) -> dict[str, str]:
     """
     holders: dict[bytes, set[str]] = {}
     for site, reply in replies.items():
-        for _, rows in _dealt(reply):
+        for _, rows in _passed_on(reply):
             for row in rows:
                 holders.setdefault(row.tobytes(), set()).add(site)
 
@@ -100,7 +100,7 @@ def oddities(replies: Replies, broadcasts: Replies) -> dict[str, str]:
     for site, reply in sorted(replies.items()):
         handed = {row.tobytes() for rows in _handed(broadcasts[site]) for row in rows}
         found: dict[str, list[str]] = {}
-        for kind, rows in _dealt(reply):
+        for kind, rows in _passed_on(reply):
             bytes_of = [row.tobytes() for row in rows]
             for what, is_odd in (
                 ("all alike", _are_alike(kind, rows)),
@@ -124,7 +124,7 @@ def _maps(reply: Payload) -> dict[str, Rows]:
     }
 
 
-def _dealt(reply: Payload) -> Iterator[tuple[str, Rows]]:
+def _passed_on(reply: Payload) -> Iterator[tuple[str, Rows]]:
     """Give what a reply holds of others' targets: "maps" of each class, "features"."""
     for rows in _maps(reply).values():
         yield "maps", rows

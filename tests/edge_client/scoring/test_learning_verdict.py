@@ -8,12 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgefl_client.learning.gate import class_weighted_accuracy
-from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
-from edgefl_client.scoring.gate_words import gate_line, gate_table
+from edgefl_client.learning.learning_gate import class_weighted_accuracy
+from edgefl_client.scoring.learning_verdict import Answers, LearningVerdict
+from edgefl_client.scoring.learning_verdict_words import verdict_line, verdict_table
 
 GOOD = Answers(balanced_accuracy=0.7, referred=60, balanced_accuracy_not_referred=0.87, wrong_not_referred=4, missed=1)
-EQUAL = GateVerdict(bundle=GOOD, personal=GOOD, held=90, least_of_a_class=45, class_rule=True)
+EQUAL = LearningVerdict(bundle=GOOD, personal=GOOD, held=90, least_of_a_class=45, class_rule=True)
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Drawn:
         return self.labels > 0  # class 0 is known to be benign, the others are not
 
     @property
-    def verdict(self) -> GateVerdict:
+    def verdict(self) -> LearningVerdict:
         bundle, personal = (self._answers(*both) for both in zip(self.right, self.told, strict=True))
-        return GateVerdict(
+        return LearningVerdict(
             bundle=bundle, personal=personal, held=len(self.labels),
             least_of_a_class=int(np.bincount(self.labels).min()), class_rule=True,
         )  # fmt: skip
@@ -163,7 +163,9 @@ def test_values_that_no_suspicious_picture_judged_are_refused_and_the_text_says_
     """Decision 0042: not one suspicious picture more is missed; where none is held back, nothing shows that."""
     verdict = replace(EQUAL, suspicious_judged=False)
     assert verdict.refused_for == ("no_suspicious",) and not verdict.passed
-    assert gate_table(verdict.to_json()).splitlines()[-1].startswith("No picture held back is of a class that is not")
+    assert (
+        verdict_table(verdict.to_json()).splitlines()[-1].startswith("No picture held back is of a class that is not")
+    )
 
 
 def test_safe_only_by_referring_nearly_all_is_refused_and_the_text_says_why() -> None:
@@ -173,7 +175,7 @@ def test_safe_only_by_referring_nearly_all_is_refused_and_the_text_says_why() ->
     )
     verdict = replace(EQUAL, personal=timid)
     assert verdict.refused_for == ("referrals",)
-    lines = gate_table(verdict.to_json()).splitlines()
+    lines = verdict_table(verdict.to_json()).splitlines()
     assert [line.split() for line in lines[2:5]] == [
         ["referred", "88", "(98", "%)", "60", "(67", "%)"],
         ["not", "referred", "2", "30"],
@@ -181,7 +183,7 @@ def test_safe_only_by_referring_nearly_all_is_refused_and_the_text_says_why() ->
     ]
     assert "The new values refer 28 pictures more than the bundle's; allowed: 0." in lines
     assert "fewer than 20 pictures are not referred" in lines[-1]
-    assert "referred 88 (60), balanced accuracy of those not referred too few: 2 (0.870 on 30)" in gate_line(
+    assert "referred 88 (60), balanced accuracy of those not referred too few: 2 (0.870 on 30)" in verdict_line(
         verdict.to_json()
     )
 
@@ -192,10 +194,10 @@ def test_seven_more_missed_are_told_with_both_numbers() -> None:
     found = replace(EQUAL, personal=careless).to_json()
     assert (found["passed"], found["refused_for"]) == (False, ["missed"])
     assert (found["bundle_missed"], found["personal_missed"]) == (1, 8)
-    lines = gate_table(found).splitlines()
+    lines = verdict_table(found).splitlines()
     assert lines[6].split()[-2:] == ["8", "1"]
     assert lines[-1] == "The new values miss 8 pictures of suspicious classes, the bundle's 1; no more are allowed."
-    assert gate_line(found).endswith("of these of a suspicious class 8 (1)")
+    assert verdict_line(found).endswith("of these of a suspicious class 8 (1)")
 
 
 def test_a_missed_melanoma_weighs_as_its_share_of_the_melanomas() -> None:
@@ -222,7 +224,7 @@ def test_where_all_is_referred_the_table_says_what_decided(accuracy, passed):
     """device-learning.md: rows of nothing decided nothing, and the new values came into use without a word."""
     every = replace(GOOD, referred=90, balanced_accuracy_not_referred=None, wrong_not_referred=0, missed=0)
     found = replace(EQUAL, bundle=every, personal=replace(every, balanced_accuracy=accuracy))
-    said = gate_table(found.to_json())
+    said = verdict_table(found.to_json())
     assert found.passed is passed
     assert "Both refer every picture held back, so there is no answer without a referral to judge." in said
     assert ("are used because their balanced accuracy of all pictures" in said) is passed

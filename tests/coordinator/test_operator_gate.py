@@ -14,8 +14,8 @@ from edgefl_coordinator.commands.status import status_lines
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.rounds.gate import ENVIRONMENT, ask, command_of
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
+from edgefl_coordinator.rounds.operator_gate import ENVIRONMENT, ask, command_of
 from edgefl_coordinator.rounds.worker import run_job
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_coordinator.store import audit_words

@@ -1,4 +1,4 @@
-"""The rule of the gate: whether what a device learned may take the place of the bundle's own values.
+"""The rule of the learning gate: whether what a device learned may take the place of the bundle's own values.
 
 It passes where all six hold, on the pictures held back; each has a name in `refused_for`:
 
@@ -37,8 +37,8 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateVerdict:
-    """What the gate found."""
+class LearningVerdict:
+    """What the learning gate found."""
 
     bundle: Answers  # with the bundle's values
     personal: Answers  # with those learned here

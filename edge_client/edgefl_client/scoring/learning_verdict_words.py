@@ -1,12 +1,12 @@
-"""What the gate found, in words: a table for who just learned, a line for who asks for the status.
+"""What the learning gate found, in words: a table for who just learned, a line for who asks for the status.
 
-Both take the `gate` object of a report (`GateVerdict.to_json`).
+Both take the `gate` object of a report (`LearningVerdict.to_json`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl_client.scoring.gate_verdict import LEAST_HELD, LEAST_NOT_REFERRED, LESS_ACCURATE
+from edgefl_client.scoring.learning_verdict import LEAST_HELD, LEAST_NOT_REFERRED, LESS_ACCURATE
 from edgefl_protocol.sentences import counted
 
 _SIDES = ("personal", "bundle")
@@ -14,7 +14,7 @@ _WIDTH = 40  # of a row's name
 _COLUMN = 18
 
 
-def gate_table(gate: Mapping[str, Any]) -> str:
+def verdict_table(gate: Mapping[str, Any]) -> str:
     """Write a line for each figure, personal values beside the bundle's; then why these failed, and what to know."""
     rows = [
         (f"{_pictures(gate['held_back'])} held back", "learned here", "bundle"),
@@ -29,7 +29,7 @@ def gate_table(gate: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *_why_not(gate), *_remarks(gate)])
 
 
-def gate_line(gate: Mapping[str, Any]) -> str:
+def verdict_line(gate: Mapping[str, Any]) -> str:
     """Write the same figures in one line, those of the bundle in brackets."""
     return (
         f"on {_pictures(gate['held_back'])} held back (in brackets the bundle's): balanced accuracy "

@@ -20,7 +20,8 @@ from tests.trainer.engine.test_sites import SPEC, site
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import PayloadError
 from edgefl_trainer.contract import Phase, State, Task
-from edgefl_trainer.engine.federation import InProcessSite, LocalEngine, participants, read_metrics
+from edgefl_trainer.engine.folder import read_metrics
+from edgefl_trainer.engine.local_engine import InProcessSite, LocalEngine, participants
 from edgefl_trainer.errors import RunError, TrainingError
 
 NAMES = ("east", "north", "west")
@@ -339,7 +340,8 @@ def test_damaged_lines_of_metrics_are_a_sentence(text, tmp_path):
 
 
 def test_peers_are_dealt_anew_in_every_phase(tmp_path):
-    """docs/methods.md 1: in a broadcast a peer is a number that names no site over rounds; the same run deals alike."""
+    """docs/methods.md 1: in a broadcast a peer is a number that names no site over rounds; the same run draws them
+    alike."""
 
     class Buffer(Adding):
         def broadcast(self, state, phase, sites):

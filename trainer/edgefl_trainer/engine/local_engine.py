@@ -6,7 +6,6 @@ and round only and every finished site is on disk before another takes its place
 sites alone: memory grows with those that take part, not with all.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgefl_protocol import Payload, state_digest
-from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import PayloadError
-from edgefl_protocol.rules.maps import dealt
+from edgefl_protocol.rules.maps import renumbered
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
-from edgefl_trainer.errors import RunError, TrainingError
+from edgefl_trainer.engine.folder import read_metrics, write_metrics
+from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
 from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round
 
-METRICS = "metrics.jsonl"
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
 RIGHT = "tune_accuracy"  # the same of a model that answers questions
@@ -264,8 +262,8 @@ class LocalEngine:
         sent: dict[str, Payload] = {}
 
         def given(name: str) -> tuple[State, Payload]:
-            dealing = np.random.default_rng([self.task.seed, phase.round])
-            sent[name] = stamped(broadcasts[name], phase, self.task.rounds, dealing)
+            numbering = np.random.default_rng([self.task.seed, phase.round])
+            sent[name] = stamped(broadcasts[name], phase, self.task.rounds, numbering)
             return states[name], sent[name]
 
         left = [name for name in taking_part if name not in results]
@@ -344,26 +342,6 @@ def judged_figure(metrics: Mapping[str, Any]) -> float | None:
     return found
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
-
-    A `RunError` where a line is not an object.
-    """
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    try:
-        return [dict(json.loads(line)) for line in path.read_text().splitlines()]
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}): put it back from a copy.", "damaged") from error
-
-
-def write_metrics(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the lines of `metrics.jsonl`."""
-    text = "".join(f"{json.dumps(dict(line), sort_keys=True)}\n" for line in lines)
-    write_atomic(folder / METRICS, text.encode())
-
-
 def placed(
     result: SiteResult, index: int, phase: Phase, site: str, broadcast: Payload, *, travels: bool = True
 ) -> SiteResult:
@@ -380,12 +358,12 @@ def placed(
     return replace(result, metrics={**where, **sizes, **result.metrics})
 
 
-def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Generator | None = None) -> Payload:
+def stamped(payload: Payload, phase: Phase, rounds: int, numbering: np.random.Generator | None = None) -> Payload:
     """Add to a broadcast the scalars that every site reads: `phase`, `round` and `rounds`.
 
-    `dealing` deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
+    `numbering` draws new numbers for the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
     """
-    arrays = payload.arrays if dealing is None else dealt(payload.arrays, dealing)
+    arrays = payload.arrays if numbering is None else renumbered(payload.arrays, numbering)
     return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgefl_client.learning.gate import judge
+from edgefl_client.learning.learning_gate import judge
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import load_graph
 from edgefl_protocol.pictures.class_info import KNOWN, ClassInfo

@@ -1,11 +1,11 @@
-"""How often the gate before the model refers by mistake, and what it catches (`edgefl_protocol.pictures.quality`).
+"""How often the picture gate refers by mistake, and what it catches (`edgefl_protocol.pictures.quality`).
 
 By mistake: the validation rows of the real centres, at 84 px and, where they are there, at 200 x 150. Caught: drawn
 textures, the radiology images of VQA-RAD, and the validation rows made worse on purpose: blurred (standard deviation in
 pixels of an 84-px picture), darkened and brightened by stops (factors of two of linear light, gamma 2.2, clipped to 8
 bits). Drawn skin and lesions of six sites stand beside, with skin from light to dark. No model takes part.
 
-    EDGEFL_DATA=DIR python benchmarks/gate_rates.py [--json]
+    EDGEFL_DATA=DIR python benchmarks/picture_gate_rates.py [--json]
 """
 
 import csv

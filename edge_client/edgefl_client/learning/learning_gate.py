@@ -1,4 +1,4 @@
-"""The gate: bundle and personal values answer for the pictures held back; `GateVerdict` says who may be used.
+"""The learning gate: bundle and personal values answer for the pictures held back; `LearningVerdict` judges both.
 
 Two questions are put to each.
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import run_graph
-from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
+from edgefl_client.scoring.learning_verdict import Answers, LearningVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.referral import JudgedPicture, Measures, ReferralRules, predicted_class, refer_reasons
@@ -51,7 +51,7 @@ def judge(
     seen: Sequence[bool],
     held: PreparedRows,
     report: Callable[[int], None] = lambda done: None,
-) -> GateVerdict:
+) -> LearningVerdict:
     """Compare bundle and personal values on the pictures held back.
 
     Args:
@@ -66,7 +66,7 @@ def judge(
     ours = _Question(among=seen, seen=seen, rules=rules, benign=benign)
     counts = np.bincount(held.labels, minlength=len(benign))
     may_miss = np.array(bundle.labels.seen) & ~np.array(benign)  # suspicious classes that the bundle may name
-    return GateVerdict(
+    return LearningVerdict(
         bundle=_answers(graph, bundle.weights, theirs, held, report),
         personal=_answers(graph, personal, ours, held, lambda done: report(len(held) + done)),
         held=len(held),
