@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tests.trainer.conftest import MAE, TINY, edgefl_train
-from tests.trainer.engine.test_federation import NAMES, TASK, Adding, Killed, engine
+from tests.trainer.engine.test_local_engine import NAMES, TASK, Adding, Killed, engine
 from tests.trainer.engine.test_run import metrics, summary
 from tests.trainer.engine.test_sites import rows_of, site
 from tests.trainer.methods.conftest import examples
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task, declared
-from edgefl_trainer.engine import federation, probing
+from edgefl_trainer.engine import local_engine, probing
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.local_engine import Probed, stamped
 from edgefl_trainer.engine.probing import as_if_finished, even_draw, make_prober
@@ -208,7 +208,7 @@ def test_the_kept_encoder_survives_a_kill(tmp_path, monkeypatch):
             raise Killed
         plain(self, phase, *rest)
 
-    monkeypatch.setattr(federation.Checkpoints, "finish_phase", die)
+    monkeypatch.setattr(local_engine.Checkpoints, "finish_phase", die)
     with pytest.raises(Killed):
         engine(tmp_path, **arguments).run()
     monkeypatch.undo()
@@ -228,7 +228,7 @@ def test_work_of_a_site_is_summed_up(tmp_path):
             site.report({"summary": 1, "loss": 1.0, "images": 7, "wait_seconds": 9.0})  # of an epoch: not added again
             return State(), Payload({}, {})
 
-    runner = federation.InProcessSite(Telling(), site([0]))
+    runner = local_engine.InProcessSite(Telling(), site([0]))
     line = runner.local_round(State(), Payload({}, {"round": 1}), lambda _: None).metrics
     assert (line["images"], line["wait_seconds"]) == (60, 0.5)
     assert line["images_per_second"] > 0

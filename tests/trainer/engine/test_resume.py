@@ -71,13 +71,13 @@ def timeless(folder):
 
 
 def test_finished_work_is_not_done_again(tmp_path, killed, monkeypatch):
-    from edgefl_trainer.engine import federation
+    from edgefl_trainer.engine import local_engine
 
     arguments = killed("fedevprompt", "phase-0001/east.metrics.json", tmp_path / "run")
     worked = []
-    plain = federation.InProcessSite.local_round
+    plain = local_engine.InProcessSite.local_round
     monkeypatch.setattr(
-        federation.InProcessSite,
+        local_engine.InProcessSite,
         "local_round",
         lambda self, state, broadcast, report: (
             worked.append((broadcast.scalars["round"], self.site.name)) or plain(self, state, broadcast, report)

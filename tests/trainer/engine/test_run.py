@@ -158,10 +158,10 @@ def test_a_frozen_backbone_is_the_one_that_was_learned(mae, finished):
 @pytest.mark.parametrize("method", ["fedavg", "fedevprompt"])
 def test_bytes_per_round_are_the_payloads_sizes(method, tmp_path, ward, mae, monkeypatch):
     """Mean over rounds of the sum over sites of the bytes that crossed, counted at the site's door."""
-    from edgefl_trainer.engine import federation
+    from edgefl_trainer.engine import local_engine
 
     up, down = defaultdict(int), defaultdict(int)
-    plain = federation.InProcessSite.local_round
+    plain = local_engine.InProcessSite.local_round
 
     def counted(self, state, broadcast, report):
         result = plain(self, state, broadcast, report)
@@ -170,7 +170,7 @@ def test_bytes_per_round_are_the_payloads_sizes(method, tmp_path, ward, mae, mon
         down[key] += len(broadcast.to_bytes())
         return result
 
-    monkeypatch.setattr(federation.InProcessSite, "local_round", counted)
+    monkeypatch.setattr(local_engine.InProcessSite, "local_round", counted)
     arguments = ("run", method, "--data", ward, "--out", tmp_path / "run", "--backbone", f"run:{mae}", *TINY)
     found = edgefl_train(*arguments, "--json").json()
     for name, counts in (("bytes_up_per_round", up), ("bytes_down_per_round", down)):

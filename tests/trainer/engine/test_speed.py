@@ -9,7 +9,7 @@ from tests.trainer.engine.test_sites import site
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine import federation
+from edgefl_trainer.engine import local_engine
 from edgefl_trainer.engine.run import speed
 
 EAST = {"phase": "train", "round": 1, "site": "east", "seconds": 4.0, "images": 120, "wait_seconds": 1.0}
@@ -51,7 +51,7 @@ class Telling:
 def test_a_line_has_the_speed_of_its_site(monkeypatch):
     """60 images from second 10 to second 14."""
     clock = iter([10.0, 14.0])
-    monkeypatch.setattr(federation, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    runner = federation.InProcessSite(Telling(), site([0]))
+    monkeypatch.setattr(local_engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    runner = local_engine.InProcessSite(Telling(), site([0]))
     line = runner.local_round(State(), Payload({}, {"round": 1}), lambda _: None).metrics
     assert line == {"seconds": 4.0, "images": 60, "images_per_second": 15.0, "wait_seconds": 0.5}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.trainer.engine.runners import PATIENCE_S, Faulty, Reading, Runner, Strange, judged
-from tests.trainer.engine.test_federation import NAMES, Silent, engine
+from tests.trainer.engine.test_local_engine import NAMES, Silent, engine
 
 from edgefl_protocol.errors import ImageError
 from edgefl_trainer.engine.checkpoint import Checkpoints
