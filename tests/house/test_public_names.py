@@ -20,7 +20,7 @@ CONTRACT = {
     "edgefl_protocol": ("Payload", "generate_signing_key", "generate_sealing_key", "seal", "open_envelope"),
     "edgefl_protocol.errors": ("EnvelopeError",),
     "edgefl_protocol.bundle": ("load_bundle", "Bundle"),
-    "edgefl_client": ("Scorer",),
+    "edgefl_client": ("Scorer", "Asker"),
 }
 
 

@@ -362,8 +362,7 @@ def test_real_photographs_pass_in_every_centre() -> None:
 @needs_images
 @pytest.mark.parametrize("side", list(SIDES))
 def test_a_bar_over_a_real_photograph_is_seen(side: str) -> None:
-    """docs/reference/picture-gate.md: three per cent of one side of a photograph at 200 x 150, saved as JPEG of
-    quality 75."""
+    """docs/reference/picture-gate.md: 3 % of one side of a photograph at 200 x 150, saved as JPEG, quality 75."""
     photographs = [decode(data) for _, data in rows_of("ham10000_msk_200x150.zip")[::60]]
     for level in (0, 30, 60, 255):
         framed = [with_side(one, side, 5, (level,) * 3) for one in photographs]
