@@ -7,12 +7,15 @@ Source: docs/security.md check 15; libFuzzer through atheris.
 """
 
 import argparse
+import contextlib
 import importlib
+import io
+import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 MOST_S = 0.1  # of processor time, for one input
@@ -21,30 +24,49 @@ LONGEST = {"archive": 8192, "bundle": 4096, "graph": 4096}  # bytes of an input;
 
 def main() -> int:
     """Fuzz all targets, one after the other; 1 where one of them has a defect."""
+    import atheris
+
     options = _options()
-    names = options.targets or list(importlib.import_module("tests.fuzz.targets").TARGETS)
-    if options.one:
-        return fuzz(names[0], options.minutes * 60, Path(options.corpus), Path(options.found))
-    share, failed = options.minutes / len(names), []
+    quiet = contextlib.redirect_stderr(io.StringIO())  # it names every module
+    with quiet, atheris.instrument_imports(include=["edgefl_protocol"]):  # once, for seconds; each target is a fork
+        targets = importlib.import_module("tests.fuzz.targets")
+    names = options.targets or list(targets.TARGETS)
+    seconds, failed = options.minutes * 60 / len(names), []
     with tempfile.TemporaryDirectory(prefix="edgefl-fuzz-") as spare:
         for name in names:
-            corpus = Path(options.corpus or spare) / name
-            words = [sys.executable, "-m", "tests.fuzz.run", "--one", "--minutes", str(share), "--corpus", str(corpus),
-                     "--found", options.found, name]  # fmt: skip
-            ran = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-            print(f"{name:16} {_told(ran.stdout)}{' DEFECT' * bool(ran.returncode)}", flush=True)
-            if ran.returncode:
+            said, code = _forked(name, seconds, Path(options.corpus or spare) / name, Path(options.found))
+            print(f"{name:16} {_told(said)}{' DEFECT' * bool(code)}", flush=True)
+            if code:
                 failed.append(name)
-                print(ran.stdout[-4000:], flush=True)
+                print(said[-4000:], flush=True)
     return 1 if failed else 0
+
+
+def _forked(name: str, seconds: float, corpus: Path, found: Path) -> tuple[str, int]:
+    """Fuzz one target in a process of its own; return what it printed, and how it ended."""
+    with tempfile.TemporaryFile("w+b") as said:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for stream in (1, 2):
+                    os.dup2(said.fileno(), stream)
+                code = fuzz(name, seconds, corpus, found)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        said.seek(0)
+        return said.read().decode(errors="replace"), os.waitstatus_to_exitcode(status)
 
 
 def fuzz(name: str, seconds: float, corpus: Path, found: Path) -> int:
     """Fuzz one target in this process, which ends with it."""
     import atheris
 
-    with atheris.instrument_imports(include=["edgefl_protocol"]):
-        targets = importlib.import_module("tests.fuzz.targets")
+    targets = importlib.import_module("tests.fuzz.targets")
     target = targets.TARGETS[name]
     corpus.mkdir(parents=True, exist_ok=True)
     found.mkdir(parents=True, exist_ok=True)
@@ -87,7 +109,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together [default: %(default)s]")
     parser.add_argument("--corpus", default="", metavar="DIR", help="inputs to begin with and to add to")
     parser.add_argument("--found", default="fuzz-found", metavar="DIR", help="where defects go [default: %(default)s]")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
