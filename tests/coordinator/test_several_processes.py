@@ -6,6 +6,7 @@ Source: docs/decisions/0058; docs/security.md, reliability (kill -9) and checks 
 import contextlib
 import http.client
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -111,22 +112,30 @@ def test_two_servers_answer_and_the_second_leads_where_the_first_is_killed(prepa
 
 
 def test_who_loses_the_lead_leaves_the_next_one_alone(prepared, serve, postgres) -> None:
-    """Its session ends and it lives on: the operator reaches whoever leads then, and no file of that one is touched."""
+    """Its session ends while it stands still, and it lives on: the operator reaches whoever leads then, and no file of
+    that one is touched."""
     coordinator, _ = prepared(1)
-    first, second = serve(coordinator.store.home), serve(coordinator.store.home)
+    loses, next_one = serve(coordinator.store.home), serve(coordinator.store.home)
     held = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1162233422"
-    for _ in range(3):
-        before = sum("this process leads from now on" in line for one in (first, second) for line in one.lines)
+    for _ in range(2):
+        before = begun(next_one)
+        loses.process.send_signal(signal.SIGSTOP)  # else it may take the lead again at once
         assert postgres.run(held) == [(True,)]
         until = time.monotonic() + SOON_S
-        while time.monotonic() < until:
-            now = sum("this process leads from now on" in line for one in (first, second) for line in one.lines)
-            if now > before:
-                break
+        while begun(next_one) == before:
+            assert time.monotonic() < until
             time.sleep(0.1)
-        time.sleep(2.5)  # the other one has looked again
-        assert first.operate("status")["members"]
-    assert first.process.poll() is None and second.process.poll() is None
+        loses.process.send_signal(signal.SIGCONT)
+        time.sleep(2.5)  # it has looked again
+        assert any("this process does not lead any more" in line for line in loses.lines)
+        assert next_one.operate("status")["members"]
+        loses, next_one = next_one, loses
+    assert loses.process.poll() is None and next_one.process.poll() is None
+
+
+def begun(served: Served) -> int:
+    """How often it began to lead after another."""
+    return sum("this process leads from now on" in line for line in served.lines)
 
 
 def test_a_new_key_and_a_setting_reach_every_server(prepared, serve) -> None:

@@ -121,24 +121,33 @@ def test_the_table_is_the_same_whatever_the_number(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_told_and_the_others_go_on(tmp_path):
+def test_a_second_terminal_sees_what_runs_where_and_a_killed_process_is_told(tmp_path):
     """kill −9 of one run's process: its cause is told, the others go on, and its worker takes the next run."""
     out = tmp_path / "out"
     with study(out, *LONG) as leading:
         hit, other = until(lambda: notes(out, learning=True))
+        words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *LONG, "--out", str(out), "--watch"]
+        with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as looking:
+            states = [json.loads(looking.stdout.readline()) for _ in range(2)]  # it changes: rounds go on
+            looking.kill()
+        table = edgefl_train("experiment", *CHOICE, *LONG, "--out", out, "--watch").out  # once: no terminal
         os.kill(hit["process"], signal.SIGKILL)
         until(lambda: "failed" in StudyBook(out).note_of(hit["run"]))
         assert "SIGKILL" in StudyBook(out).note_of(hit["run"])["failed"]
         assert alive(other["process"]) and leading.poll() is None
         until(lambda: len(notes(out)) == 2)  # the worker has taken the next run
-    assert (
-        f"{hit['run']}: " in (tmp_path / "err").read_text()
-        and "failed: its process was" in (tmp_path / "err").read_text()
-    )
+    said = (tmp_path / "err").read_text()
+    assert f"{hit['run']}: " in said and "failed: its process was" in said
+    running = [run for run in states[-1]["runs"] if run["state"] == "running"]
+    assert states[-1]["led"] and states[-1]["running"] == 2 and {run["worker"] for run in running} == {1, 2}
+    assert all(run["seconds_left"] > 0 and 1 <= run["round"] < 400 and run["rounds"] == 400 for run in running)
+    assert states[0] != states[1] and states[-1]["seconds_left"] > max(run["seconds_left"] for run in running)
+    assert "worker 1, process" in table and "0 of 4 runs finished" in table
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
+def test_ctrl_c_stops_all_and_the_same_command_goes_on_until_it_is_killed(tmp_path):
+    """No process outlives the command, however it ends."""
     out = tmp_path / "out"
     with study(out, *LONG) as leading:
         working = until(lambda: notes(out, learning=True))
@@ -150,36 +159,13 @@ def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
     states = {run["run"]: run for run in watched(out, *LONG)[-1]["runs"]}
     before = {note["run"]: states[note["run"]]["round"] for note in working}
     assert all(states[name]["state"] == "stopped" and done >= 1 for name, done in before.items())
-    with study(out, *LONG):
-        until(lambda: [note for note in notes(out) if note["phases"] >= before.get(note["run"], 1)])
-
-
-@pytest.mark.slow
-def test_a_killed_command_takes_its_processes_along(tmp_path):
-    out = tmp_path / "out"
     with study(out, *LONG) as leading:
-        working = until(lambda: notes(out, learning=True))
+        until(lambda: [note for note in notes(out) if note["phases"] >= before.get(note["run"], 1)])
+        working = until(lambda: notes(out))
         leading.kill()
         leading.wait()
         until(lambda: not any(alive(note["process"]) for note in working), 60)
     assert not StudyBook(out).is_led()
-
-
-@pytest.mark.slow
-def test_a_second_terminal_sees_what_runs_where(tmp_path):
-    out = tmp_path / "out"
-    with study(out, *LONG):
-        until(lambda: notes(out, learning=True))
-        words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *LONG, "--out", str(out), "--watch"]
-        with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as looking:
-            states = [json.loads(looking.stdout.readline()) for _ in range(2)]  # it changes: rounds go on
-            looking.kill()
-        table = subprocess.run(words, capture_output=True, text=True, check=True).stdout  # once: no terminal
-    running = [run for run in states[-1]["runs"] if run["state"] == "running"]
-    assert states[-1]["led"] and states[-1]["running"] == 2 and {run["worker"] for run in running} == {1, 2}
-    assert all(run["seconds_left"] > 0 and 1 <= run["round"] < 400 and run["rounds"] == 400 for run in running)
-    assert states[0] != states[1] and states[-1]["seconds_left"] > max(run["seconds_left"] for run in running)
-    assert "worker 1, process" in table and "0 of 4 runs finished" in table
 
 
 @pytest.mark.slow

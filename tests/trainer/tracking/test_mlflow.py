@@ -58,7 +58,7 @@ def server(tmp_path_factory):
                 time.sleep(0.2)
         yield uri
     finally:
-        os.killpg(process.pid, 15)
+        os.killpg(process.pid, 9)  # in good order it takes 20 s, which nobody asks for
         process.wait(60)
 
 
