@@ -9,7 +9,7 @@ import pytest
 from tests.protocol.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import ClassInfo
-from edgefl_protocol.pictures.referral import JudgedPicture, Suspicion
+from edgefl_protocol.pictures.referral import JudgedPicture, Suspicion, TriedRule
 from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words
 
 
@@ -43,18 +43,27 @@ def test_a_class_that_hardly_a_test_picture_showed_asks_for_a_look(shares, reaso
 
 
 def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
-    """docs/reference/scores.md: of 92 pictures the rule missed four; a sensitivity of 88/92 says no more."""
+    """docs/reference/scores.md: of 92 suspicious pictures four passed, and 26 of 131 benign: 4 of 30 that passed."""
     chosen = Suspicion(
-        threshold=0.25, sensitivity=88 / 92, specificity=0.2, suspicious=92, benign=131, statement="as chosen"
+        threshold=0.25, sensitivity=88 / 92, specificity=26 / 131, suspicious=92, benign=131, statement="as chosen"
     )
     rules = replace(THREE, suspicious_tried=chosen.tried)
-    pictures = "f 92 pictures of classes that are not known to be benign, kept from learning"
-    said = f"{pictures}, 4 passed the first of these rules"
+    said = (
+        "f 30 pictures, kept from learning, that passed the first of these rules, 4 were of classes that are not known"
+    )
+    said = f"{said} to be benign"
     passing = a_score(CALM, rules, info=DESCRIBED)
     assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f" (o{said})")
-    assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4}
+    assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4, "benign_passed": 26}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
-    assert "passed the first of these rules, before this device learned." in outcome(learned)
+    assert "that passed the first of these rules, before this device learned, 4 were of classes" in outcome(learned)
+    one = a_score(
+        CALM, replace(rules, suspicious_tried=TriedRule(pictures=50, passed=1, benign_passed=0)), info=DESCRIBED
+    )
+    assert "Of 1 picture, kept from learning, that passed the first of these rules, 1 was of classes" in outcome(one)
+    alone = replace(chosen, benign=0, specificity=None).tried
+    told = outcome(a_score(CALM, replace(THREE, suspicious_tried=alone), info=DESCRIBED))
+    assert "Of 92 pictures of classes that are not known to be benign, kept from learning, 4 passed the first" in told
     referred = a_score(MELANOMA, rules, info=DESCRIBED)
     assert "92" not in outcome(referred) and "92" not in in_brief(referred)
     assert replace(chosen, suspicious=0, sensitivity=None).tried is None

@@ -15,9 +15,10 @@ import msgspec
 import tomli_w
 
 from edgefl_coordinator.errors import USAGE, OperatorError
+from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.operator_gate import command_of
-from edgefl_coordinator.rounds.quorum import unfinishable
+from edgefl_coordinator.rounds.quorum import beyond_members, unfinishable
 from edgefl_coordinator.settings import (
     CoordinatorHome,
     CoordinatorSettings,
@@ -73,10 +74,12 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
             audit.append(connection, coordinator.clock(), "setting", key, {"value": value})
         if (after.rounds, after.protection) != (before.rounds, before.protection):
             stored_rounds.judge_again(connection, coordinator.clock())
+        members = len(membership.approved(connection)) if after.rounds != before.rounds else 0
         write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
     coordinator.settings = after
     restart = [key for key in changed if key in AT_RESTART]
-    return {"changed": changed, "restart": restart, "warning": _other_port(before, after) or None}
+    late = beyond_members(after.rounds, members)[0] if members else ""
+    return {"changed": changed, "restart": restart, "warning": late or _other_port(before, after) or None}
 
 
 def _other_port(before: CoordinatorSettings, after: CoordinatorSettings) -> str:

@@ -71,7 +71,7 @@ class CsvLines:
         "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
         "entropy_from", "heatmap_fall", "better_than_chance", "warnings", "light", "transparent",
-        "learned_from", "suspicious_pictures_tried", "suspicious_pictures_passed",
+        "learned_from", "suspicious_pictures_tried", "suspicious_pictures_passed", "benign_pictures_passed",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -108,7 +108,7 @@ class CsvLines:
             result.dissonance_from, result.entropy_from, result.heatmap_fall,
             None if better is None else str(better).lower(), " ".join(result.model.warnings), result.light,
             str(result.transparent).lower(), "; ".join(result.model.learned_from),
-            tried and tried.pictures, tried and tried.passed,
+            tried and tried.pictures, tried and tried.passed, tried and tried.benign_passed,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

@@ -20,6 +20,7 @@ from edgefl_client.commands.options import (
 from edgefl_client.commands.score import formats_option, heatmap_option, log_option, open_log, prepare, refer_option
 from edgefl_client.commands.stopping import stop_on_signal
 from edgefl_client.scoring.open_scorer import open_scorer
+from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.score_files import Result, ScoringJob
@@ -100,6 +101,8 @@ def watch(
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
         watcher = _Watcher(folder, task, notes, output, stop, notes.scored(), once)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
+    if once and failed:
+        _say(f"{counted(failed, 'picture')} could not be scored, so this ends with 1")
     context.exit(1 if once and failed else 0)
 
 

@@ -77,6 +77,17 @@ def is_in_use(home: Home, sha256: str) -> bool:
     return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
 
 
+def current_name(home: Home) -> str | None:
+    """Name the bundle in use with its version; None where none is, or its file is damaged."""
+    from edgefl_protocol.bundle import unverified_manifest
+
+    try:
+        manifest, _ = unverified_manifest(read_bounded(current_file(home), MAX_BUNDLE_FILE_BYTES))
+    except (StorageError, BundleError):
+        return None
+    return f"{manifest.name} version {manifest.version}"
+
+
 def _is_whole(file: Path, sha256: str) -> bool:
     hasher = hashlib.sha256()
     try:

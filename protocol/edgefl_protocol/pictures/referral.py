@@ -83,7 +83,11 @@ class Suspicion:
         """On how many pictures of suspicious classes the rule was tried, and how many passed; None of none."""
         if self.sensitivity is None or self.suspicious == 0:
             return None
-        return TriedRule(pictures=self.suspicious, passed=self.suspicious - round(self.sensitivity * self.suspicious))
+        return TriedRule(
+            pictures=self.suspicious,
+            passed=self.suspicious - round(self.sensitivity * self.suspicious),
+            benign_passed=None if self.specificity is None else round(self.specificity * self.benign),
+        )
 
     def __post_init__(self) -> None:
         if not (isinstance(self.statement, str) and 1 <= len(self.statement) <= MAX_STATEMENT):
@@ -102,10 +106,11 @@ class TriedRule:
 
     pictures: int
     passed: int  # of them, those at which it did not ask for a look
+    benign_passed: int | None = None  # pictures of benign classes that passed, too; None where there were none
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, int | None]:
         """Write the object `suspicious_tried` of a score."""
-        return {"pictures": self.pictures, "passed": self.passed}
+        return {"pictures": self.pictures, "passed": self.passed, "benign_passed": self.benign_passed}
 
 
 @dataclass(frozen=True, kw_only=True)

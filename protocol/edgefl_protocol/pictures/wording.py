@@ -250,14 +250,23 @@ def in_brief(score: Score) -> str:
 
 
 def passed_words(score: Score) -> str | None:
-    """Say in a sentence how many pictures that should have asked for a look passed; None where nobody tried."""
+    """Say in a sentence what passing was worth when it was tried; None where nobody tried.
+
+    That is the share of suspicious ones among the pictures that passed: it is what a pass of this picture says.
+    """
     tried = score.suspicious_tried
     if tried is None or "suspicious_class" not in score.rules_tried:
         return None
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
+    if tried.benign_passed is None:
+        return (
+            f"Of {counted(tried.pictures, 'picture')} of classes that are not known to be benign, kept from learning, "
+            f"{tried.passed} passed the first of these rules{before}."
+        )
+    passed = counted(tried.passed + tried.benign_passed, "picture")
     return (
-        f"Of {counted(tried.pictures, 'picture')} of classes that are not known to be benign, kept from learning, "
-        f"{tried.passed} passed the first of these rules{before}."
+        f"Of {passed}, kept from learning, that passed the first of these rules{before}, {tried.passed} "
+        f"{'was' if tried.passed == 1 else 'were'} of classes that are not known to be benign."
     )
 
 

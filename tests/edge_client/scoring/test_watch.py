@@ -102,8 +102,8 @@ def test_a_name_that_is_no_text_stops_nothing(place, good, capsys):
 def test_broken_files_are_one_line_each_and_not_tried_again(place, good, capsys):
     for name, data in (("cut.png", good[:60]), ("empty.jpg", b""), ("text.jpg", b"no picture"), ("z.png", good)):
         (place / "drop" / name).write_bytes(data)
-    code, lines, _ = watch(capsys, "--once")
-    assert code == 1
+    code, lines, err = watch(capsys, "--once")
+    assert code == 1 and "3 pictures could not be scored, so this ends with 1" in err
     assert names(lines) == ["cut.png", "empty.jpg", "text.jpg", "z.png"]
     assert ["error" in line for line in lines] == [True, True, True, False]
     assert watch(capsys, "--once")[:2] == (0, [])
