@@ -81,7 +81,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     from edgefl_trainer.losses import evidential_loss
     from edgefl_trainer.models.head import evidence_of
     from edgefl_trainer.models.vit import ViTOutput
-    from edgefl_trainer.rollout import max_normalise, rollout_from_factors
+    from edgefl_trainer.rollout import travelling_map
 
     checkpoints = Checkpoints(run.folder / "checkpoints")
     progress = checkpoints.progress()
@@ -101,7 +101,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     evidence = evidence_of(predictor.score_module.logits(features, tensors), recipe.evidence)
     prior = site_prior(recipe, site)
     alpha = evidence + prior
-    rollout = max_normalise(rollout_from_factors(output.factors))
+    rollout = travelling_map(output.factors, method.maps.rollout_from)
     step = Step(features, alpha / alpha.sum(dim=1, keepdim=True), rollout, target, tensors)
     values = {
         "evidential": evidential_loss(evidence, target, prior, recipe.kl_weight(rounds, epochs - 1, epochs)),

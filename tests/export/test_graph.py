@@ -31,7 +31,7 @@ def _traced_once(shared: Shared) -> Iterator[None]:
 OPTIONS = [
     {},
     {"readout": "mean", "evidence": "relu", "head_norm": "none"},
-    {"evidence": "exp", "prefix_mode": "sink"},
+    {"evidence": "exp", "prefix_mode": "sink", "rollout_from": 1},
     {"prefix": "before"},
     {"output": "softmax", "prompts": ()},
     {"discount": "unusual"},

@@ -238,6 +238,15 @@ def test_methods_without_a_step_are_refused(run_folder, predictor):
         learned_method(other, predictor)
 
 
+@pytest.mark.parametrize("hyper", [{"rollout_from": 1}, {"kd_batch": "sum"}], ids=str)
+def test_a_run_whose_maps_a_device_cannot_make_is_not_exported_for_learning(run_folder, predictor, hyper):
+    """The step in a bundle rolls out all blocks and takes the mean over a batch; docs/methods.md 1.4 and 1.5."""
+    run = open_run(run_folder)
+    other = replace(run, settings=replace(run.settings, hyper=hyper))
+    with pytest.raises(ExportError, match=f"{next(iter(hyper))}.*which no device can do: leave --with-training out"):
+        training_plan(other, predictor)
+
+
 def test_a_run_with_another_optimiser_is_not_exported_for_learning(run_folder, predictor):
     """The step in a bundle is AdamW's; docs/methods.md 1.6."""
     run = open_run(run_folder)

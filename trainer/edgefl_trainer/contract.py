@@ -8,7 +8,7 @@ the engine can count bytes, save, resume and compare digests without knowing the
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -207,6 +207,14 @@ class Asked:
     presets: Presets
 
 
+class Measured(NamedTuple):
+    """What was measured before a run: plain figures for `summary.json` under `name`, and a warning where one is due."""
+
+    name: str
+    figures: Mapping[str, float]
+    warning: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
     """What a method needs or does beyond `Method`: the engine reads this and never asks for a method's type.
@@ -226,6 +234,8 @@ class Declaration:
     questions_only: bool = False  # it learns nothing from pictures that are asked nothing
     learns_network: Callable[[Any], bool] | None = None  # of a method as it is set: whether it `trains_network`
     summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
+    measured_before: Callable[[Any, Mapping[str, Site]], "Measured | None"] | None = None
+    """Measures in seconds, before a run's first round, what speaks for or against it; None: there is nothing to."""
     site_of: Callable[[str], str | None] | None = None
     """Whose an entry of the server's state is, by its name: it goes when that site is shut out. None: it is all's."""
 

@@ -8,6 +8,7 @@ docs/methods.md, rollout, for the treatment of prefix columns (no paper names on
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,6 +18,17 @@ from torch import Tensor
 PrefixMode = Literal["renormalise", "sink"]
 """`renormalise` divides each row by what is left without the prefix columns (the same as a softmax over the other
 logits); `sink` only drops them, so that mass given to prefixes is lost."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How the map that travels is made."""
+
+    prefix: PrefixMode = "renormalise"
+    start: int = 0  # blocks that are left out at the input; with L − 1 the map is the last block's attention
+
+
+WHOLE = Rollout()
 
 
 def rollout_from_factors(
@@ -75,6 +87,11 @@ def attention_rollout(
             image = image / image.sum(dim=-1, keepdim=True)
         factors.append(image.mean(dim=1))  # (B, T, T)
     return rollout_from_factors(factors)
+
+
+def travelling_map(factors: Sequence[Float[Tensor, "B T T"]], start: int = 0) -> Float[Tensor, "B N"]:
+    """Compute the map that sites share: the class token's rollout through all blocks but the first `start`, scaled."""
+    return max_normalise(rollout_from_factors(factors[start:]))
 
 
 def max_normalise(maps: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:

@@ -33,5 +33,7 @@ def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: b
     found = run_use(device_of(context, home_dir, None), file, keys)
     text = f"{bundle_text(found)}, signed by {', '.join(found['signers'])}"
     before = found.get("replaced")
-    gone = [f"it replaces {before}, which is no longer kept here: to go back, edgefl use with its file"] if before else []
+    gone = (
+        [f"it replaces {before}, which is no longer kept here: to go back, edgefl use with its file"] if before else []
+    )
     report(found, as_json, "\n".join([text, *gone, *found["quality"], "the whole card: edgefl status --card"]))

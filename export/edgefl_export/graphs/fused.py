@@ -117,7 +117,8 @@ class FusedScore(nn.Module):
         mean = tokens[:, 1:].mean(dim=1) if rows > 1 else tokens[:, 0]  # not read where the class token is
         found = ViTOutput(network.fc_norm(tokens[:, 0]), network.fc_norm(mean), tokens[:, :0], (), tokens[:, 1:])
         prefix_length = prefixes[0].shape[1] if prefixes else 0
-        maps = max_normalise(_rollout(probabilities, prefix_length, self.options.prefix_mode))
+        rolled = probabilities[self.options.rollout_from :]
+        maps = max_normalise(_rollout(rolled, prefix_length, self.options.prefix_mode))
         score = self.module.judge(self.module.features(found, tensors), tensors, maps)
         if self.module.shown is None:
             return score

@@ -49,7 +49,7 @@ from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 from edgefl_trainer.models.head import dirichlet_summary, evidence_of
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.vit import ViTOutput
-from edgefl_trainer.rollout import bilinear_gram, max_normalise, nearest_gram, rollout_from_factors
+from edgefl_trainer.rollout import bilinear_gram, nearest_gram, travelling_map
 
 DECAY = 1.0  # in the gate, an input: a graph that leaves the plan's 0.01 out differs by half of what is allowed
 GATE_KD_WEIGHT = 1e-4  # in the gate at least, an input: at 1e-6 a graph whose distillation has no gradient passes
@@ -77,7 +77,7 @@ class FedEvPromptStep:
         output = self.module.output(image, tensors, need_attention=True)
         assert isinstance(output, ViTOutput)
         logits = self.module.logits(self.module.features(output, tensors), tensors)
-        maps = max_normalise(rollout_from_factors(output.factors))
+        maps = travelling_map(output.factors)
         evidence = evidence_of(logits, self.module.options.evidence)
         own = evidential_loss(evidence, target, tensors["prior"], tensors["kl_weight"].to(torch.float64))
         peers = rollout_distillation(maps, target, tensors[MEANS], tensors[COUNTS], self.gram)
@@ -159,6 +159,11 @@ def training_plan(run: FinishedRun, predictor: Predictor) -> FedEvPromptPlan:
         raise ExportError(
             f"the run's optimizer is {recipe.optimizer}, but a device learns with adamw: leave --with-training out, "
             "or export a run with --set optimizer=adamw"
+        )
+    if maps.rollout_from or maps.kd_batch != "mean":
+        raise ExportError(
+            "the run's maps leave blocks out (rollout_from) or its distances are summed (kd_batch), which no device "
+            "can do: leave --with-training out, or export a run with neither"
         )
     with refused_settings():
         return FedEvPromptPlan(
@@ -286,7 +291,7 @@ class FedEvPromptTrainerSteps:
         loss = evidential_loss(evidence, wanted, tensors["prior"], float(given["kl_weight"]))
         if need_maps:
             assert isinstance(output, ViTOutput)
-            maps = max_normalise(rollout_from_factors(output.factors))
+            maps = travelling_map(output.factors)
             seen = Step(features, dirichlet_summary(evidence, tensors["prior"])[0], maps, wanted, tensors)
             means, counts = (torch.from_numpy(given[name]) for name in (MEANS, COUNTS))
             loss = loss + Distillation(float(given["kd_weight"]), means, counts, self._gram)(seen)

@@ -55,7 +55,9 @@ MAX_TRAINED: Final = 64
 _FOLLOWED: Final = (
     "weight_decay", "batch", "anneal_epochs", "anneal_clock", "prior_floor", "augment", "kd_weight", "kd_peers",
 )  # fmt: skip
-_OF_DEVICES: Final[Settings] = {"loss": "evidential", "select": "vacuity", "optimizer": "adamw"}
+_OF_DEVICES: Final[Settings] = {
+    "loss": "evidential", "select": "vacuity", "optimizer": "adamw", "rollout_from": 0, "kd_batch": "mean",
+}  # fmt: skip
 _BOUNDS: Final = {
     **bounds.FEDEVPROMPT,
     "epochs": EPOCHS,

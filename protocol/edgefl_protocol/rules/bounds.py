@@ -77,6 +77,7 @@ FEDEVPROMPT: Final[Mapping[str, Range]] = MappingProxyType(
         "prior_floor": _SHARE,
         "kd_weight": _SHARE,
         "maps_per_class": Range(least=1, most=100, whole=True),
+        "rollout_from": Range(least=0, most=999, whole=True),
     }
 )
 

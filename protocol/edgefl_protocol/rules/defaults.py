@@ -39,6 +39,8 @@ class FedEvPromptDefaults:
     select: Final = "vacuity"
     rollout: Final = "renormalise"
     kd_metric: Final = "bilinear"
+    rollout_from: Final = 0
+    kd_batch: Final = "mean"
     kd_peers: Final = "sum"
 
 

@@ -103,7 +103,7 @@ def run(
     with working_in(folder, settings, resume=resume), repeatable(device), during:
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         _write_inputs(folder, settings, task, partition)
-        asked = what_was_asked(settings, method, partition)
+        asked = {**what_was_asked(settings, method, partition), **_measured_before(method, sites)}
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
         final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs), drive)
@@ -117,6 +117,17 @@ def run(
         }
         digests = {"state_sha256": final.digest()}
         return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+
+
+def _measured_before(method: Method, sites: Mapping[str, Site]) -> dict[str, Any]:
+    """Measure what the method wants to know before its first round, and warn where it speaks against the run."""
+    measure = declared(method).measured_before
+    found = measure(method, sites) if measure else None
+    if found is None:
+        return {}
+    if found.warning:
+        warn(found.warning)
+    return {found.name: dict(found.figures)}
 
 
 def read_sites(

@@ -39,7 +39,7 @@ from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.spec import BackboneSpec, Readout, ViTSpec, require_vit, settled_readout
 from edgefl_trainer.models.vit import PrefixPlace, PromptInit, ViTOutput, init_prompts
-from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
+from edgefl_trainer.rollout import WHOLE, Rollout, travelling_map
 
 HEAD_TENSORS = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
@@ -126,7 +126,7 @@ class EvidentialRecipe:
         """Compute the weight of the KL term in an epoch, see `rules.rates.kl_weight`."""
         return kl_weight(epoch, (round_ - 1) * epochs, self.anneal_epochs, self.anneal_clock)
 
-    def options(self, spec: BackboneSpec, readout: Readout, mode: PrefixMode = "renormalise") -> ScoreOptions:
+    def options(self, spec: BackboneSpec, readout: Readout, rollout: Rollout = WHOLE) -> ScoreOptions:
         """Say how a model of this recipe scores."""
         norm: Literal["standardise", "none"] = "standardise" if self.standardises(spec) else "none"
         return ScoreOptions(
@@ -135,7 +135,8 @@ class EvidentialRecipe:
             evidence=self.evidence,
             head_norm=norm,
             prompts=self.prompt_names,
-            prefix_mode=mode,
+            prefix_mode=rollout.prefix,
+            rollout_from=rollout.start,
             prefix=self.prefix,
             discount=self.discount,
         )
@@ -214,7 +215,7 @@ def learn(
     *,
     optimizer: torch.optim.Optimizer,
     terms: Sequence[Term] = (),
-    mode: PrefixMode = "renormalise",
+    rollout: Rollout = WHOLE,
     epochs: int | None = None,
     watch: Callable[[int, Step], None] | None = None,
 ) -> None:
@@ -228,7 +229,7 @@ def learn(
         watch: is given the epochs that are left and every step.
     """
     assert site.backbone is not None
-    module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, mode))
+    module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, rollout))
     prior = site_prior(recipe, site)
     need_maps = any(term.needs_maps for term in terms)
     count = site.task.epochs if epochs is None else epochs
@@ -283,11 +284,11 @@ def trainable(recipe: EvidentialRecipe, arrays: Arrays, device: torch.device) ->
 
 
 def make_predictor(
-    recipe: EvidentialRecipe, site: Site, arrays: Arrays, readout: Readout, mode: PrefixMode = "renormalise"
+    recipe: EvidentialRecipe, site: Site, arrays: Arrays, readout: Readout, rollout: Rollout = WHOLE
 ) -> Predictor:
     """Make what a site scores with: the learned tensors, its own prior, temperature 1 until calibrated."""
     assert site.backbone is not None
-    module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, mode))
+    module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, rollout))
     own: dict[str, NDArray[np.float32]] = {"temperature": np.asarray(1.0, dtype=np.float32)}
     if recipe.loss == "evidential":
         own["prior"] = site_prior(recipe, site).cpu().numpy()
@@ -317,7 +318,8 @@ def _forward(
         output = module.output(images, tensors, need_attention=need_maps)
     features = module.features(output, tensors)
     logits = module.logits(features, tensors)
-    maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) and need_maps else None
+    start = module.options.rollout_from
+    maps = travelling_map(output.factors, start) if isinstance(output, ViTOutput) and need_maps else None
     if recipe.loss == "ce":
         return Step(features, logits.softmax(dim=-1), maps, target, tensors), cross_entropy(logits, target), 0.0
     evidence = evidence_of(logits, recipe.evidence)

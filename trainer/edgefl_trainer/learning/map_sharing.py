@@ -28,11 +28,12 @@ from edgefl_protocol.rules.maps import (
 )
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Predictor, Site
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.training_scores import training_scores
 from edgefl_trainer.losses import rollout_distillation
-from edgefl_trainer.models.spec import require_vit
-from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
+from edgefl_trainer.models.spec import BackboneSpec, require_vit
+from edgefl_trainer.rollout import PrefixMode, Rollout, bilinear_gram, nearest_gram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +49,28 @@ class MapSharing:
     # what rollout does with the prefix columns: drop them and divide each row by its rest, or drop them alone (sink)
     # (ours)
     rollout: PrefixMode = Default.rollout
+    # blocks at the input that rollout leaves out; one less than the network has: the last block's attention (ours)
+    rollout_from: int = Default.rollout_from
     # how maps are upsampled to 224 px before they are compared (ours)
     kd_metric: Literal["bilinear", "nearest"] = Default.kd_metric
     # how the others' distances add up: their sum, or five times their mean (mean5)
     kd_peers: PeerWeight = Default.kd_peers
+    # how the distances of a batch's images add up: their mean, as the loss beside them, or their sum (ours)
+    kd_batch: Literal["mean", "sum"] = Default.kd_batch
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDEVPROMPT)
+
+    @property
+    def made(self) -> Rollout:
+        """How maps are made."""
+        return Rollout(self.rollout, self.rollout_from)
+
+    def check_fits(self, spec: BackboneSpec) -> None:
+        """Refuse a network without a block behind those that rollout leaves out, with a `SettingError`."""
+        depth = require_vit(spec, "a rollout map").depth
+        if self.rollout_from >= depth:
+            raise SettingError(f"rollout_from is {self.rollout_from}; allowed: 0 to {depth - 1} with this backbone.")
 
 
 @dataclass(frozen=True)
@@ -65,13 +81,15 @@ class Distillation:
     peer_means: Float[Tensor, "K N"]
     peer_counts: Float[Tensor, " K"]
     gram: Float[Tensor, "N N"]
+    summed: bool = False  # over the images of the batch
     name: str = field(default="kd", init=False)
     needs_maps: bool = field(default=True, init=False)
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """See `Term`."""
         assert step.maps is not None
-        return self.weight * rollout_distillation(step.maps, step.target, self.peer_means, self.peer_counts, self.gram)
+        weight = self.weight * (len(step.maps) if self.summed else 1)
+        return weight * rollout_distillation(step.maps, step.target, self.peer_means, self.peer_counts, self.gram)
 
 
 def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Distillation]:
@@ -82,7 +100,8 @@ def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Dis
     targets = peer_targets(broadcast, len(site.task.classes), spec.tokens, sharing.kd_peers)
     means, counts = (torch.from_numpy(target).to(site.device) for target in targets)
     gram = (bilinear_gram if sharing.kd_metric == "bilinear" else nearest_gram)(spec.grid)
-    return [Distillation(sharing.kd_weight, means, counts, gram.float().to(site.device))]
+    gram = gram.float().to(site.device)
+    return [Distillation(sharing.kd_weight, means, counts, gram, summed=sharing.kd_batch == "sum")]
 
 
 def chosen_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:

@@ -15,7 +15,7 @@ from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.loss_terms import Step, Term
 from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.models.spec import Readout
-from edgefl_trainer.rollout import PrefixMode
+from edgefl_trainer.rollout import WHOLE, Rollout
 
 
 class PrivatePrompts(Protocol):
@@ -34,7 +34,7 @@ def private_round(
     *,
     keep_optimizer: bool,
     terms: Sequence[Term] = (),
-    mode: PrefixMode = "renormalise",
+    rollout: Rollout = WHOLE,
     watch: Callable[[int, Step], None] | None = None,
     epochs: int | None = None,
 ) -> State:
@@ -54,7 +54,7 @@ def private_round(
         int(broadcast.scalars["round"]),
         optimizer=optimizer,
         terms=terms,
-        mode=mode,
+        rollout=rollout,
         watch=watch,
         epochs=epochs,
     )
@@ -68,9 +68,9 @@ def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Paylo
     return scoring(method.recipe, site, begun(method.recipe, site, state, broadcast))
 
 
-def scoring(recipe: EvidentialRecipe, site: Site, own: State, mode: PrefixMode = "renormalise") -> Predictor:
+def scoring(recipe: EvidentialRecipe, site: Site, own: State, rollout: Rollout = WHOLE) -> Predictor:
     """Make what scores with a site's tensors and readout."""
-    return evidential.make_predictor(recipe, site, own.arrays, readout_of(own), mode)
+    return evidential.make_predictor(recipe, site, own.arrays, readout_of(own), rollout)
 
 
 def begun(recipe: EvidentialRecipe, site: Site, state: State, broadcast: Payload) -> State:

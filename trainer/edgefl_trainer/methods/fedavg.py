@@ -26,6 +26,7 @@ from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
 from edgefl_trainer.learning.learners.learner import Recipe, SiteLearner, declares_both, learner_of
 from edgefl_trainer.learning.loss_terms import Term
+from edgefl_trainer.learning.map_reach import measured_reach
 from edgefl_trainer.learning.map_sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.named_arrays import as_arrays
 
@@ -41,7 +42,9 @@ class FedAvg:
     paper: ClassVar[str] = "arXiv 1602.05629"
     needs_labels: ClassVar[bool] = True
     declares: ClassVar[Declaration] = replace(
-        declares_both(lambda: FedAvg(recipe=AnswerRecipe())), site_of=site_in_buffer
+        declares_both(lambda: FedAvg(recipe=AnswerRecipe())),
+        site_of=site_in_buffer,
+        measured_before=lambda method, sites: measured_reach(method.recipe, method.maps, sites) if method.kd else None,
     )
 
     recipe: Recipe = field(default_factory=EvidentialRecipe)
@@ -58,7 +61,7 @@ class FedAvg:
     @property
     def learner(self) -> SiteLearner:
         """What learns at a site."""
-        return learner_of(self.recipe, self.maps.rollout)
+        return learner_of(self.recipe, self.maps.made)
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -79,6 +82,8 @@ class FedAvg:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Begin with the initial model, or the part of it that is averaged."""
+        if self.kd:
+            self.maps.check_fits(task.backbone)
         initial = self.learner.initial(task)
         shared = as_arrays({name: initial[name] for name in self.shared(task)})
         return State(shared, {**self.learner.first_values(task), "classes": len(task.classes)})

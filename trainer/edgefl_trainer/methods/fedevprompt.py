@@ -22,6 +22,7 @@ from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, 
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, method_parts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
+from edgefl_trainer.learning.map_reach import measured_reach
 from edgefl_trainer.learning.map_sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
@@ -37,7 +38,11 @@ class FedEvPrompt:
     paper: ClassVar[str] = "arXiv 2411.10071"
     travels: ClassVar[tuple[str, ...]] = ("maps",)
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = replace(evidential.DECLARES, site_of=site_in_buffer)
+    declares: ClassVar[Declaration] = replace(
+        evidential.DECLARES,
+        site_of=site_in_buffer,
+        measured_before=lambda method, sites: measured_reach(method.recipe, method.maps, sites),
+    )
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)
@@ -53,6 +58,7 @@ class FedEvPrompt:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Begin with an empty buffer."""
         check_fits(self.recipe, task.backbone, len(task.classes))
+        self.maps.check_fits(task.backbone)
         return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -63,9 +69,9 @@ class FedEvPrompt:
         """Learn with the others' maps as targets, then offer the own most certain ones."""
         terms = distillation(self.maps, site, broadcast.arrays)
         new = private_round(
-            self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, mode=self.maps.rollout
+            self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, rollout=self.maps.made
         )
-        predictor = scoring(self.recipe, site, new, self.maps.rollout)
+        predictor = scoring(self.recipe, site, new, self.maps.made)
         return new, Payload(chosen_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
@@ -76,4 +82,4 @@ class FedEvPrompt:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """Return the site's own model; the initial one where it took part in no round."""
         own = begun(self.recipe, site, state, broadcast)
-        return scoring(self.recipe, site, own, self.maps.rollout)
+        return scoring(self.recipe, site, own, self.maps.made)

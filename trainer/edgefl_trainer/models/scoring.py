@@ -28,7 +28,7 @@ from edgefl_trainer.models.inserts import Insert, insert_from_json, insert_to_js
 from edgefl_trainer.models.shown_maps import GraphMap, attention_map, graph_maps, patch_features, scaled, share_map
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.models.vit import FrozenViT, PrefixPlace, ViTOutput
-from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
+from edgefl_trainer.rollout import PrefixMode, travelling_map
 
 Output = Literal["evidential", "softmax"]
 """`evidential`: a Dirichlet with evidence, vacuity and dissonance; `softmax`: probabilities only."""
@@ -51,6 +51,7 @@ class ScoreOptions:
         insert: prompt tokens in the sequence; None for none.
         prompted: for the readout `prompted`, how many prompt tokens it takes in.
         prefix_mode: what the map does with the columns of prompts.
+        rollout_from: blocks at the input that the map leaves out.
         prefix: where prefix prompts join keys and values, after or before the projection.
         discount: whether evidence is taken away from features that are unusual at the site, unused by softmax.
     """
@@ -63,6 +64,7 @@ class ScoreOptions:
     insert: Insert | None = None
     prompted: int = 0
     prefix_mode: PrefixMode = "renormalise"
+    rollout_from: int = 0
     prefix: PrefixPlace = "after"
     discount: Literal["none", "unusual"] = "none"
 
@@ -199,7 +201,8 @@ class ScoreModule(nn.Module):
         if missing:
             raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
         output = self.output(image, tensors, need_attention=True)
-        maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) else None
+        start = self.options.rollout_from
+        maps = travelling_map(output.factors, start) if isinstance(output, ViTOutput) else None
         score = self.judge(self.features(output, tensors), tensors, maps)
         if self.shown is None or not isinstance(output, ViTOutput):
             return score

@@ -17,7 +17,7 @@ from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import PRESETS, AnswerLearner, AnswerRecipe
 from edgefl_trainer.learning.learners.prompts import PromptLearner
 from edgefl_trainer.learning.loss_terms import Term
-from edgefl_trainer.rollout import PrefixMode
+from edgefl_trainer.rollout import WHOLE, Rollout
 
 Recipe = EvidentialRecipe | AnswerRecipe
 
@@ -74,9 +74,9 @@ class SiteLearner(Protocol):
         """Make what a site scores with."""
 
 
-def learner_of(recipe: Recipe, mode: PrefixMode = "renormalise") -> SiteLearner:
-    """Return the learner behind a recipe; `mode` is what rollout maps do with the columns of prompts."""
-    return PromptLearner(recipe, mode) if isinstance(recipe, EvidentialRecipe) else AnswerLearner(recipe)
+def learner_of(recipe: Recipe, rollout: Rollout = WHOLE) -> SiteLearner:
+    """Return the learner behind a recipe; `rollout` is how it makes maps."""
+    return PromptLearner(recipe, rollout) if isinstance(recipe, EvidentialRecipe) else AnswerLearner(recipe)
 
 
 def declares_both(asked: Callable[[], Method]) -> Declaration:

@@ -13,7 +13,7 @@ from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
 from edgefl_trainer.models.spec import settled_readout
-from edgefl_trainer.rollout import PrefixMode
+from edgefl_trainer.rollout import WHOLE, Rollout
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PromptLearner:
     """See `SiteLearner`; readout and feature statistics are what sites settle."""
 
     recipe: EvidentialRecipe
-    mode: PrefixMode = "renormalise"
+    rollout: Rollout = WHOLE
     learns_network: ClassVar[bool] = False
     settled: ClassVar[tuple[str, ...]] = STATISTICS
 
@@ -73,10 +73,10 @@ class PromptLearner:
             broadcast,
             keep_optimizer=keep_optimizer,
             terms=terms,
-            mode=self.mode,
+            rollout=self.rollout,
             epochs=epochs,
         )
 
     def predictor(self, site: Site, model: State) -> Predictor:
         """See `private_prompts.scoring`."""
-        return private_prompts.scoring(self.recipe, site, model, self.mode)
+        return private_prompts.scoring(self.recipe, site, model, self.rollout)
