@@ -46,7 +46,7 @@ def measure(
     """
     import torch
 
-    from edgefl_trainer.learning.map_sharing import MapSharing, distillation
+    from edgefl_trainer.learning.maps.sharing import MapSharing, distillation
     from edgefl_trainer.models.spec import require_vit
 
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
-from edgefl_trainer.learning.map_sharing import MapSharing
+from edgefl_trainer.learning.maps.sharing import MapSharing
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.cnn import FrozenCNN

@@ -77,7 +77,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     from edgefl_trainer.engine.checkpoint import Checkpoints
     from edgefl_trainer.learning.evidential import site_prior
     from edgefl_trainer.learning.loss_terms import Step
-    from edgefl_trainer.learning.map_sharing import distillation
+    from edgefl_trainer.learning.maps.sharing import distillation
     from edgefl_trainer.losses import evidential_loss
     from edgefl_trainer.models.head import evidence_of
     from edgefl_trainer.models.vit import ViTOutput

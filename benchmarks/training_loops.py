@@ -306,6 +306,6 @@ def edgefl_epoch(case: Case) -> list[float]:
 
 def terms_of(case: Case) -> "list[Term]":
     """The distillation term, folded from the peers' maps."""
-    from edgefl_trainer.learning.map_sharing import MapSharing, distillation
+    from edgefl_trainer.learning.maps.sharing import MapSharing, distillation
 
     return [*distillation(MapSharing(kd_weight=KD_WEIGHT), case.site, case.maps)]

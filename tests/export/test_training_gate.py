@@ -18,7 +18,7 @@ from edgefl_export.parity import step_parity
 from edgefl_export.parity.step_parity import StepParity, check_steps
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_trainer.learning.evidential import EvidentialRecipe
-from edgefl_trainer.learning.map_sharing import MapSharing
+from edgefl_trainer.learning.maps.sharing import MapSharing
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
 from edgefl_trainer.rollout import max_normalise
 

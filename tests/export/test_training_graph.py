@@ -48,7 +48,7 @@ from edgefl_trainer.contract import Examples, Predictor, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
-from edgefl_trainer.learning.map_sharing import MapSharing
+from edgefl_trainer.learning.maps.sharing import MapSharing
 from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 
 ROWS, BATCH = 77, 8  # ten batches, the last of five

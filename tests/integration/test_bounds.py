@@ -17,7 +17,7 @@ from edgefl_protocol.rules import bounds
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.evidential import EvidentialRecipe
-from edgefl_trainer.learning.map_sharing import MapSharing
+from edgefl_trainer.learning.maps.sharing import MapSharing
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise
 from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
@@ -33,6 +33,7 @@ ENDS: dict[str, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
         "b_blocks": ((1, 1000), (0, 1001)), "prompt_length": ((0, 1, 10_000), (-1, 10_001)),
         "anneal_epochs": ((1, 10_000), (0, 10_001)), "prior_floor": ((0, 1), (-0.1, 1.1)),
         "kd_weight": ((0, 1), (-0.1, 1.1)), "maps_per_class": ((1, 100), (0, 101)),
+        "rollout_from": ((0, 999), (-1, 1000)),
     },
     "fedclf": {
         "lr": ((1e-6, 10), (0, 10.1)), "momentum": ((0, 0.999), (-0.1, 1)), "weight_decay": ((0, 1), (-0.1, 1.1)),

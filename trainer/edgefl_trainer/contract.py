@@ -207,7 +207,7 @@ class Asked:
     presets: Presets
 
 
-class Measured(NamedTuple):
+class MeasuredBefore(NamedTuple):
     """What was measured before a run: plain figures for `summary.json` under `name`, and a warning where one is due."""
 
     name: str
@@ -234,7 +234,7 @@ class Declaration:
     questions_only: bool = False  # it learns nothing from pictures that are asked nothing
     learns_network: Callable[[Any], bool] | None = None  # of a method as it is set: whether it `trains_network`
     summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
-    measured_before: Callable[[Any, Mapping[str, Site]], "Measured | None"] | None = None
+    measured_before: Callable[[Any, Mapping[str, Site]], "MeasuredBefore | None"] | None = None
     """Measures in seconds, before a run's first round, what speaks for or against it; None: there is nothing to."""
     site_of: Callable[[str], str | None] | None = None
     """Whose an entry of the server's state is, by its name: it goes when that site is shut out. None: it is all's."""

@@ -43,7 +43,7 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.learning.adamw import BETAS, EPSILON
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.map_sharing import Distillation, MapSharing
+from edgefl_trainer.learning.maps.sharing import Distillation, MapSharing
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
 from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 from edgefl_trainer.models.head import dirichlet_summary, evidence_of

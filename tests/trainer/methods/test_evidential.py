@@ -17,8 +17,9 @@ from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.results import calibrate
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import TrainingError
-from edgefl_trainer.learning import evidential, features, map_sharing
+from edgefl_trainer.learning import evidential, features
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
+from edgefl_trainer.learning.maps import sharing
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.scoring import ScoreModule
@@ -212,13 +213,13 @@ def test_where_the_head_is_averaged_the_mean_over_sites_decides(probes, expected
 def distilled_with(site, monkeypatch, **hyper):
     """Peer means, peer counts and Gram matrix as the loss receives them in one round."""
     seen = []
-    real = map_sharing.rollout_distillation
+    real = sharing.rollout_distillation
 
     def spy(maps, target, means, counts, gram):
         seen.append((means.double(), counts.double(), gram.double()))
         return real(maps, target, means, counts, gram)
 
-    monkeypatch.setattr(map_sharing, "rollout_distillation", spy)
+    monkeypatch.setattr(sharing, "rollout_distillation", spy)
     method = build(METHODS["fedevprompt"], {**HYPER, **hyper})
     method.local_round(site, State(), train(2, **peer_maps(site.task.backbone.tokens)))
     assert len(seen) == 1
@@ -352,8 +353,8 @@ def test_a_term_is_reported_once_when_it_stays_small(weights, said, make_task, m
     """1.5: the warning is for a term that *stays* below 1e-4: one for a round of three epochs, none if one is above."""
     facts: list = []
     site = listening(make_site(make_task(epochs=3), count=12), facts)
-    epochs, plain = iter(weights), map_sharing.rollout_distillation
-    monkeypatch.setattr(map_sharing, "rollout_distillation", lambda *args: plain(*args) * next(epochs))
+    epochs, plain = iter(weights), sharing.rollout_distillation
+    monkeypatch.setattr(sharing, "rollout_distillation", lambda *args: plain(*args) * next(epochs))
     method = build(METHODS["fedevprompt"], {**HYPER, "batch": 12, "kd_weight": 1.0})
     method.local_round(site, State(), train(2, **peer_maps(backbone.spec.tokens)))
     assert len([one for one in facts if "summary" in one]) == 3

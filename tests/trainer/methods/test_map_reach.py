@@ -14,8 +14,8 @@ from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.map_reach import IMAGES, STEPS, measured_reach
-from edgefl_trainer.learning.map_sharing import distillation
+from edgefl_trainer.learning.maps.reach import IMAGES, STEPS, measured_reach
+from edgefl_trainer.learning.maps.sharing import distillation
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"batch": 4, "readout": "cls"}

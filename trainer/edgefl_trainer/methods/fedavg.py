@@ -26,8 +26,8 @@ from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
 from edgefl_trainer.learning.learners.learner import Recipe, SiteLearner, declares_both, learner_of
 from edgefl_trainer.learning.loss_terms import Term
-from edgefl_trainer.learning.map_reach import measured_reach
-from edgefl_trainer.learning.map_sharing import MapSharing, chosen_maps, distillation
+from edgefl_trainer.learning.maps.reach import measured_reach
+from edgefl_trainer.learning.maps.sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.named_arrays import as_arrays
 
 

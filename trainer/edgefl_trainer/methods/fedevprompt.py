@@ -22,8 +22,8 @@ from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, 
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, method_parts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
-from edgefl_trainer.learning.map_reach import measured_reach
-from edgefl_trainer.learning.map_sharing import MapSharing, chosen_maps, distillation
+from edgefl_trainer.learning.maps.reach import measured_reach
+from edgefl_trainer.learning.maps.sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
 

@@ -16,12 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from edgefl_protocol.rules.maps import broadcast_name
-from edgefl_trainer.contract import Arrays, Measured, Site
+from edgefl_trainer.contract import Arrays, MeasuredBefore, Site
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.learner import Recipe
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.map_sharing import MapSharing, distillation
+from edgefl_trainer.learning.maps.sharing import MapSharing, distillation
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import require_vit
 from edgefl_trainer.models.vit import ViTOutput, init_prompts
@@ -34,21 +34,21 @@ LEAST_MOVED = 0.01
 NAME = "map_reach"
 
 
-def measured_reach(recipe: Recipe, sharing: MapSharing, sites: Mapping[str, Site]) -> Measured | None:
+def measured_reach(recipe: Recipe, sharing: MapSharing, sites: Mapping[str, Site]) -> MeasuredBefore | None:
     """Measure at the first site by name, with maps of the next; None where there are no two sites, or lambda is 0."""
     learning = [sites[name] for name in sorted(sites) if len(sites[name].train)]
     if len(learning) < 2 or sharing.kd_weight == 0 or not isinstance(recipe, EvidentialRecipe):
         return None
     figures = {**_Reach(recipe, sharing, *learning[:2]).figures(), "steps": STEPS}
     if figures.get("moved", 1) >= LEAST_MOVED:
-        return Measured(NAME, figures)
+        return MeasuredBefore(NAME, figures)
     depth = require_vit(learning[0].task.backbone, NAME).depth
     told = (
         f"on this network the maps that sites share hardly follow the prompts: {STEPS} steps of distillation alone "
         f"take away {100 * figures['moved']:.2g} % of the distance between two sites. Expect little from sharing them, "
         f"or try --set rollout_from={depth - 1} (docs/methods.md 1.5)."
     )
-    return Measured(NAME, figures, told)
+    return MeasuredBefore(NAME, figures, told)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Reach:
     peer: Site
 
     def figures(self) -> dict[str, float]:
-        """Both figures; prompts and head are those that the sites begin with."""
+        """Measure both, with the prompts that sites begin with."""
         assert self.site.backbone is not None
         task, device = self.site.task, self.site.device
         module = ScoreModule(self.site.backbone, self.recipe.options(task.backbone, "cls", self.sharing.made))
