@@ -59,11 +59,7 @@ if TYPE_CHECKING:
     help="For every row whose method has KEY; pretrain.KEY for the runs that rows start from.",
 )
 @shared.device
-@click.option(
-    "--autocast",
-    type=click.Choice(["auto", "none", "bf16"]),
-    help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
-)
+@shared.autocast
 @click.option(
     "--workers",
     type=click.IntRange(min=1),

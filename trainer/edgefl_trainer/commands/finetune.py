@@ -71,11 +71,7 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "colour", "see
 )
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Set a hyper-parameter; repeatable.")
 @shared.device
-@click.option(
-    "--autocast",
-    type=click.Choice(["auto", "none", "bf16"]),
-    help="Network precision; auto is bf16 on CUDA.  [default: auto]",
-)
+@shared.autocast
 @shared.track
 @shared.resume
 @shared.summary_json

@@ -63,6 +63,11 @@ device = click.option(
     type=click.Choice(["auto", "cpu", "cuda"]),
     help="Where to compute; auto is CUDA where there is a device.  [default: auto]",
 )
+autocast = click.option(
+    "--autocast",
+    type=click.Choice(["auto", "none", "bf16"]),
+    help="Precision of the backbone, or of a network that learns; auto is bf16 on CUDA.  [default: auto]",
+)
 track = click.option(
     "--track",
     "track",

@@ -126,11 +126,7 @@ def _batch(_context: click.Context, _option: click.Parameter, value: str | None)
     help="Images of a step, as --set batch=N; auto: as many as fit the card's free memory.  [default: the preset's]",
 )
 @shared.device
-@click.option(
-    "--autocast",
-    type=click.Choice(["auto", "none", "bf16"]),
-    help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
-)
+@shared.autocast
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
