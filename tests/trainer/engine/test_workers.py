@@ -26,7 +26,7 @@ from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.workers import messages, pool
 from edgefl_trainer.engine.workers.pool import Workers, card_of, crowded_line
 from edgefl_trainer.engine.workers.run_again import read_run
-from edgefl_trainer.engine.workers.shared_network import ALIGNED, share
+from edgefl_trainer.engine.workers.shared_network import ALIGNED, share, shared_network
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 
@@ -39,7 +39,7 @@ def made_here(monkeypatch):
 
 def workers(count: int, network=None, sizes=None, **told) -> Workers:
     network = network or load_backbone("tiny", image_px=36)
-    return Workers(count, settings_of(NAMES, **told), PARTITION, network, sizes)
+    return Workers(count, (settings_of(NAMES, **told), PARTITION), network, sizes)
 
 
 def with_workers(folder: Path, count: int, faults=None, **changes):
@@ -91,7 +91,7 @@ def test_an_error_of_a_site_tells_its_sentence_and_its_place(tmp_path, faulty, e
 
 @pytest.mark.slow
 def test_a_worker_that_reads_other_rows_is_refused(tmp_path):
-    crew = Workers(2, settings_of(NAMES), "of other rows", load_backbone("tiny", image_px=36))
+    crew = Workers(2, (settings_of(NAMES), "of other rows"), load_backbone("tiny", image_px=36))
     with pytest.raises(EdgeflError, match="the data or the network changed while the run began") as found, crew:
         engine(tmp_path, crew=crew).run()
     assert found.value.code == "run"
@@ -128,17 +128,17 @@ def test_a_shared_network_has_the_same_bits_and_is_no_copy(name):
     share(load_backbone("tiny", image_px=36))  # the next block may lie behind it
     backbone = load_backbone(name, image_px=36, seed=3)
     before = {key: value.clone() for key, value in backbone.network.state_dict().items()}
-    shared = share(backbone)
-    assert len(shared.block) < 1.2 * sum(value.nbytes + ALIGNED for value in before.values())
-    first, last = addressof(shared.block), addressof(shared.block) + len(shared.block)
-    for made in (shared.open(), shared.open(), backbone):
+    words, block = share(backbone)
+    assert len(block) < 1.2 * sum(value.nbytes + ALIGNED for value in before.values())
+    first, last = addressof(block), addressof(block) + len(block)
+    for made in (shared_network(words, block), shared_network(words, block), backbone):
         assert made.spec == backbone.spec and type(made) is type(backbone)
         assert not made.network.training and not any(one.requires_grad for one in made.parameters())
         assert made.network.state_dict().keys() == before.keys()
         for key, value in made.network.state_dict().items():
             assert torch.equal(value, before[key]) and value.dtype == before[key].dtype, key
             assert first <= value.data_ptr() < last and value.data_ptr() % ALIGNED == 0, key
-    assert weights_of(shared.open().network).keys() == weights_of(backbone.network).keys()
+    assert weights_of(shared_network(words, block).network).keys() == weights_of(backbone.network).keys()
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_what_a_worker_reads_is_what_the_run_read(cached):
     settings = RunSettings(method="fedavg", data=("lesions:sites=2,images=20,px=36",), image_px=36)
     own = read_run(settings.to_toml(), torch.get_num_threads())
     read_run.cache_clear()
-    network = share(load_backbone("tiny", image_px=36)).open()
+    network = shared_network(*share(load_backbone("tiny", image_px=36)))
     again = read_run(settings.to_toml(), torch.get_num_threads(), network)
     assert again is not own and again.digests == own.digests
     for name, site in again.sites.items():

@@ -193,8 +193,8 @@ def run_phases(
     network = next(iter(sites.values())).backbone
     side_by_side: AbstractContextManager[Workers | None] = nullcontext()
     if settings.workers > 1 and drive is LocalEngine.run and network is not None:
-        rows = begun_inputs(folder)["partition_sha256"]
-        side_by_side = Workers(settings.workers, settings.to_toml(), rows, network, learning)
+        same = settings.to_toml(), begun_inputs(folder)["partition_sha256"]
+        side_by_side = Workers(settings.workers, same, network, learning)
     with Display(pace, settings.epochs, one_class_sites(sites)) as display, side_by_side as crew:
         if untrained := untrained_line(settings):
             display.warn(untrained)

@@ -334,8 +334,8 @@ PRESETS: Presets = {
         "images_per_site": 120,
         "hyper": {"lr_head": 2e-3, "discount": "unusual"},
     },
-    # 10 epochs where the paper has 75: ten times its rates for the prompts, chosen on tune rows, and the KL term in full
-    # from the second epoch, as the paper has it from the eleventh of 75
+    # 10 epochs where the paper has 75: ten times its rates for the prompts, chosen on tune rows, and the KL term in
+    # full from the second epoch, as the paper has it from the eleventh of 75
     "bench84": {
         "rounds": 5,
         "epochs": 2,

@@ -56,18 +56,15 @@ def received(link: Connection) -> Payload:
 
 def error_words(error: Exception) -> dict[str, str]:
     """Say what went wrong, and where, for whoever reads a traceback."""
+    code = error.code if isinstance(error, EdgeflError) else ""
     place = "".join(traceback.format_exception(error))
-    told = {"error": type(error).__name__, "sentence": str(error), "traceback": place}
-    return {**told, "code": error.code} if isinstance(error, EdgeflError) else told
+    return {"error": type(error).__name__, "sentence": str(error), "code": code, "traceback": place}
 
 
 def error_of(words: Mapping[str, str]) -> Exception:
     """Make the error of `error_words`: one of ours where it was one of ours, else a defect."""
-    found: Exception
-    if "code" in words:
-        kind = TrainingError if words["error"] == TrainingError.__name__ else EdgeflError
-        found = kind(words["sentence"], words["code"])
-    else:
-        found = RuntimeError(f"{words['error']}: {words['sentence']}")
+    ours = TrainingError if words["error"] == TrainingError.__name__ else EdgeflError
+    defect = RuntimeError(f"{words['error']}: {words['sentence']}")
+    found = ours(words["sentence"], words["code"]) if words["code"] else defect
     found.add_note(f"In a worker:\n{words['traceback']}")
     return found

@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import parent_process
 from threading import Thread
@@ -38,7 +37,7 @@ from edgefl_trainer.engine.workers.messages import (
     words_of,
 )
 from edgefl_trainer.engine.workers.run_again import RunAgain, check_same, read_run
-from edgefl_trainer.engine.workers.shared_network import SharedNetwork, share
+from edgefl_trainer.engine.workers.shared_network import share, shared_network
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.models.cnn import Backbone
 
@@ -47,6 +46,7 @@ PATIENCE_S = 10  # for a worker that was asked to end
 LOADED = ("edgefl_trainer.engine.run", "timm", "torchvision", "kornia", "sklearn", "scipy.special")
 
 Half = Literal["learn", "judge"]
+SameRun = tuple[str, str]  # its settings as TOML, and the digest of the rows that its own process read
 
 
 def crowded_line(workers: int, threads: int, cores: int) -> str:
@@ -84,25 +84,10 @@ def card_of(worker: int, cards: int, visible: str | None) -> str | None:
 class Workers:
     """Up to `count` workers; a context that ends them."""
 
-    def __init__(
-        self,
-        count: int,
-        settings: str,
-        partition_sha256: str,
-        network: Backbone,
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        """Take what each worker is given once.
-
-        Args:
-            count: how many may be at work.
-            settings: the run's, as TOML.
-            partition_sha256: of the rows that the run's own process read.
-            network: what that process read; it is shared.
-            sizes: of the sites; the largest begins first, so that none ends alone with one.
-        """
-        self._count, self._run, self._network, self._sizes = count, (settings, partition_sha256), network, sizes or {}
-        self._shared: SharedNetwork | None = None
+    def __init__(self, count: int, run: SameRun, network: Backbone, sizes: Mapping[str, int] | None = None) -> None:
+        """Take what each worker is given once; sites of large `sizes` begin first, so that none ends alone with one."""
+        self._count, self._run, self._network, self._sizes = count, run, network, sizes or {}
+        self._shared: tuple[str, Any] | None = None
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> "Workers":
@@ -164,7 +149,7 @@ class Workers:
         if found is None:
             if self._shared is None:
                 self._shared = share(self._network)
-            found = _Worker((*self._run, *self._shared), len(self._workers))
+            found = _Worker(self._run, self._shared, len(self._workers))
             self._workers.append(found)
         return found
 
@@ -172,14 +157,14 @@ class Workers:
 class _Worker:
     """One worker, seen from the engine's process."""
 
-    def __init__(self, run: tuple[Any, ...], index: int) -> None:
-        """Begin it; `run` is plain: words, and the block of the shared network."""
+    def __init__(self, run: SameRun, shared: tuple[str, Any], index: int) -> None:
+        """Begin it. What it is given is plain: a connection, words, a number, and the block of the shared network."""
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload([name for name in LOADED if name in sys.modules])
         self.link, its_own = Pipe()
         self.site = ""
         card = card_of(index, torch.cuda.device_count(), os.environ.get(VISIBLE))
-        given = (its_own, card, torch.get_num_threads(), *run)
+        given = (its_own, card, torch.get_num_threads(), run, *shared)
         self._process = processes.Process(target=_work, args=given, daemon=True)
         self._process.start()
         its_own.close()  # so that the worker's death ends the connection
@@ -223,34 +208,30 @@ class _Worker:
         )
 
 
-def _work(
-    link: Connection, card: str | None, threads: int, settings: str, partition_sha256: str, network: str, block: Any
-) -> None:
+def _work(link: Connection, card: str | None, threads: int, run: SameRun, words: str, block: Any) -> None:
     """Be a worker: take sites until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process hears it and ends the workers
     Thread(target=_end_with_parent, daemon=True).start()
     if card is not None:
         os.environ[VISIBLE] = card  # before CUDA begins here: `cuda` is this card in every thread
-    run: RunAgain | None = None
+    again: RunAgain | None = None
     with suppress(EOFError, OSError):
         while True:
             asked, state, broadcast = words_of(received(link)), state_of(received(link)), received(link)
             try:
-                if run is None:
-                    run = read_run(settings, threads, SharedNetwork(network, block).open())
-                    check_same({"partition_sha256": partition_sha256}, run.digests)
+                if again is None:
+                    again = read_run(run[0], threads, shared_network(words, block))
+                    check_same({"partition_sha256": run[1]}, again.digests)
                 if asked["half"] == "judge":
-                    send(link, {"kind": "done", "facts": run.judge(asked["site"], state, broadcast)})
+                    send(link, {"kind": "done", "facts": again.judge(asked["site"], state, broadcast)})
                 else:
-                    found = run.learn(asked["site"], state, broadcast, partial(_tell, link))
-                    words = {"kind": "learned", "metrics": found.metrics}
-                    send(link, words, state_payload(found.state), found.reply)
+                    found = again.learn(
+                        asked["site"], state, broadcast, lambda facts: send(link, {"kind": "told", "facts": facts})
+                    )
+                    told = {"kind": "learned", "metrics": found.metrics}
+                    send(link, told, state_payload(found.state), found.reply)
             except Exception as error:  # noqa: BLE001  # it is raised again in the engine's process
                 send(link, {"kind": "failed", **error_words(error)})
-
-
-def _tell(link: Connection, facts: Mapping[str, Scalar]) -> None:
-    send(link, {"kind": "told", "facts": facts})
 
 
 def _end_with_parent() -> None:
