@@ -89,7 +89,6 @@ def test_an_error_of_a_site_tells_its_sentence_and_its_place(tmp_path, faulty, e
     assert "local_round" in found.value.__notes__[0]
 
 
-@pytest.mark.slow
 def test_a_worker_that_reads_other_rows_is_refused(tmp_path):
     crew = Workers(2, (settings_of(NAMES), "of other rows"), load_backbone("tiny", image_px=36))
     with pytest.raises(EdgeflError, match="the data or the network changed while the run began") as found, crew:

@@ -43,7 +43,7 @@ from edgefl_trainer.models.cnn import Backbone
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 10  # for a worker that was asked to end
-LOADED = ("edgefl_trainer.engine.run", "timm", "torchvision", "kornia", "sklearn", "scipy.special")
+LOADED = (__name__, "edgefl_trainer.methods", "timm", "torchvision", "kornia", "sklearn", "scipy.special")
 
 Half = Literal["learn", "judge"]
 SameRun = tuple[str, str]  # its settings as TOML, and the digest of the rows that its own process read
