@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     "terminal.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --watch: one JSON object for each change, one a line.")
+@shared.track
 @click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
 @click.option(
     "--format",
@@ -96,6 +97,7 @@ def experiment(
     workers: int | None,
     watch: bool,
     as_json: bool,
+    track: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Run a paper's table, and print it beside the paper's numbers. The tables are files: experiments/*.toml.
@@ -127,7 +129,10 @@ def experiment(
     from edgefl_trainer.experiments.running import jobs_of, run_planned
     from edgefl_trainer.experiments.study_book import BOOK, StudyBook
     from edgefl_trainer.experiments.watching import following
+    from edgefl_trainer.tracking.tracks import read_tracks
 
+    for job in jobs_of(planned):
+        read_tracks(track, job.folder, job.name)  # what cannot be followed shows before anything begins
     told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     known = f"tiny: seconds to minutes a run, {TRIAL}" if options["tiny"] else f"the file's figures: {told}"
     first = pretraining_of(planned)
@@ -137,7 +142,7 @@ def experiment(
         tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])),
         following(jobs_of(planned), out, shown=watch, as_json=as_json) as look,
     ):
-        crew = ThisProcess() if workers is None else Processes(workers, out / BOOK, look)
+        crew = ThisProcess(track) if workers is None else Processes(workers, out / BOOK, look, track)
         failed = run_planned(planned, lambda line: click.echo(line, err=True), crew, StudyBook(out))
     folders = [one.folder for one in planned if one.name not in failed]
     if folders:
