@@ -70,8 +70,7 @@ def by_picture(run: "FinishedRun") -> Iterator[dict[str, Any]]:
     """Yield for each site and kind of rows its questions, and how many are answered rightly with which picture."""
     import torch
 
-    from edgefl_trainer.engine.run import load_data
-    from edgefl_trainer.engine.sites import examples_of
+    from edgefl_trainer.engine.sites import examples_of, load_data
     from edgefl_trainer.evaluate.looking import other_picture
     from edgefl_trainer.learning.learners.answer_rows import answer_rows
 
@@ -102,8 +101,7 @@ def without_prompts(run: "FinishedRun", last_round: bool = False) -> Iterator[di
     import numpy as np
     import torch
 
-    from edgefl_trainer.engine.run import load_data
-    from edgefl_trainer.engine.sites import examples_of
+    from edgefl_trainer.engine.sites import examples_of, load_data
     from edgefl_trainer.learning.learners.answer_rows import answer_rows
 
     federation = load_data(run.settings, run.backbone.spec.image_px)

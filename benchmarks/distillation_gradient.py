@@ -39,8 +39,7 @@ def measure(folder: Path, site_name: str, specs: tuple[str, ...], batch: int) ->
         EdgeflError: not a finished run of `fedevprompt`, no such site, or the data cannot be read.
     """
     from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.engine.run import build_task, load_data
-    from edgefl_trainer.engine.sites import build_sites
+    from edgefl_trainer.engine.sites import build_sites, build_task, load_data
     from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 
     run = open_run(folder)

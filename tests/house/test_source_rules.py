@@ -23,7 +23,10 @@ BANNED_CALLS = {
     ("ssl", "_create_stdlib_context"),
     ("urllib3", "disable_warnings"),
     ("tempfile", "mktemp"),
+    ("concurrent.futures", "ProcessPoolExecutor"),
 }
+# What pickles, in a module that imports multiprocessing: `send_bytes` and `recv_bytes` do not.
+PICKLING = {"ForkingPickler", "send", "recv", "Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager"}
 BANNED_METHODS = {"extractall", "extract"}
 BANNED_KEYWORDS = {
     ("verify", False),
@@ -41,7 +44,10 @@ SQL = re.compile(
 def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """docs/security.md check 38: lines that hold something forbidden."""
     imported = _imported_names(tree)
+    processes = any("multiprocessing" in _modules_of(node) for node in walked(tree))
     for node in walked(tree):
+        if processes and isinstance(node, ast.Attribute) and node.attr in PICKLING:
+            yield node.lineno, f"{ast.unparse(node)} pickles"
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
             yield from _reference_findings(node, imported)
         if isinstance(node, ast.Dict):
@@ -58,6 +64,12 @@ def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, "a TLS context that checks nobody"
         if _is_sql_text(node):
             yield node.lineno, "SQL built from text"
+
+
+def _modules_of(node: ast.AST) -> set[str]:
+    """The packages that an import takes something from."""
+    named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(getattr(node, "module", ""))]
+    return {name.partition(".")[0] for name in named}
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
@@ -107,7 +119,8 @@ def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, s
         yield node.lineno, f"from {module}"
     for alias in node.names:
         whole = alias.name == "*" and any(module == owner for owner, _ in BANNED_CALLS)
-        if whole or (module, alias.name) in BANNED_CALLS or alias.name in BANNED_VALUES:
+        pickles = "multiprocessing" in _modules_of(node) and alias.name in PICKLING
+        if whole or pickles or (module, alias.name) in BANNED_CALLS or alias.name in BANNED_VALUES:
             yield node.lineno, f"from {module} import {alias.name}"
 
 
@@ -196,6 +209,12 @@ def test_the_source_holds_nothing_forbidden(modules) -> None:
         "import ssl as s; s._create_unverified_context()",
         "import tempfile as t\ndef f():\n    return t.mktemp()",
         "from os import *",
+        "from multiprocessing.reduction import ForkingPickler",
+        "import multiprocessing.reduction as r\nr.ForkingPickler.dumps(x)",
+        "from multiprocessing.connection import Connection\ndef f(link: Connection):\n    link.send(x)",
+        "import multiprocessing.connection as c\ndef f(link: c.Connection):\n    return link.recv()",
+        "from multiprocessing import get_context\nget_context('spawn').Pool(2)",
+        "from concurrent.futures import ProcessPoolExecutor",
         "read = torch.load",
         "run = eval",
         "builtins.eval(x)",
@@ -234,6 +253,8 @@ def test_a_forbidden_line_is_found(line: str) -> None:
         "import json as torch; torch.load(file)",
         "{'verify': True, 'shell': False}",
         "signature.verify(data)",
+        "from multiprocessing.connection import Connection\ndef f(link: Connection):\n    link.send_bytes(b)",
+        "client.send(request)",
         'db.execute("SELECT 1 FROM x")',
     ],
 )

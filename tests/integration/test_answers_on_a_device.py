@@ -17,8 +17,7 @@ from edgefl_export.cli import main as export_cli
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_trainer.engine.models import open_run, predict_rows
-from edgefl_trainer.engine.run import load_data
-from edgefl_trainer.engine.sites import examples_of, report_rows
+from edgefl_trainer.engine.sites import examples_of, load_data, report_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -354,7 +354,7 @@ def test_any_other_fault_of_the_disk_is_a_sentence(ward, mae, tmp_path, monkeypa
     def broken(*_: object) -> None:
         raise OSError(5, os.strerror(5), "/somewhere/backbone")
 
-    monkeypatch.setattr("edgefl_trainer.engine.run.load_data", broken)
+    monkeypatch.setattr("edgefl_trainer.engine.sites.load_data", broken)
     outcome = run("local", ward, tmp_path / "run", f"run:{mae}")
     assert outcome.code == 1 and outcome.sentence() == f"/somewhere/backbone cannot be used: {os.strerror(5)}."
 

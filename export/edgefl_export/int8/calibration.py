@@ -18,7 +18,7 @@ from edgefl_export.parity.score_parity import AskedWords, Pictures
 from edgefl_trainer.data import DataError, Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.run import load_data
+from edgefl_trainer.engine.sites import load_data
 
 RANGES = 128
 CHOICE = 256

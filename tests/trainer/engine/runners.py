@@ -1,10 +1,10 @@
 """Sites of the engine's tests that learn nothing; here alone, because each worker imports what they are made of."""
 
 import hashlib
+import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import ImageError
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.checkpoint import SiteResult
+from edgefl_trainer.engine.workers import pool
+from edgefl_trainer.errors import TrainingError
 
 PATIENCE_S = 60
+PARTITION = "digest of the rows"
+ERRORS = {
+    "known": lambda: ImageError("picture 7 cannot be read", "too_large"),
+    "training": lambda: TrainingError("site north diverged"),
+    "defect": lambda: Strange("this", "that"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,14 +51,14 @@ class Faulty:
     inner: Runner
     mended: Path
     after: Path | None = None  # what it waits for before it fails
-    error: Callable[[], Exception] | None = None  # None: kill −9
+    error: str = ""  # of `ERRORS`; none: kill −9
 
     def local_round(self, state, broadcast, report):
         if broadcast.scalars["round"] == 1 and not self.mended.exists():
             wait_for(self.after)
-            if self.error is None:
+            if not self.error:
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise self.error()
+            raise ERRORS[self.error]()
         return self.inner.local_round(state, broadcast, report)
 
 
@@ -78,7 +87,7 @@ def wait_for(path: Path | None) -> None:
 
 
 class Strange(Exception):
-    """Cannot be sent: what it is made of is not what it was given."""
+    """An error that no message can make again: what it is made of is not what it was given."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -86,3 +95,39 @@ class Strange(Exception):
 
 def judged(name, state, broadcast):
     return {"tune_accuracy": float(state.arrays["own"][0]) + broadcast.scalars["round"]}
+
+
+@dataclass(frozen=True)
+class Runners:
+    """What a worker of these tests makes of a run's settings."""
+
+    sites: dict[str, Any]
+    digests: dict[str, str]
+
+    def learn(self, name, state, broadcast, report):
+        return self.sites[name].local_round(state, broadcast, report)
+
+    def judge(self, name, state, broadcast):
+        return judged(name, state, broadcast)
+
+
+def settings_of(names, faults: dict[str, dict[str, str]] | None = None, reading: Path | None = None) -> str:
+    """The settings of a run of these sites, in words: `faults` by site, or the folder in which all read a network."""
+    return json.dumps({"names": names, "faults": faults or {}, "reading": str(reading or "")})
+
+
+def read(settings: str, threads: int, network) -> Runners:
+    told = json.loads(settings)
+    sites: dict[str, Any] = {name: Runner(name) for name in told["names"]}
+    for name, fault in told["faults"].items():
+        after = Path(fault["after"]) if "after" in fault else None
+        sites[name] = Faulty(Runner(name), Path(fault["mended"]), after, fault.get("error", ""))
+    if told["reading"]:
+        sites = {name: Reading(name, network.network, Path(told["reading"]), told["names"]) for name in sites}
+    return Runners(sites, {"partition_sha256": PARTITION})
+
+
+def work(*given) -> None:
+    """Be a worker, of these sites."""
+    pool.read_run = read
+    pool._work(*given)

@@ -11,9 +11,8 @@ from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_protocol.pictures.light import measure_light
 from edgefl_trainer.engine.models import open_run, predict_rows
-from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import resolve
-from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.engine.sites import load_data, report_rows
 from edgefl_trainer.methods import METHODS
 
 TINY = ("--preset", "tiny", "--image-px", "36", "--backbone", "tiny", "--device", "cpu")

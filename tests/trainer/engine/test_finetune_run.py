@@ -154,7 +154,7 @@ def test_a_finished_run_is_judged_compared_and_scores_a_picture(tuned, ward, tmp
 @pytest.mark.parametrize("most", [0, 10])
 def test_smaller_shares_learn_from_a_part_of_the_rows_of_larger(ward, most):
     """10 % inside 20 % inside 40 % inside 80 % inside what `--images-per-site` leaves, as `run` deals them."""
-    from edgefl_trainer.engine.run import load_data
+    from edgefl_trainer.engine.sites import load_data
 
     rows = []
     for share in (0.1, 0.2, 0.4, 0.8, 1.0):
@@ -169,7 +169,7 @@ def test_smaller_shares_learn_from_a_part_of_the_rows_of_larger(ward, most):
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.8])
 def test_a_share_counts_what_images_per_site_leaves(ward, share):
     """docs/methods.md 3.4: ceil(share · n) of each class among the training images after `--images-per-site`."""
-    from edgefl_trainer.engine.run import load_data
+    from edgefl_trainer.engine.sites import load_data
 
     settings = resolve("finetune", {"data": (ward,), "labels": share, "images_per_site": 10}, None, [])
     limited, kept = load_federation([ward], image_px=36, limit=10), load_data(settings, 36)
@@ -256,7 +256,7 @@ def test_a_method_without_labels_takes_no_share():
 
 
 def test_images_without_a_label_are_left_where_unlabelled_ones_are_asked_for(tmp_path, cached):
-    from edgefl_trainer.engine.run import load_data
+    from edgefl_trainer.engine.sites import load_data
 
     data = f"folder:{make_ward(tmp_path / 'ward', {'east': {'nevus': 20, 'other': 20}})}"
     some = {"data": (data,), "labels": 0.2}

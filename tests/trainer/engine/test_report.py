@@ -43,8 +43,7 @@ def test_foreign_pictures_are_judged_by_vacuity(finished, ward, tmp_path):
     assert set(found) == {"textures", ward.removeprefix("folder:")}
     run = open_run(finished["local"])
     px = run.backbone.spec.image_px
-    from edgefl_trainer.engine.run import load_data
-    from edgefl_trainer.engine.sites import report_rows
+    from edgefl_trainer.engine.sites import load_data, report_rows
 
     federation = load_data(run.settings, px)
     for source, figures in found.items():

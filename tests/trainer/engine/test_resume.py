@@ -148,7 +148,7 @@ def test_a_folder_with_a_run_is_not_taken_twice(begun, tmp_path, finished):
 
 def test_a_finished_run_is_not_computed_again(finished, monkeypatch):
     """--resume of a finished run gives the same summary and reads no data."""
-    monkeypatch.setattr("edgefl_trainer.engine.run.load_data", lambda *_: pytest.fail("the data was read"))
+    monkeypatch.setattr("edgefl_trainer.engine.sites.load_data", lambda *_: pytest.fail("the data was read"))
     folder = finished["fedavg"]
     found = edgefl_train("run", "fedavg", "--config", folder / "config.toml", "--out", folder, "--resume", "--json")
     assert found.json() == summary(folder)
@@ -311,6 +311,6 @@ def test_stopped_says_the_exact_command_that_goes_on(tmp_path, ward, mae, monkey
     assert outcome.code == 1 and told == f"edgefl-train run --resume --out '{folder}'"
     assert edgefl_train(*shlex.split(told)[1:]).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr("edgefl_trainer.engine.run.load_data", stop)
+        patched.setattr("edgefl_trainer.engine.sites.load_data", stop)
         early = edgefl_train(*command("local", tmp_path / "early", ward, mae))
     assert early.code == 1 and "nothing had begun" in early.err and not (tmp_path / "early").exists()

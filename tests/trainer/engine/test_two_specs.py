@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.engine.run import load_data
+from edgefl_trainer.engine.sites import load_data
 
 TINY = ("--preset", "tiny", "--image-px", "36", "--backbone", "tiny", "--device", "cpu")
 SMALL = ("--set", "width=32", "--set", "heads=2", "--set", "batch=8")

@@ -4,39 +4,54 @@ docs/design.md 4: a run killed at any moment resumes to the same digest; docs/re
 """
 
 import itertools
+import json
 import time
+from ctypes import addressof
 from dataclasses import replace
-from functools import partial
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.trainer.engine.runners import PATIENCE_S, Faulty, Reading, Runner, Strange, judged
+from tests.trainer.engine import runners
+from tests.trainer.engine.runners import PARTITION, PATIENCE_S, Runner, judged, settings_of
 from tests.trainer.engine.test_local_engine import NAMES, Silent, engine
 
-from edgefl_protocol.errors import ImageError
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import EdgeflError, PayloadError
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.folder import check_claim, working_in
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.engine.workers.parcel import ALIGNED, pack
+from edgefl_trainer.engine.workers import messages, pool
 from edgefl_trainer.engine.workers.pool import Workers, card_of, crowded_line
+from edgefl_trainer.engine.workers.run_again import read_run
+from edgefl_trainer.engine.workers.shared_network import ALIGNED, share, shared_network
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 
 
-def with_workers(folder: Path, count: int, **changes):
-    sites = changes.pop("sites", {name: Runner(name) for name in NAMES})
-    with Workers(count, sites, changes.get("judge")) as crew:
-        return engine(folder, sites=sites, crew=crew, **changes).run()
+@pytest.fixture(autouse=True)
+def made_here(monkeypatch):
+    """Workers make the sites of `runners`."""
+    monkeypatch.setattr(pool, "_work", runners.work)
+
+
+def workers(count: int, network=None, sizes=None, **told) -> Workers:
+    network = network or load_backbone("tiny", image_px=36)
+    return Workers(count, (settings_of(NAMES, **told), PARTITION), network, sizes)
+
+
+def with_workers(folder: Path, count: int, faults=None, **changes):
+    with workers(count, faults=faults) as crew:
+        return engine(folder, crew=crew, **changes).run()
 
 
 @pytest.fixture
 def faulty(tmp_path):
-    """`faulty(**changes)`: three sites, of which north fails once west of the same phase is on the disk."""
-    plain = {name: Runner(name) for name in NAMES}
+    """`faulty(error=…)`: three sites, of which north fails once west of the same phase is on the disk."""
     west = tmp_path / "run" / "checkpoints" / "phase-0001" / "west.metrics.json"
-    return lambda **changes: {**plain, "north": Faulty(Runner("north"), tmp_path / "mended", west, **changes)}
+    return lambda **more: {"north": {"mended": str(tmp_path / "mended"), "after": str(west), **more}}
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -51,37 +66,44 @@ def test_any_number_of_workers_is_the_same_run(tmp_path, count):
 def test_a_worker_that_is_killed_is_a_sentence_and_nothing_is_lost(tmp_path, faulty):
     """west stood on the disk before north died: each site is durable when it is done."""
     with pytest.raises(TrainingError, match=r"site north: the worker .* killed by the system \(signal 9\).* --resume"):
-        with_workers(tmp_path / "run", 2, sites=faulty())
+        with_workers(tmp_path / "run", 2, faulty())
     assert Checkpoints(tmp_path / "run" / "checkpoints").load_site(1, "west") is not None
     (tmp_path / "mended").touch()
-    again = with_workers(tmp_path / "run", 3, sites=faulty())
+    again = with_workers(tmp_path / "run", 3, faulty())
     assert again.digest() == engine(tmp_path / "whole").run().digest()
 
 
-@pytest.mark.slow
-def test_an_error_of_a_site_is_the_one_of_a_single_process(tmp_path, faulty):
-    """Its type, its sentence and its code, and the place where it happened for whoever reads a traceback."""
-    wrong = partial(ImageError, "picture 7 cannot be read", "too_large")
-    with pytest.raises(ImageError) as found:
-        with_workers(tmp_path / "run", 2, sites=faulty(error=wrong))
-    assert (str(found.value), found.value.code) == ("picture 7 cannot be read", "too_large")
+@pytest.mark.parametrize(
+    ("error", "kind", "told", "code"),
+    [
+        ("known", EdgeflError, "picture 7 cannot be read", "too_large"),
+        pytest.param("training", TrainingError, "site north diverged", "training", marks=pytest.mark.slow),
+        pytest.param("defect", RuntimeError, "Strange: this and that", None, marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_of_a_site_tells_its_sentence_and_its_place(tmp_path, faulty, error, kind, told, code):
+    """The sentence and the code of a single process; the place for whoever reads a traceback."""
+    with pytest.raises(kind) as found:
+        with_workers(tmp_path / "run", 2, faulty(error=error))
+    assert (type(found.value), str(found.value), getattr(found.value, "code", None)) == (kind, told, code)
     assert "local_round" in found.value.__notes__[0]
 
 
-@pytest.mark.slow
-def test_an_error_that_cannot_be_sent_still_tells_its_cause(tmp_path, faulty):
-    with pytest.raises(RuntimeError, match="Strange: this and that"):
-        with_workers(tmp_path / "run", 2, sites=faulty(error=partial(Strange, "this", "that")))
+def test_a_worker_that_reads_other_rows_is_refused(tmp_path):
+    crew = Workers(2, (settings_of(NAMES), "of other rows"), load_backbone("tiny", image_px=36))
+    with pytest.raises(EdgeflError, match="the data or the network changed while the run began") as found, crew:
+        engine(tmp_path, crew=crew).run()
+    assert found.value.code == "run"
 
 
 @pytest.mark.slow
 def test_no_worker_outlives_the_run(tmp_path, faulty):
     """After the end and after a fault; a worker that is busy is not waited for."""
-    sites = {**faulty(), "east": Faulty(Runner("east"), tmp_path / "mended", tmp_path / "never")}
+    waiting = {"mended": str(tmp_path / "mended"), "after": str(tmp_path / "never")}
     begun = time.monotonic()
-    crew = Workers(3, sites)
+    crew = workers(3, faults={**faulty(), "east": waiting})
     with pytest.raises(TrainingError), crew:
-        engine(tmp_path / "run", sites=sites, crew=crew).run()
+        engine(tmp_path / "run", crew=crew).run()
     assert time.monotonic() - begun < PATIENCE_S
     assert len(crew._workers) == 3 and all(worker._process._closed for worker in crew._workers)
 
@@ -94,33 +116,28 @@ def test_large_sites_begin_first(tmp_path):
         def site_started(self, site):
             begun.append(site)
 
-    sites = {name: Runner(name) for name in NAMES}
-    with Workers(2, sites, None, {"east": 5, "north": 50, "west": 20}) as crew:
-        engine(tmp_path, sites=sites, crew=crew, observer=Watching()).run()
+    with workers(2, sizes={"east": 5, "north": 50, "west": 20}) as crew:
+        engine(tmp_path, crew=crew, observer=Watching()).run()
     assert begun[:3] == ["north", "west", "east"]
 
 
-def test_a_parcel_holds_each_array_once_and_gives_the_same_bits():
-    """The network of the process that packs is the shared one, and an array over its memory is no second copy."""
-    backbone = load_backbone("tiny", image_px=36)
-    before = {name: value.copy() for name, value in weights_of(backbone.network).items()}
-    fixed = np.arange(5.0)
-    fixed.flags.writeable = False
-    parcel = pack((backbone, weights_of(backbone.network), fixed))
-    assert len(parcel.block) < 1.2 * sum(value.nbytes + ALIGNED for value in before.values())
-    first, second = parcel.open(), parcel.open()
-    for found in (first[0], second[0], backbone):
-        assert {name: value.tobytes() for name, value in weights_of(found.network).items()} == {
-            name: value.tobytes() for name, value in before.items()
-        }
-    for (name, own), one, two in zip(
-        backbone.state_dict().items(), first[0].state_dict().values(), second[0].state_dict().values(), strict=True
-    ):
-        assert one.data_ptr() == two.data_ptr() == own.data_ptr(), name
-        assert own.data_ptr() % ALIGNED == 0
-    assert not first[0].network.training and not any(one.requires_grad for one in first[0].parameters())
-    assert not first[2].flags.writeable and first[2].tolist() == fixed.tolist()
-    assert torch.equal(first[0].pixel_mean, backbone.pixel_mean)
+@pytest.mark.parametrize("name", ["tiny", "cnn:test_resnet"])
+def test_a_shared_network_has_the_same_bits_and_is_no_copy(name):
+    """The network of the process that shares is the shared one, running statistics and counters included."""
+    share(load_backbone("tiny", image_px=36))  # the next block may lie behind it
+    backbone = load_backbone(name, image_px=36, seed=3)
+    before = {key: value.clone() for key, value in backbone.network.state_dict().items()}
+    words, block = share(backbone)
+    assert len(block) < 1.2 * sum(value.nbytes + ALIGNED for value in before.values())
+    first, last = addressof(block), addressof(block) + len(block)
+    for made in (shared_network(words, block), shared_network(words, block), backbone):
+        assert made.spec == backbone.spec and type(made) is type(backbone)
+        assert not made.network.training and not any(one.requires_grad for one in made.parameters())
+        assert made.network.state_dict().keys() == before.keys()
+        for key, value in made.network.state_dict().items():
+            assert torch.equal(value, before[key]) and value.dtype == before[key].dtype, key
+            assert first <= value.data_ptr() < last and value.data_ptr() % ALIGNED == 0, key
+    assert weights_of(shared_network(words, block).network).keys() == weights_of(backbone.network).keys()
 
 
 @pytest.mark.slow
@@ -129,9 +146,8 @@ def test_a_frozen_network_lies_once_in_memory(tmp_path):
     backbone = load_backbone("vit:768x12/12", image_px=36)
     size = sum(value.nbytes for value in weights_of(backbone.network).values())
     assert size > 300e6
-    sites = {name: Reading(name, backbone.network, tmp_path, NAMES) for name in NAMES}
-    with Workers(3, sites) as crew:
-        engine(tmp_path / "run", sites=sites, crew=crew).run()
+    with workers(3, backbone, reading=tmp_path) as crew:
+        engine(tmp_path / "run", crew=crew).run()
         rollups = [Path(f"/proc/{worker._process.pid}/smaps_rollup").read_text() for worker in crew._workers]
     pss = [1024 * int(rollup.partition("Pss:")[2].split()[0]) for rollup in rollups]
     shared = [1024 * int(rollup.partition("Pss_Shmem:")[2].split()[0]) for rollup in rollups]
@@ -141,13 +157,37 @@ def test_a_frozen_network_lies_once_in_memory(tmp_path):
     assert sum(pss) - sum(shared) < 2 * size, pss  # less than a copy for each
 
 
-def test_pictures_stay_in_their_file(tmp_path):
-    np.save(tmp_path / "images.npy", np.arange(24_000_000, dtype=np.uint8))
-    images = np.load(tmp_path / "images.npy", mmap_mode="r")
-    parcel = pack((images, images[5:9]))
-    assert len(parcel.block) + len(parcel.words) < 10_000
-    found, part = parcel.open()
-    assert isinstance(found, np.memmap) and np.array_equal(found, images) and np.array_equal(part, images[5:9])
+def test_what_a_worker_reads_is_what_the_run_read(cached):
+    """Rows and network by their digests; pictures stay in their file, which each process maps."""
+    settings = RunSettings(method="fedavg", data=("lesions:sites=2,images=20,px=36",), image_px=36)
+    own = read_run(settings.to_toml(), torch.get_num_threads())
+    read_run.cache_clear()
+    network = shared_network(*share(load_backbone("tiny", image_px=36)))
+    again = read_run(settings.to_toml(), torch.get_num_threads(), network)
+    assert again is not own and again.digests == own.digests
+    for name, site in again.sites.items():
+        assert site.backbone is network
+        assert isinstance(site.train.images, np.memmap) and site.train.images.mode == "r"
+        assert site.train.images.filename == own.sites[name].train.images.filename
+        assert np.array_equal(site.train.rows, own.sites[name].train.rows)
+    other = read_run(replace(settings, seed=1).to_toml(), torch.get_num_threads()).digests
+    assert other["partition_sha256"] != own.digests["partition_sha256"]
+
+
+def test_messages_are_bounded_and_judged(monkeypatch):
+    """docs/security.md 5, as for what comes from afar: too long is not read, and what is no payload is refused."""
+    here, there = Pipe()
+    messages.send(there, {"loss": float("nan"), "epochs": [{"loss": 0.1}]}, Payload({"a": np.arange(3)}, {"n": 1}))
+    words = messages.words_of(messages.received(here))
+    assert json.dumps(words) == '{"loss": NaN, "epochs": [{"loss": 0.1}]}'
+    assert messages.received(here) == Payload({"a": np.arange(3)}, {"n": 1})
+    there.send_bytes(b"no payload at all")
+    with pytest.raises(PayloadError):
+        messages.received(here)
+    monkeypatch.setattr(messages, "MAX_STATE_BYTES", 10)
+    there.send_bytes(bytes(11))
+    with pytest.raises(OSError, match="bad message length"):
+        messages.received(here)
 
 
 def test_workers_that_hinder_one_another_are_told_of():

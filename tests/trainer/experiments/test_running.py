@@ -165,14 +165,14 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     from edgefl_trainer.errors import TrainingError
     from edgefl_trainer.experiments import crews
 
-    plain = crews.run
+    plain = crews.make_run
 
-    def diverge(settings, folder, *, resume):
+    def diverge(settings, *rest):
         if settings.method == "local":
             raise TrainingError("site a diverged.")
-        return plain(settings, folder, resume=resume)
+        return plain(settings, *rest)
 
-    monkeypatch.setattr(crews, "run", diverge)
+    monkeypatch.setattr(crews, "make_run", diverge)
     found = edgefl_train("experiment", FILE, *CHOICE, "--out", tmp_path / "o")
     assert found.code == 1 and "failed: site a diverged." in found.err and "1 run failed" in found.err
     assert "Traceback" not in found.err and "FedAvg |" in found.out

@@ -323,14 +323,14 @@ def test_a_run_that_started_otherwise_is_not_shown_as_a_row(old, new, ran, tmp_p
 
 
 def test_rows_whose_pretraining_fails_are_told_and_others_go_on(tmp_path, cached, monkeypatch):
-    plain = crews.run
+    plain = crews.make_run
 
-    def diverge(settings, folder, *, resume):
+    def diverge(settings, *rest):
         if settings.method == "fedmae" and settings.hyper.get("keep_local") == "none":
             raise TrainingError("site a diverged.")
-        return plain(settings, folder, resume=resume)
+        return plain(settings, *rest)
 
-    monkeypatch.setattr(crews, "run", diverge)
+    monkeypatch.setattr(crews, "make_run", diverge)
     written(tmp_path)
     found = again(tmp_path, "--parts", "eighty", "--rows", "together-all-averaged,together", "--out", tmp_path / "o")
     assert "| time | time before |" in found.out and "time before is of the one that it starts from" in found.out

@@ -208,6 +208,28 @@ def test_a_reply_of_no_use_is_named_and_does_not_count(method, change, sentence,
     assert told.startswith("exchange 2: ") and sentence in told  # after a warm one
 
 
+@pytest.mark.parametrize("odd", [97, 35])
+def test_a_reply_that_fits_no_other_is_named_and_the_round_goes_on(odd, begin, capsys) -> None:
+    """Alone it can be aggregated. Whether it came first or last, the two that fit one another decide."""
+    grid, plan = begin("fedproto", rounds=1, quorum=2)
+    grid.nodes[odd].spoil = spoiled(lambda one: first_with(one, lambda array: array[:-1]))
+    assert serve(grid, plan)["without_hand_out"] == []
+    [told] = lines(capsys, "no reply of site")
+    assert told.startswith(f"exchange 2: no reply of site {grid.nodes[odd].config['site']} counts: beside that of site")
+    assert "cannot be aggregated" in told
+
+
+def test_replies_that_do_not_fit_one_another_make_no_round(begin) -> None:
+    """Of two nobody can say which is wrong: both are named."""
+    grid, plan = begin("fedproto", rounds=1, quorum=2)
+    grid.nodes[66].online = False
+    grid.nodes[97].spoil = spoiled(lambda one: first_with(one, lambda array: array[:-1]))
+    with pytest.raises(RunError, match="exchange 2 has 0 replies, but the quorum is 2") as told:
+        serve(grid, plan)
+    for name, other in (("site-1", "site-3"), ("site-3", "site-1")):
+        assert f"site {name}: beside that of site {other} its reply cannot be aggregated" in str(told.value)
+
+
 def test_nan_is_refused_on_arrival(begin, capsys) -> None:
     """docs/security.md, check 37: no payload holds a number that is not finite."""
     grid, plan = begin("fedavg", rounds=1, quorum=2)

@@ -67,6 +67,19 @@ def test_each_round_is_sent_as_it_ends_and_the_summary_last(tmp_path):
     assert wanted.items() <= book.points.items()
 
 
+def test_a_run_of_a_study_has_the_name_it_has_there(tmp_path):
+    names = []
+
+    class Named(Book):
+        def begin(self, run):
+            names.append(run.name)
+
+    for name in ("", "centres/local/seed-0"):
+        with following.followed([TRACK], tmp_path, SETTINGS, lambda *_: Named(), name=name):
+            write_lines(tmp_path, 1)
+    assert names == [tmp_path.name, "centres/local/seed-0"]
+
+
 @pytest.mark.parametrize(("stop", "ending"), [(KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")])
 def test_how_a_run_ended_is_told(tmp_path, stop, ending):
     book = Book()

@@ -67,3 +67,39 @@ def test_a_killed_run_goes_on_in_its_folder_without_doubled_points(tmp_path, kil
     again = edgefl_train(*words, "--resume")  # of a finished run: nothing is computed, all is sent
     assert again.code == 0 and "nothing was computed again" in again.err
     check(run, board)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--workers", "2")])
+def test_each_run_of_a_study_is_followed_in_a_place_of_its_own(more, tmp_path, cached, monkeypatch):
+    """By its name, which is its folder below the study's; what cannot be followed shows before a run begins."""
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    table = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
+    words = (
+        "experiment",
+        table,
+        "--tiny",
+        "--rows",
+        "local-bt",
+        "--seeds",
+        "0,1",
+        "--rounds",
+        "1",
+        "--device",
+        "cpu",
+        *more,
+    )
+    board, out = tmp_path / "board", tmp_path / "out"
+    (board / "centres/local-bt/seed-1").mkdir(parents=True)
+    foreign = board / "centres/local-bt/seed-1/notes.txt"
+    foreign.write_text("mine")
+    refused = edgefl_train(*words, "--out", out, "--track", f"tensorboard:{board}")
+    assert refused.code == 2 and "holds notes.txt" in refused.sentence() and not out.exists()
+    foreign.unlink()
+    found = edgefl_train(*words, "--out", out, "--track", f"tensorboard:{board}", "--track", "tensorboard")
+    assert found.code == 0, found.err
+    for seed in (0, 1):
+        run = out / f"centres/local-bt/seed-{seed}"
+        ((_, mean),) = scalars(board / f"centres/local-bt/seed-{seed}")["mean_balanced_accuracy"]
+        assert mean == pytest.approx(json.loads((run / "summary.json").read_text())["mean_balanced_accuracy"])
+        assert scalars(run / "tensorboard")["mean_balanced_accuracy"]

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     "terminal.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --watch: one JSON object for each change, one a line.")
+@shared.track
 @click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
 @click.option(
     "--format",
@@ -92,6 +93,7 @@ def experiment(
     workers: int | None,
     watch: bool,
     as_json: bool,
+    track: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Run a paper's table, and print it beside the paper's numbers. The tables are files: experiments/*.toml.
@@ -123,20 +125,22 @@ def experiment(
     from edgefl_trainer.experiments.running import jobs_of, run_planned
     from edgefl_trainer.experiments.study_book import BOOK, StudyBook
     from edgefl_trainer.experiments.watching import following
+    from edgefl_trainer.tracking.tracks import read_tracks
 
+    for job in jobs_of(planned):
+        read_tracks(track, job.folder, job.name)  # what cannot be followed shows before anything begins
     told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     known = f"tiny: seconds to minutes a run, {TRIAL}" if options["tiny"] else f"the file's figures: {told}"
-    first = pretraining_of(planned)
-    from_what = f" that start from {counted(len(first), 'pre-training run')}" if first else ""
+    first = counted(len(pretraining_of(planned)), "pre-training run")
+    from_what = f" that start from {first}" if pretraining_of(planned) else ""
     click.echo(f"{table.title}: {counted(len(planned), 'run')}{from_what}; {known}", err=True)
     with (
         tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])),
         following(jobs_of(planned), out, shown=watch, as_json=as_json) as look,
     ):
-        crew = ThisProcess() if workers is None else Processes(workers, out / BOOK, look)
+        crew = ThisProcess(track) if workers is None else Processes(workers, out / BOOK, look, track)
         failed = run_planned(planned, lambda line: click.echo(line, err=True), crew, StudyBook(out))
-    folders = [one.folder for one in planned if one.name not in failed]
-    if folders:
+    if folders := [one.folder for one in planned if one.name not in failed]:
         click.echo(render_comparison(table, find_runs(table, folders), style))
     if failed:
         click.echo(f"{counted(len(failed), 'run')} failed; the same command tries again", err=True)

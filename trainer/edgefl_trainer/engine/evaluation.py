@@ -20,8 +20,7 @@ from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.held_out import federation_report
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
-from edgefl_trainer.engine.run import load_data
-from edgefl_trainer.engine.sites import choose_device, examples_of
+from edgefl_trainer.engine.sites import choose_device, examples_of, load_data
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.measured_maps import measure_maps

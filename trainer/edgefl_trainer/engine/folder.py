@@ -89,20 +89,24 @@ def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> N
     Raises:
         RunError: the data or the backbone changed since the run began, or what it began with cannot be read.
     """
-    path = folder / INPUTS
     now = {"partition_sha256": partition_sha256, "backbone_sha256": backbone_sha256}
-    if not path.exists():
-        write_atomic(path, json.dumps(now, indent=2).encode())
-        return
-    try:
-        then = dict(json.loads(read_bounded(path, MAX_INPUTS_BYTES)))
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}): put it back from a copy, or start anew.", "damaged") from error
+    if not (folder / INPUTS).exists():
+        write_atomic(folder / INPUTS, json.dumps(now, indent=2).encode())
+    then = begun_inputs(folder)
     for name, what in (("partition_sha256", "rows of the data"), ("backbone_sha256", "weights of the backbone")):
         if then.get(name) != now[name]:
             raise RunError(
                 f"the {what} have changed since the run in {folder} began: start it again with another --out."
             )
+
+
+def begun_inputs(folder: Path) -> dict[str, str]:
+    """Read the digests of rows and network that the run began with; a `RunError` where they are damaged."""
+    path = folder / INPUTS
+    try:
+        return dict(json.loads(read_bounded(path, MAX_INPUTS_BYTES)))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}): put it back from a copy, or start anew.", "damaged") from error
 
 
 def check_finished(folder: Path) -> None:

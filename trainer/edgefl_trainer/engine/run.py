@@ -13,8 +13,8 @@ DIR/summary.json       the results
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,14 @@ import torch
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Method, Site, State, Task, declared
-from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.data.labels import keep_labels
+from edgefl_trainer.data import Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
-from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
 from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import (
+    begun_inputs,
     begun_settings,
     check_alone,
     check_claim,
@@ -44,23 +43,18 @@ from edgefl_trainer.engine.folder import (
 from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.local_engine import FederationState, InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import save_questions
-from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
-from edgefl_trainer.engine.selection import selecting_sites, tune_judge
+from edgefl_trainer.engine.selection import most_judged, selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, check_start
-from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device, one_class_sites
+from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one_class_sites, read_sites, repeatable
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.environment import environment
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.method_halves import check_travels
 from edgefl_trainer.models.backbone_names import is_trained
-from edgefl_trainer.models.backbones import load_backbone, weights_of
-from edgefl_trainer.models.cnn import Backbone
+from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.spec import BackboneSpec
-
-SELF_SUPERVISED_TASK = "pixels"
-
 
 Drive = Callable[[LocalEngine], FederationState]
 
@@ -128,18 +122,6 @@ def _measured_before(method: Method, sites: Mapping[str, Site]) -> dict[str, Any
     if found.warning:
         warn(found.warning)
     return {found.name: dict(found.figures)}
-
-
-def read_sites(
-    settings: RunSettings, method: Method, backbone: Backbone, partition: Partition | None
-) -> tuple[Federation, Task, Mapping[str, Site]]:
-    """Read the data of a run, and make what its sites learn from."""
-    federation = load_data(settings, backbone.spec.image_px, partition)
-    task = build_task(settings, method, federation, backbone)
-    sites = build_sites(federation, task, backbone, settings, method)
-    if declared(method).trains_network:
-        sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
-    return federation, task, sites
 
 
 def _write_inputs(folder: Path, settings: RunSettings, task: Task, partition: Partition | None) -> None:
@@ -217,21 +199,21 @@ def run_phases(
     drive: Drive = LocalEngine.run,
 ) -> FederationState:
     """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
-    judge = None
-    if declared(method).encoder is None:
-        judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
+    judge = tune_judge(method, sites, most_judged(settings.select)) if declared(method).encoder is None else None
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
-    runners = {name: InProcessSite(method, site) for name, site in sites.items()}
-    here = settings.workers > 1 and drive is LocalEngine.run
-    side_by_side = Workers(settings.workers, runners, judge, learning) if here else nullcontext()
+    network = next(iter(sites.values())).backbone
+    side_by_side: AbstractContextManager[Workers | None] = nullcontext()
+    if settings.workers > 1 and drive is LocalEngine.run and network is not None:
+        same = settings.to_toml(), begun_inputs(folder)["partition_sha256"]
+        side_by_side = Workers(settings.workers, same, network, learning)
     with Display(pace, settings.epochs, one_class_sites(sites)) as display, side_by_side as crew:
         if untrained := untrained_line(settings):
             display.warn(untrained)
         engine = LocalEngine(
             method=method,
             task=task,
-            sites=runners,
+            sites={name: InProcessSite(method, site) for name, site in sites.items()},
             folder=folder,
             observer=display,
             participation=settings.participation,
@@ -242,48 +224,6 @@ def run_phases(
             crew=crew,
         )
         return drive(engine)
-
-
-@contextmanager
-def repeatable(device: torch.device) -> Iterator[None]:
-    """Use deterministic algorithms on the CPU, for a while; on CUDA runs agree to a tolerance (docs/design.md)."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(before or device.type == "cpu")
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def load_data(
-    settings: RunSettings,
-    image_px: int,
-    partition: Partition | None = None,
-    *,
-    whole_task: bool = True,
-    vocabulary: Vocabulary | None = None,
-) -> Federation:
-    """Read the federation that the settings describe, with the share of labels they give it.
-
-    `whole_task`: every class that the task names has to be there. `vocabulary`: of several sites, where this is one.
-    """
-    federation = load_federation(
-        settings.data,
-        image_px=image_px,
-        colour=settings.colour,
-        task=settings.task,
-        whole_task=whole_task,
-        classes=settings.classes or None,
-        seed=settings.seed,
-        unlabelled=settings.unlabelled,
-        limit=settings.images_per_site or None,
-        partition=partition,
-        vocabulary=vocabulary,
-    )
-    if settings.labels == 1:
-        return federation
-    seed = settings.seed if partition is None else partition.seed  # as for every other choice of rows
-    return keep_labels(federation, settings.labels, seed, keep_images=settings.unlabelled != "none")
 
 
 def backbone_line(settings: RunSettings, method: Method, spec: BackboneSpec) -> str:
@@ -301,22 +241,6 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
     bound = f" (--images-per-site {images_per_site:,} bounds the train rows alone)" if images_per_site else ""
     return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
-
-
-def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
-    """Make the task: what server and sites agree on."""
-    learns = declared(method).encoder is not None
-    starts = declared(method).trains_network or (learns and is_trained(settings.backbone))
-    return Task(
-        name=SELF_SUPERVISED_TASK if learns else settings.task,
-        classes=federation.classes,
-        backbone=backbone.spec,
-        rounds=settings.rounds,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        initial=weights_of(backbone.network) if starts else {},
-        questions=federation.questions.vocabulary if federation.questions and method.needs_labels else None,
-    )
 
 
 def check_backbone(settings: RunSettings, method: Method) -> None:

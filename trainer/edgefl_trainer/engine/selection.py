@@ -31,6 +31,11 @@ def selecting_sites(sites: Mapping[str, Site]) -> frozenset[str]:
     )
 
 
+def most_judged(select: str) -> int | None:
+    """Return how many tune rows of a site its rounds are judged on, by the run's `select`; None is all."""
+    return WATCHED_ROWS if select == "last" else None
+
+
 def judged_rows(site: Site, most: int | None = WATCHED_ROWS) -> Examples:
     """Return the tune rows of a site that its rounds are judged on: at most `most`, the same in each; None is all."""
     drawn = site.rng("judge").permutation(len(site.tune))[:most]

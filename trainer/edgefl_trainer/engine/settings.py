@@ -373,3 +373,9 @@ def check_start(name: str, method: "Method | type[Method]", backbone: str, prese
             f"backbone {backbone} is untrained, and nothing is learned on a frozen random network: give --backbone "
             "run:DIR of a finished run without labels, or timm:NAME; for a trial give --preset tiny."
         )
+
+
+def without_folders(name: str) -> str:
+    """Write a SPEC or backbone without the folders before it: those are of one machine."""
+    kind, colon, where = name.partition(":")
+    return name if kind in ("timm", "vit", "cnn") else f"{kind}{colon}{where.rpartition('/')[2]}"

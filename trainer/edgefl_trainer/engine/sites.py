@@ -1,15 +1,83 @@
-"""From a federation's rows to the sites that a method sees."""
+"""From a run's data to the sites that a method sees."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from edgefl_trainer.contract import Examples, Method, Site, Task, declared
-from edgefl_trainer.data import Federation, SiteRows
+from edgefl_trainer.data import Federation, SiteRows, load_federation
+from edgefl_trainer.data.labels import keep_labels
+from edgefl_trainer.data.partition import Partition
+from edgefl_trainer.data.questions import Vocabulary
+from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError, TrainingError
+from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbones import weights_of
 from edgefl_trainer.models.cnn import Backbone
+
+SELF_SUPERVISED_TASK = "pixels"
+
+
+def read_sites(
+    settings: RunSettings, method: Method, backbone: Backbone, partition: Partition | None
+) -> tuple[Federation, Task, Mapping[str, Site]]:
+    """Read the data of a run, and make what its sites learn from."""
+    federation = load_data(settings, backbone.spec.image_px, partition)
+    task = build_task(settings, method, federation, backbone)
+    sites = build_sites(federation, task, backbone, settings, method)
+    if declared(method).trains_network:
+        sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
+    return federation, task, sites
+
+
+def load_data(
+    settings: RunSettings,
+    image_px: int,
+    partition: Partition | None = None,
+    *,
+    whole_task: bool = True,
+    vocabulary: Vocabulary | None = None,
+) -> Federation:
+    """Read the federation that the settings describe, with the share of labels they give it.
+
+    `whole_task`: every class that the task names has to be there. `vocabulary`: of several sites, where this is one.
+    """
+    federation = load_federation(
+        settings.data,
+        image_px=image_px,
+        colour=settings.colour,
+        task=settings.task,
+        whole_task=whole_task,
+        classes=settings.classes or None,
+        seed=settings.seed,
+        unlabelled=settings.unlabelled,
+        limit=settings.images_per_site or None,
+        partition=partition,
+        vocabulary=vocabulary,
+    )
+    if settings.labels == 1:
+        return federation
+    seed = settings.seed if partition is None else partition.seed  # as for every other choice of rows
+    return keep_labels(federation, settings.labels, seed, keep_images=settings.unlabelled != "none")
+
+
+def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
+    """Make the task: what server and sites agree on."""
+    learns = declared(method).encoder is not None
+    starts = declared(method).trains_network or (learns and is_trained(settings.backbone))
+    return Task(
+        name=SELF_SUPERVISED_TASK if learns else settings.task,
+        classes=federation.classes,
+        backbone=backbone.spec,
+        rounds=settings.rounds,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        initial=weights_of(backbone.network) if starts else {},
+        questions=federation.questions.vocabulary if federation.questions and method.needs_labels else None,
+    )
 
 
 def choose_device(name: str) -> torch.device:
@@ -17,6 +85,17 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingError("this machine has no CUDA device: use --device cpu or auto.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Use deterministic algorithms on the CPU, for a while; on CUDA runs agree to a tolerance (docs/design.md)."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:

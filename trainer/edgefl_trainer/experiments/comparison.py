@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.settings import RunSettings, without_folders
 from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
@@ -42,7 +42,7 @@ from edgefl_trainer.experiments.measured import (
     marked_sites,
     tracked,
 )
-from edgefl_trainer.experiments.run_words import schedule, without_folders
+from edgefl_trainer.experiments.run_words import schedule
 
 TRIAL = "nothing here can be compared with the paper"
 WITHOUT = f"ours without {MARK}"  # column

@@ -18,8 +18,8 @@ from typing import IO, Protocol
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.folder import make_folder
-from edgefl_trainer.engine.run import run
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.experiments.one_run import make_run
 
 LOOK_SECONDS = 0.5  # between two looks at the processes
 STOP_SECONDS = 30.0  # that a process may take to stop
@@ -66,8 +66,9 @@ class Crew(Protocol):
 class ThisProcess:
     """Makes one run at a time, here."""
 
-    def __init__(self) -> None:
+    def __init__(self, track: Sequence[str] = ()) -> None:
         self._job: RunJob | None = None
+        self._track = track
 
     @property
     def free(self) -> int | None:
@@ -84,7 +85,7 @@ class ThisProcess:
         job, self._job = self._job, None
         assert job is not None
         try:
-            run(job.settings, job.folder, resume=True)
+            make_run(job.settings, job.folder, job.name, self._track)
         except EdgeflError as error:
             return Outcome(job, str(error))
         return Outcome(job)
@@ -103,9 +104,11 @@ class _Worker:
 class Processes:
     """Makes several runs at once, each in a process of its own with a log of its own."""
 
-    def __init__(self, workers: int, logs: Path, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, workers: int, logs: Path, look: Callable[[], None] = lambda: None, track: Sequence[str] = ()
+    ) -> None:
         """Begin nothing yet; `look` is called again and again while processes are waited for."""
-        self._logs, self._look = logs, look
+        self._logs, self._look, self._track = logs, look, track
         self._seats: dict[int, _Worker | None] = dict.fromkeys(range(1, workers + 1))
         self._cards = visible_cards(os.environ)
 
@@ -127,7 +130,12 @@ class Processes:
                 env=environment_of(number, self._cards, os.environ),
             )  # fmt: skip
         self._seats[number] = _Worker(job, process, log)
-        asked = {"settings": job.settings.to_toml(), "folder": str(job.folder)}
+        asked = {
+            "settings": job.settings.to_toml(),
+            "folder": str(job.folder),
+            "name": job.name,
+            "track": list(self._track),
+        }
         with suppress(BrokenPipeError):  # it has ended already, and `ended` says how
             _input(process).write(json.dumps(asked).encode() + b"\n")
             _input(process).flush()

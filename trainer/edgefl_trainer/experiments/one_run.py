@@ -10,9 +10,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgefl_protocol.errors import EdgeflError
+
+if TYPE_CHECKING:
+    from edgefl_trainer.engine.settings import RunSettings
 
 FAILED = 1  # exit status
 
@@ -23,15 +28,23 @@ def main() -> None:
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_when_alone, daemon=True).start()
     try:
-        from edgefl_trainer.engine.run import run
         from edgefl_trainer.engine.settings import RunSettings, from_toml
 
         settings = RunSettings(**from_toml(asked["settings"].encode(), "the study"))
-        run(settings, Path(asked["folder"]), resume=True)
+        make_run(settings, Path(asked["folder"]), asked["name"], asked["track"])
     except EdgeflError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("stopped")
+
+
+def make_run(settings: "RunSettings", folder: Path, name: str, track: Sequence[str]) -> None:
+    """Make a run of a study, or what is left of it, followed by trackers under its name."""
+    from edgefl_trainer.engine.run import run
+    from edgefl_trainer.tracking.following import followed
+    from edgefl_trainer.tracking.tracks import read_tracks
+
+    run(settings, folder, resume=True, during=followed(read_tracks(track, folder, name), folder, settings, name=name))
 
 
 def _stop_when_alone() -> None:

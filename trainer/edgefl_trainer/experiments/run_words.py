@@ -4,7 +4,7 @@ from typing import Any
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.engine.first_run import stays_untrained
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.settings import RunSettings, without_folders
 
 
 def made_of(settings: RunSettings) -> dict[str, Any]:
@@ -24,9 +24,3 @@ def schedule(settings: RunSettings) -> str:
     share = "" if settings.participation == 1 else f", {settings.participation:.1%} of the sites in each"
     rounds = counted(settings.rounds, "round")
     return f"{settings.preset}, {rounds} of {counted(settings.epochs, 'epoch')}{bound}{labels}{share}"
-
-
-def without_folders(name: str) -> str:
-    """Write a SPEC or backbone without the folders before it: those are of one machine."""
-    kind, colon, where = name.partition(":")
-    return name if kind in ("timm", "vit", "cnn") else f"{kind}{colon}{where.rpartition('/')[2]}"

@@ -27,7 +27,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import CONFIG, check_free, check_inputs, finished_summary, working_in
-from edgefl_trainer.engine.run import load_data, repeatable
+from edgefl_trainer.engine.sites import load_data, repeatable
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.flower.records import unpacked
 from edgefl_trainer.flower.replying import replied

@@ -30,8 +30,9 @@ from edgefl_trainer.engine.display import Display, RunPace, tell
 from edgefl_trainer.engine.folder import check_free, working_in
 from edgefl_trainer.engine.handout import final_phase, handed_out
 from edgefl_trainer.engine.local_engine import FederationState, LocalEngine, stamped
-from edgefl_trainer.engine.run import SELF_SUPERVISED_TASK, check_backbone, what_was_asked, write_summary
+from edgefl_trainer.engine.run import check_backbone, what_was_asked, write_summary
 from edgefl_trainer.engine.settings import RunSettings, from_toml, hyper_values, resolve
+from edgefl_trainer.engine.sites import SELF_SUPERVISED_TASK
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.flower.asking import Asking
 from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest

@@ -1,11 +1,11 @@
 """A round over SuperNodes: who is there, who replies in time, and whether that is enough.
 
 Guarantees: a reply counts only if it is of a kind that the method sends, has the shapes that the site was sent, and can
-be aggregated; any other is as good as none, and its site is named with the reason. Of a site the server keeps its
-digest and no state.
+be aggregated, alone and beside another that counts; any other is as good as none, and its site is named with the
+reason. Of a site the server keeps its digest and no state.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgefl_protocol import Payload
@@ -27,6 +27,8 @@ from edgefl_trainer.method_halves import call_aggregate
 DIGEST = "site_sha256"
 QUERY_S = 300.0  # for a SuperNode to say which site it is: its process loads PyTorch first
 ABSENT = "no SuperNode answers for it"
+
+NodeAnswer = tuple[str, Payload | Silence]  # of a site: its reply, or why none counts
 
 
 class AwaySite:
@@ -68,11 +70,10 @@ class AwayCrew:
         """
         number = self.checkpoints.progress().phases + 1
         began, missing = self.asking.clock(), dict.fromkeys(names, ABSENT)
-        for name, reply in self._replies(number, names, given):
-            why = reply.why if isinstance(reply, Silence) else self._unusable(number, reply)
-            if why or isinstance(reply, Silence):
-                missing[name] = why
-                tell(f"exchange {number}: no reply of site {name} counts: {why}")
+        for name, reply in self._fitting(number, self._replies(number, names, given)):
+            if isinstance(reply, Silence):
+                missing[name] = reply.why
+                tell(f"exchange {number}: no reply of site {name} counts: {reply.why}")
                 continue
             del missing[name]
             state = State({}, {DIGEST: str(reply.scalars[DIGEST])})
@@ -120,7 +121,7 @@ class AwayCrew:
             raise RunError(f"the words of all sites are needed before the first round. {why}", "quorum")
         return together(found)
 
-    def _replies(self, number: int, names: Sequence[str], given: Given) -> Iterator[tuple[str, Payload | Silence]]:
+    def _replies(self, number: int, names: Sequence[str], given: Given) -> Iterator[NodeAnswer]:
         """Ask the sites that are there, and yield each reply, or why there is none."""
         nodes = self._nodes(names)
         sent: dict[str, Payload] = {}
@@ -189,17 +190,48 @@ class AwayCrew:
             else:
                 self.known[int(node)] = name
 
-    def _unusable(self, number: int, reply: Payload) -> str:
-        """Say why a reply cannot count; "" where it can."""
+    def _fitting(self, number: int, replies: Iterable[NodeAnswer]) -> Iterator[NodeAnswer]:
+        """Yield each reply that can be aggregated, alone and beside one that counts; of the others why they do not.
+
+        The first waits for one that it fits, so that the odd one of three does not decide for the others.
+        """
+        kept = {name: self.checkpoints.load_site(number - 1, name) for name in self.sites}
+        one = next(((name, site.reply) for name, site in kept.items() if site is not None), None)
+        waiting: list[tuple[str, Payload]] = []
+        for name, reply in replies:
+            if isinstance(reply, Silence) or (why := self._unusable(reply) or self._refused(number, {name: reply})):
+                yield name, reply if isinstance(reply, Silence) else Silence(why)
+                continue
+            waiting.append((name, reply))
+            pairs = ({name: reply, other: its} for other, its in waiting[:-1])
+            if one is None and any(not self._refused(number, pair) for pair in pairs):
+                one = name, reply
+            while one is not None and waiting:
+                yield self._beside(number, *one, *waiting.pop(0))
+        for name, reply in waiting:
+            other = next((pair for pair in waiting if pair[0] != name), (name, reply))
+            yield self._beside(number, *other, name, reply)
+
+    def _beside(self, number: int, other: str, its: Payload, name: str, reply: Payload) -> NodeAnswer:
+        """Judge a reply beside another site's."""
+        why = self._refused(number, {other: its, name: reply})
+        return name, Silence(f"beside that of site {other} {why}") if why else reply
+
+    def _unusable(self, reply: Payload) -> str:
+        """Say why a reply cannot count, whatever the method does with it; "" where it can."""
         if not isinstance(reply.scalars.get(DIGEST), str):
             return f"its reply lacks {DIGEST}"
         beside = sorted({kind_of(name) for name in reply.arrays} - set(self.method.travels))
         if beside:
             return f"its reply holds {', '.join(beside)}, and this method sends {', '.join(self.method.travels)}"
+        return ""
+
+    def _refused(self, number: int, replies: Mapping[str, Payload]) -> str:
+        """Say why these replies cannot be aggregated; "" where they can."""
         server = self.checkpoints.progress().server
         state = self.checkpoints.load_state(server) if server else self.method.start(self.task, self.sites)
         try:
-            call_aggregate(self.method, state, self.method.phases(self.task.rounds)[number - 1], {"it": reply})
+            call_aggregate(self.method, state, self.method.phases(self.task.rounds)[number - 1], replies)
         except EdgeflError as error:
             return f"its reply cannot be aggregated: {error}"
         return ""

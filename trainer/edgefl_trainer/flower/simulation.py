@@ -5,7 +5,6 @@ done is on disk before the run goes on, so that a run which ends for any reason 
 takes one core, and its part of a GPU where the run computes on one. Source: docs/guides/flower.md.
 """
 
-import json
 import logging
 import math
 import os
@@ -26,10 +25,12 @@ from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Scalar
 from edgefl_trainer.engine.checkpoint import SiteResult
-from edgefl_trainer.engine.folder import CONFIG, INPUTS
+from edgefl_trainer.engine.folder import CONFIG, begun_inputs
 from edgefl_trainer.engine.local_engine import FederationState, Given, LocalEngine, RunObserver
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.engine.sites import choose_device
+from edgefl_trainer.engine.workers.messages import state_payload
+from edgefl_trainer.engine.workers.run_again import check_same
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import simulated
 from edgefl_trainer.flower.asking import Asking, NodeRequest, Silence
@@ -71,8 +72,8 @@ class SimulatedCrew:
             for name in names:
                 state, broadcast = given(name)
                 facts = simulated.facts_of(self.settings, self.threads, site=name)
-                kept = Payload(state.arrays, state.values)
-                yield NodeRequest(name, self.nodes[name], {"facts": facts, "state": kept, "broadcast": broadcast})
+                asked = {"facts": facts, "state": state_payload(state), "broadcast": broadcast}
+                yield NodeRequest(name, self.nodes[name], asked)
 
         for name, found in self.asking.ask(kind, requests(), reply):
             if isinstance(found, Silence):
@@ -98,8 +99,7 @@ def found_crew(
         if isinstance(found, Silence):
             raise failure(node, found)
         told = found["facts"].scalars
-        if {name: told[name] for name in digests} != digests:
-            raise RunError("the data or the network changed while the run began: start it again with another --out.")
+        check_same(digests, told)
         nodes[str(told["site"])] = node_of[node]
     if set(nodes) != set(names):
         raise RunError("the data changed while the run began: start it again with another --out.")
@@ -151,7 +151,7 @@ def simulate(engine: LocalEngine, settings: RunSettings, workers: int) -> Federa
     """
     names, outcome = sorted(engine.sites), _Outcome()
     settings = replace(read_settings(engine.folder / CONFIG), device=settings.device)  # with the batch that was fitted
-    digests = json.loads((engine.folder / INPUTS).read_bytes())
+    digests = begun_inputs(engine.folder)
     gpus = torch.cuda.device_count() if choose_device(settings.device).type == "cuda" else 0
 
     def serve(grid: Grid, _: Context) -> None:

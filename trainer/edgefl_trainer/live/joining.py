@@ -27,7 +27,7 @@ from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.local_engine import stamped
-from edgefl_trainer.engine.run import repeatable
+from edgefl_trainer.engine.sites import repeatable
 from edgefl_trainer.environment import environment
 from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS

@@ -19,9 +19,8 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import dealt_rows
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.specs import asks_questions, parse_spec, read_spec
-from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.engine.sites import build_sites
+from edgefl_trainer.engine.sites import build_sites, load_data
 from edgefl_trainer.errors import FederationRefused, SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import (

@@ -146,8 +146,12 @@ def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]
     """
     network = build_network(spec, 0)
     load_weights(network, weights, spec.name)
-    own = replace(spec, sha256=digest(weights_of(network)))
-    return FrozenCNN(network, own) if isinstance(own, CNNSpec) else FrozenViT(network, own)
+    return freeze(network, replace(spec, sha256=digest(weights_of(network))))
+
+
+def freeze(network: nn.Module, spec: BackboneSpec) -> Backbone:
+    """Freeze a network that the specification describes."""
+    return FrozenCNN(network, spec) if isinstance(spec, CNNSpec) else FrozenViT(network, spec)
 
 
 def load_weights(network: nn.Module, arrays: Mapping[str, NDArray[np.generic]], name: str) -> None:

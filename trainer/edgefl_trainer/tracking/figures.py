@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_trainer.engine.local_engine import judged_figure
-from edgefl_trainer.engine.settings import RunSettings, hyper_values
-from edgefl_trainer.experiments.run_words import without_folders
+from edgefl_trainer.engine.settings import RunSettings, hyper_values, without_folders
 
 PLACE = {"phase_index", "round"}  # where in the run a line stands: the step of its figures
 

@@ -90,8 +90,8 @@ class Follower:
             shown = " ".join(cause.split())
             shown = shown if len(shown) <= CAUSE_LENGTH else f"{shown[:CAUSE_LENGTH]}…"
             warn(
-                f"{self.name} did not take what it was sent ({shown}); the run does not need it, and the same command "
-                "with --resume sends what is missing."
+                f"{self.name} did not take what it was sent ({shown}); the run does not need it, and `edgefl-train run "
+                f"--resume --out {self._folder} --track …` sends what is missing."
             )
 
 
@@ -122,12 +122,13 @@ def followed(
     folder: Path,
     settings: RunSettings,
     make: Callable[[NamedTracker, Path], Tracker] = open_tracker,
+    name: str = "",
 ) -> Iterator[None]:
-    """Let trackers follow the run in a folder while it goes on; the folder is this process's."""
+    """Let trackers follow the run in a folder, or of that name, while it goes on; the folder is this process's."""
     if not tracks:
         yield
         return
-    run = FollowedRun(folder.resolve().name, identify(folder), settings_told(settings))
+    run = FollowedRun(name or folder.resolve().name, identify(folder), settings_told(settings))
     followers = [Follower(track.name, make(track, folder), run, folder) for track in tracks]
     for one in followers:
         one.start()

@@ -43,14 +43,14 @@ class NamedTracker:
         return Path(self.place).expanduser() if self.place else run / "tensorboard"
 
 
-def read_tracks(texts: Sequence[str], run: Path) -> list[NamedTracker]:
-    """Read the values of `--track` for a run in this folder.
+def read_tracks(texts: Sequence[str], run: Path, name: str = "") -> list[NamedTracker]:
+    """Read the values of `--track` for a run in this folder; one of a study has a `name`, and its own place in DIR.
 
     Raises:
         SettingError: a value of another form, an address that is not taken, or an extra that is not installed.
         RunError: a folder of event files that are not this run's.
     """
-    tracks = [_read(text) for text in dict.fromkeys(texts)]
+    tracks = [_read(text, name) for text in dict.fromkeys(texts)]
     for track in tracks:
         if find_spec(LIBRARIES[track.kind]) is None:
             raise SettingError(f"--track {track.kind} needs {needs_extra(track.kind)}.")
@@ -59,13 +59,13 @@ def read_tracks(texts: Sequence[str], run: Path) -> list[NamedTracker]:
     return tracks
 
 
-def _read(text: str) -> NamedTracker:
+def _read(text: str, name: str) -> NamedTracker:
     kind, colon, place = text.partition(":")
     if kind not in LIBRARIES or (colon and not place) or (kind == "mlflow" and not place):
         raise SettingError(f"--track {kind} names no tracker: {FORM}.")
     if kind == "mlflow":
         _check_address(place)
-    return NamedTracker(kind, place)
+    return NamedTracker(kind, str(Path(place) / name) if kind == "tensorboard" and place else place)
 
 
 def _check_address(uri: str) -> None:

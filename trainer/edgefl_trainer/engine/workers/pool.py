@@ -3,7 +3,7 @@
 Guarantees: a site gives the same bits in whichever worker it works, as in the engine's own process, because it is given
 the same values and computes with as many threads; the engine alone writes to the disk. A worker that dies is one
 sentence with the name of its site; sites that others finished by then are handed over first. Workers end with the
-process that began them, however that ends. Each begins when a site waits for it, and receives all sites once.
+process that began them, however that ends. Each begins when a site waits for it, and reads the run's data once.
 
 A fresh process costs seconds and a copy of every library: workers are forked from one that has loaded the libraries and
 nothing else, no graphics card and no thread (Python's `forkserver`). Source: docs/reference/runs.md, workers.
@@ -13,13 +13,10 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import parent_process
-from multiprocessing.reduction import ForkingPickler
 from threading import Thread
 from typing import Any, Literal
 
@@ -28,17 +25,28 @@ import torch
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Scalar, State
-from edgefl_trainer.engine.checkpoint import MAX_STATE_BYTES, SiteResult
-from edgefl_trainer.engine.local_engine import Given, RunObserver, SiteRunner
-from edgefl_trainer.engine.workers.parcel import Parcel, pack
+from edgefl_trainer.engine.checkpoint import SiteResult
+from edgefl_trainer.engine.local_engine import Given, RunObserver
+from edgefl_trainer.engine.workers.messages import (
+    error_of,
+    error_words,
+    received,
+    send,
+    state_of,
+    state_payload,
+    words_of,
+)
+from edgefl_trainer.engine.workers.run_again import RunAgain, check_same, read_run
+from edgefl_trainer.engine.workers.shared_network import share, shared_network
 from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.models.cnn import Backbone
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 10  # for a worker that was asked to end
-LOADED = ("edgefl_trainer.engine.run", "timm", "torchvision", "kornia", "sklearn", "scipy.special")
+LOADED = (__name__, "edgefl_trainer.methods", "timm", "torchvision", "kornia", "sklearn", "scipy.special")
 
 Half = Literal["learn", "judge"]
-Judge = Callable[[str, State, Payload], Mapping[str, Scalar]]
+SameRun = tuple[str, str]  # its settings as TOML, and the digest of the rows that its own process read
 
 
 def crowded_line(workers: int, threads: int, cores: int) -> str:
@@ -76,17 +84,11 @@ def card_of(worker: int, cards: int, visible: str | None) -> str | None:
 class Workers:
     """Up to `count` workers; a context that ends them."""
 
-    def __init__(
-        self,
-        count: int,
-        sites: Mapping[str, SiteRunner],
-        judge: Judge | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, count: int, run: SameRun, network: Backbone, sizes: Mapping[str, int] | None = None) -> None:
         """Take what each worker is given once; sites of large `sizes` begin first, so that none ends alone with one."""
-        self._count, self._sites, self._judge, self._sizes = count, sites, judge, sizes or {}
+        self._count, self._run, self._network, self._sizes = count, run, network, sizes or {}
+        self._shared: tuple[str, Any] | None = None
         self._workers: list[_Worker] = []
-        self._parcel: Parcel | None = None
 
     def __enter__(self) -> "Workers":
         return self
@@ -101,12 +103,7 @@ class Workers:
         Raises:
             TrainingError: a worker died; or what a site itself raises.
         """
-        for name, (state, reply, metrics) in self._each(
-            "learn", names, given, observer.site_started, observer.site_reported
-        ):
-            new = Payload.from_bytes(state, MAX_STATE_BYTES)
-            result = SiteResult(State(new.arrays, new.scalars), Payload.from_bytes(reply, MAX_STATE_BYTES), metrics)
-            yield name, result
+        yield from self._each("learn", names, given, observer.site_started, observer.site_reported)
 
     def judge(self, names: Sequence[str], given: Given) -> Iterator[tuple[str, Mapping[str, Scalar]]]:
         """Have the model of each site judged; raises as `learn`."""
@@ -150,9 +147,9 @@ class Workers:
         """A worker that has nothing to do, new where there is none."""
         found = next((worker for worker in self._workers if worker.link not in busy), None)
         if found is None:
-            if self._parcel is None:
-                self._parcel = pack((dict(self._sites), self._judge))
-            found = _Worker(self._parcel, len(self._workers))
+            if self._shared is None:
+                self._shared = share(self._network)
+            found = _Worker(self._run, self._shared, len(self._workers))
             self._workers.append(found)
         return found
 
@@ -160,15 +157,15 @@ class Workers:
 class _Worker:
     """One worker, seen from the engine's process."""
 
-    def __init__(self, parcel: Parcel, index: int) -> None:
-        """Begin it."""
+    def __init__(self, run: SameRun, shared: tuple[str, Any], index: int) -> None:
+        """Begin it. What it is given is plain: a connection, words, a number, and the block of the shared network."""
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload([name for name in LOADED if name in sys.modules])
         self.link, its_own = Pipe()
         self.site = ""
         card = card_of(index, torch.cuda.device_count(), os.environ.get(VISIBLE))
-        how = (card, torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
-        self._process = processes.Process(target=_work, args=(parcel, its_own, *how), daemon=True)
+        given = (its_own, card, torch.get_num_threads(), run, *shared)
+        self._process = processes.Process(target=_work, args=given, daemon=True)
         self._process.start()
         its_own.close()  # so that the worker's death ends the connection
 
@@ -177,15 +174,20 @@ class _Worker:
         state, broadcast = given
         self.site = site
         with suppress(OSError):  # it has died: its answer tells
-            self.link.send((half, site, Payload(state.arrays, state.values).to_bytes(), broadcast.to_bytes()))
+            send(self.link, {"half": half, "site": site}, state_payload(state), broadcast)
 
     def answer(self) -> tuple[str, Any]:
         """Return what it says: `told` and facts of a step, `done` and a result, or `failed` and an error."""
         try:
-            kind, value = self.link.recv()
+            words = words_of(received(self.link))
+            if words["kind"] == "failed":
+                return "failed", error_of(words)
+            if words["kind"] == "learned":
+                state, reply = state_of(received(self.link)), received(self.link)
+                return "done", SiteResult(state, reply, words["metrics"])
         except (EOFError, OSError):
             return "failed", TrainingError(self._how_it_died())
-        return kind, value
+        return words["kind"], words["facts"]
 
     def end(self, *, at_once: bool) -> None:
         """End it; what it is doing is not waited for where it has to end at once."""
@@ -206,47 +208,30 @@ class _Worker:
         )
 
 
-def _work(parcel: Parcel, link: Connection, card: str | None, threads: int, deterministic: bool) -> None:
+def _work(link: Connection, card: str | None, threads: int, run: SameRun, words: str, block: Any) -> None:
     """Be a worker: take sites until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process hears it and ends the workers
     Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
     if card is not None:
         os.environ[VISIBLE] = card  # before CUDA begins here: `cuda` is this card in every thread
-    sites: Mapping[str, SiteRunner] | None = None
-    judge: Judge | None = None
+    again: RunAgain | None = None
     with suppress(EOFError, OSError):
         while True:
-            half, name, state_bytes, broadcast_bytes = link.recv()
+            asked, state, broadcast = words_of(received(link)), state_of(received(link)), received(link)
             try:
-                if sites is None:
-                    sites, judge = parcel.open()
-                state = Payload.from_bytes(state_bytes, MAX_STATE_BYTES)
-                broadcast = Payload.from_bytes(broadcast_bytes, MAX_STATE_BYTES)
-                given = State(state.arrays, state.scalars), broadcast
-                if half == "judge" and judge is not None:
-                    link.send(("done", judge(name, *given)))
+                if again is None:
+                    again = read_run(run[0], threads, shared_network(words, block))
+                    check_same({"partition_sha256": run[1]}, again.digests)
+                if asked["half"] == "judge":
+                    send(link, {"kind": "done", "facts": again.judge(asked["site"], state, broadcast)})
                 else:
-                    found = sites[name].local_round(*given, partial(_tell, link))
-                    new = Payload(found.state.arrays, found.state.values)
-                    link.send(("done", (new.to_bytes(), found.reply.to_bytes(), dict(found.metrics))))
+                    found = again.learn(
+                        asked["site"], state, broadcast, lambda facts: send(link, {"kind": "told", "facts": facts})
+                    )
+                    told = {"kind": "learned", "metrics": found.metrics}
+                    send(link, told, state_payload(found.state), found.reply)
             except Exception as error:  # noqa: BLE001  # it is raised again in the engine's process
-                link.send(("failed", _sendable(error)))
-
-
-def _tell(link: Connection, facts: Mapping[str, Scalar]) -> None:
-    link.send(("told", dict(facts)))
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note; a plain one in its place where it cannot be sent."""
-    error.add_note("In a worker:\n" + "".join(traceback.format_exception(error)))
-    try:
-        ForkingPickler.loads(bytes(ForkingPickler.dumps(error)))
-    except Exception:  # noqa: BLE001  # whatever its class does
-        return RuntimeError(f"{type(error).__name__}: {error}\n{error.__notes__[-1]}")
-    return error
+                send(link, {"kind": "failed", **error_words(error)})
 
 
 def _end_with_parent() -> None:
