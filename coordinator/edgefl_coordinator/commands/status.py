@@ -125,8 +125,10 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return the lines of a status."""
     from edgefl_coordinator.rounds.quorum import when_it_closes
 
-    deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
-    closes = f" ({when_it_closes(facts['quorum_min'], facts['quorum_target'])})" if facts["state"] != "done" else ""
+    stuck = facts["standing"]["kind"] == "stuck"  # then no deadline closes it
+    deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] and not stuck else ""
+    rule = f" ({when_it_closes(facts['quorum_min'], facts['quorum_target'])})"
+    closes = "" if stuck or facts["state"] == "done" else rule
     beside = f" and {counted(facts['contributions'], 'contribution')}" if facts["contributions"] else ""
     lines = [
         f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})",

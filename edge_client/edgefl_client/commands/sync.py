@@ -123,7 +123,9 @@ def sync_text(found: dict[str, Any]) -> str:
 
     over = found["round"]["state"] == "done"
     last = f"the federation is over: its last round, {found['round']['number']}, is done"
-    parts = [last if over else f"round {found['round']['number']} is {found['round']['state']}"]
+    taken = any(one["outcome"] == "accepted" for one in found["sent"])
+    beside = ", with this reply" if taken and found["round"]["state"] == "closed" else ""
+    parts = [last if over else f"round {found['round']['number']} is {found['round']['state']}{beside}"]
     if found["bundle"] is not None and found["bundle"].get("changed"):
         parts.append(f"model {bundle_text(found['bundle'])}")
     if found["bundle"] is None:
