@@ -123,6 +123,15 @@ def test_all_tables_of_pictures_are_of_forced_answers(read):
             assert beside, name
 
 
+def test_rows_without_the_prior_and_with_a_sharp_tau_say_what_carries_pep_fedpt(read):
+    """Section 5.1: weights are exp(cos/tau) times class shares. Each factor is taken away, and both; the rest stays."""
+    for name in ("pep-fedpt-isic-dirichlet", "pep-fedpt-isic-pathological"):
+        own = {row.folder: dict(row.hyper) for row in read[name].rows if row.method == "pep-fedpt"}
+        paper = own.pop("pep-fedpt")
+        changed = [{key: value for key, value in hyper.items() if paper.get(key) != value} for hyper in own.values()]
+        assert changed == [{"prior": False}, {"tau": 0.005}, {"prior": False, "tau": 0.005}]
+
+
 def test_the_papers_schedule_is_that_of_its_table_7(read):
     """PEP-FedPT table 7 (docs/methods.md 5): sites, classes a site, rounds, participation, local epochs."""
     wanted = {
