@@ -2,8 +2,9 @@
 
 Reads a finished `fedevprompt` run: each site's prompts and head, and the server's maps, as the last checkpoint holds
 them. On the first training images that the next round would visit, unaugmented, it measures the L2 norms of the
-gradients of lambda·L_KD and of L_eps (with the KL weight of the last epoch) for the b-prompts and the t-prompts.
-Definitions: docs/methods.md 1.3 and 1.5. Nothing is written.
+gradients of lambda·L_KD and of L_eps (with the KL weight of the last epoch) for the b-prompts and the t-prompts. Beside
+them: lambda·L_KD with the constant that training leaves out, and the share of the class token's attention that goes to
+the prefixes. Definitions: docs/methods.md 1.2, 1.3 and 1.5. Nothing is written.
 
     python benchmarks/distillation_gradient.py --run runs/fedevprompt --site rosendahl --data manifest:fed.zip --json
 """
@@ -19,6 +20,8 @@ import click
 from edgefl_protocol.errors import EdgeflError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edgefl_trainer.contract import Site
     from edgefl_trainer.engine.models import FinishedRun
     from edgefl_trainer.methods.fedevprompt import FedEvPrompt
@@ -79,6 +82,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     from edgefl_trainer.learning.maps.sharing import distillation
     from edgefl_trainer.losses import evidential_loss
     from edgefl_trainer.models.head import evidence_of
+    from edgefl_trainer.models.scoring import ScoreModule
     from edgefl_trainer.models.vit import ViTOutput
     from edgefl_trainer.rollout import travelling_map
 
@@ -96,6 +100,9 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     images, target = site.train.read(site.epoch_order(site.train, rounds + 1, 0)[:batch])
     output = predictor.score_module.output(images, tensors, need_attention=True)
     assert isinstance(output, ViTOutput)
+    sink = replace(predictor.score_module.options, prefix_mode="sink")
+    kept = ScoreModule(predictor.score_module.backbone, sink).output(images, tensors, need_attention=True)
+    assert isinstance(kept, ViTOutput)
     features = predictor.score_module.features(output, tensors)
     evidence = evidence_of(predictor.score_module.logits(features, tensors), recipe.evidence)
     prior = site_prior(recipe, site)
@@ -111,7 +118,27 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
         gradients = torch.autograd.grad(value, leaves, retain_graph=True)
         norms = {name: float(gradient.norm()) for name, gradient in zip(PROMPTS, gradients, strict=True)}
         found[label] = {"value": float(value.detach()), **norms}
-    return found
+    constant = method.maps.kd_weight * spread_of_maps(maps, target.tolist(), terms[0].gram.numpy())
+    whole = found["distillation"]["value"] + constant
+    left = [float(factor[:, 0].detach().sum(dim=-1).mean()) for factor in kept.factors]  # of class token and patches
+    return {**found, "whole_distillation": whole, "prefix_attention": 1 - sum(left) / len(left)}
+
+
+def spread_of_maps(maps: "Mapping[str, NDArray[Any]]", target: list[int], gram: "NDArray[Any]") -> float:
+    """The constant of eq. 7: how far the peers' maps of an image's class lie around their mean, mean over images."""
+    import numpy as np
+
+    from edgefl_protocol.rules.maps import maps_in_broadcast
+
+    by_class: dict[int, list[NDArray[Any]]] = {}
+    for (_, label), rows in maps_in_broadcast(maps).items():
+        by_class.setdefault(label, []).append(np.asarray(rows, dtype=np.float64))
+    spread = {}
+    for label, peers in by_class.items():
+        middle = np.mean([rows.mean(axis=0) for rows in peers], axis=0)
+        apart = [((rows - middle) @ gram * (rows - middle)).sum(axis=1).mean() for rows in peers]
+        spread[label] = float(sum(apart))
+    return float(np.mean([spread.get(label, 0.0) for label in target]))
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -123,7 +150,9 @@ def text(found: Mapping[str, Any]) -> str:
     ratios = ["–" if found["ratio"][name] is None else f"{found['ratio'][name]:.3%}" for name in PROMPTS]
     lines.append(f"{'ratio':<26}" + "".join(f"{ratio:>14}" for ratio in ratios))
     where = f"{found['site']}, after round {found['round']}, {found['images']} training images"
-    return "\n".join([*lines, f"{where}, lambda {found['kd_weight']:g}; L2 norms"])
+    whole = f"lambda·L_KD with its constant {found['whole_distillation']:.4g}"
+    taken = f"prefixes take {found['prefix_attention']:.1%} of the class token's attention"
+    return "\n".join([*lines, f"{where}, lambda {found['kd_weight']:g}; L2 norms", f"{whole}; {taken}"])
 
 
 @click.command()

@@ -81,7 +81,12 @@ def test_a_sync_tells_the_round_as_its_own_reply_left_it(run, device, live, monk
 
     monkeypatch.setattr(live, "_reply", closes)
     code, out, _ = run("sync")
-    assert code == 0 and out.startswith("round 1 is closed, with this reply;") and "reply accepted" in out and "stuck" not in out
+    assert (
+        code == 0
+        and out.startswith("round 1 is closed, with this reply;")
+        and "reply accepted" in out
+        and "stuck" not in out
+    )
 
 
 def test_a_sync_whose_reply_was_taken_succeeds_where_the_round_is_not_told_after_it(run, device, live, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.maps import broadcast_name
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "distillation_gradient.py"
 
@@ -49,6 +50,28 @@ def test_prompts_of_the_last_block_get_nothing(found):
     """docs/methods.md 1.4: exactly zero under `renormalise`; the tiny network's one t-block is its last."""
     assert found["distillation"]["prompts.t"] == found["ratio"]["prompts.t"] == 0.0
     assert found["evidential"]["prompts.t"] > 0
+
+
+def test_the_whole_term_is_the_mean_squared_distance_to_every_map(script, finished, found):
+    """Eq. 7 written out: each peer's maps at 224 px, one by one (docs/methods.md 1.5), constant included."""
+    assert found["whole_distillation"] > found["distillation"]["value"] > 0
+    spread = script["spread_of_maps"]
+    one, two = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 1.0]])
+    own, gram = np.array([0.25, 0.5]), np.array([[2.0, 0.5], [0.5, 1.0]])
+    maps = {broadcast_name(0, 1): one, broadcast_name(1, 1): two}
+
+    def apart(rows):
+        return np.mean([(own - row) @ gram @ (own - row) for row in rows])
+
+    middle = (one.mean(axis=0) + two.mean(axis=0)) / 2
+    about_the_mean = 2 * (own - middle) @ gram @ (own - middle)
+    assert about_the_mean + spread(maps, [1], gram) == pytest.approx(apart(one) + apart(two))
+    assert spread(maps, [0], gram) == 0.0
+
+
+def test_prefixes_take_about_their_part_of_the_keys(found):
+    """Keys near zero beside keys of any scale: the tiny network's 9 patches and class token have 2 prefixes."""
+    assert found["prefix_attention"] == pytest.approx(2 / 12, abs=0.05)
 
 
 def shifted(source: Path, folder: Path, name: str, by: float, at: tuple[int, ...]) -> Path:

@@ -31,7 +31,7 @@ def draw(seed, rows=60, classes=4, abstain=False):
     return probabilities, target, predicted, rng.random(rows)
 
 
-def oracle(probabilities, target, predicted, uncertainty):
+def oracle(probabilities, target, predicted, uncertainty, answers=None):
     """Every figure from its textbook sentence, one class and one row at a time."""
     recall, precision, f1, specificity, area = [], [], [], [], []
     for k in sorted(set(target.tolist())):
@@ -58,6 +58,8 @@ def oracle(probabilities, target, predicted, uncertainty):
     brier = np.mean(
         [sum((p[j] - (j == t)) ** 2 for j in range(len(p))) for p, t in zip(probabilities, target, strict=True)]
     )
+    likeliest = probabilities.argmax(axis=1)
+    opened = {} if answers is not None else oracle(probabilities, target, likeliest, uncertainty, answers=likeliest)
     return {
         "n_test": len(target),
         "balanced_accuracy": np.mean(recall),
@@ -74,6 +76,7 @@ def oracle(probabilities, target, predicted, uncertainty):
         "open_balanced_accuracy": np.mean(
             [np.mean(probabilities[target == k].argmax(axis=1) == k) for k in sorted(set(target.tolist()))]
         ),
+        **{f"open_{name}": opened[name] for name in ("macro_precision", "macro_f1", "specificity") if opened},
     }
 
 
@@ -144,6 +147,14 @@ def test_open_figures_let_a_model_name_what_its_site_has_never_seen():
     assert (found["open_accuracy"], found["open_balanced_accuracy"]) == (pytest.approx(2 / 3), 0.75)
     sure = site_metrics(probabilities, target, predicted=np.array([0, 1, 0]))
     assert (sure["accuracy"], sure["open_accuracy"]) == (1.0, pytest.approx(2 / 3))
+
+
+def test_a_site_whose_head_is_dead_has_half_of_two_classes_right_where_answers_are_forced():
+    """FedEvPrompt's Table 1 prints 50.00 for such sites: W of counts (2977, 186) names the rarer class for all."""
+    probabilities = np.tile([0.059, 0.941], (8, 1))
+    target = np.array([0] * 6 + [1] * 2)
+    found = site_metrics(probabilities, target, predicted=np.full(8, -1))
+    assert (found["balanced_accuracy"], found["open_balanced_accuracy"]) == (0.0, 0.5)
 
 
 def test_present_restricts_the_mean():

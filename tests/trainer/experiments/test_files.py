@@ -106,6 +106,32 @@ def test_pep_fedpts_tables_let_a_model_name_any_class(read):
             assert named <= {"open_accuracy", "open_balanced_accuracy"}, name
 
 
+FORCED = {"open_balanced_accuracy", "open_macro_precision", "open_macro_f1", "open_specificity", "open_accuracy"}
+
+
+def test_all_tables_of_pictures_are_of_forced_answers(read):
+    """The papers know no abstention and restrict no answer to a site's classes (docs/methods.md 8.4); `auroc` has
+    neither. What a device would show stands in columns that say so."""
+    for name, experiment in read.items():
+        if name.startswith("medvqa"):
+            continue
+        shown = {"own classes", "may abstain"}
+        columns = [c for part in experiment.parts for c in part.columns if not any(w in c.name for w in shown)]
+        assert {c.metric or experiment.metric for c in columns} <= FORCED | {"auroc"}, name
+        beside = {c.name for part in experiment.parts for c in part.columns} - {c.name for c in columns}
+        if name.startswith("fedevprompt") or "centres" in name or "isic" in name:
+            assert beside, name
+
+
+def test_rows_without_the_prior_and_with_a_sharp_tau_say_what_carries_pep_fedpt(read):
+    """Section 5.1: weights are exp(cos/tau) times class shares. Each factor is taken away, and both; the rest stays."""
+    for name in ("pep-fedpt-isic-dirichlet", "pep-fedpt-isic-pathological"):
+        own = {row.folder: dict(row.hyper) for row in read[name].rows if row.method == "pep-fedpt"}
+        paper = own.pop("pep-fedpt")
+        changed = [{key: value for key, value in hyper.items() if paper.get(key) != value} for hyper in own.values()]
+        assert changed == [{"prior": False}, {"tau": 0.005}, {"prior": False, "tau": 0.005}]
+
+
 def test_the_papers_schedule_is_that_of_its_table_7(read):
     """PEP-FedPT table 7 (docs/methods.md 5): sites, classes a site, rounds, participation, local epochs."""
     wanted = {

@@ -256,7 +256,8 @@ def test_a_site_of_one_class_is_left_out_of_a_figure_beside():
         assert cell_of(column, "accuracy", "sites", [measured(sites)]).several is None
     experiment = read_experiment(FILE)
     part, settings = experiment.parts[0], RunSettings(method="local", data=("lesions:",), preset="paper")
-    sites = {name: {"balanced_accuracy": one["accuracy"], **one, "held_out": False} for name, one in sites.items()}
+    figures = ("balanced_accuracy", "open_balanced_accuracy")
+    sites = {name: {**dict.fromkeys(figures, one["accuracy"]), **one, "held_out": False} for name, one in sites.items()}
     run = Measurement(seed=0, summary={"reported_rows": "test", "sites": sites, **dict.fromkeys(TRAFFIC, 0)}, lines=())
     row = next(row for row in experiment.rows if row.method == "local")
     one = Found(part=part.name, row=row.folder, measured=run, settings=settings, environment={})
@@ -327,7 +328,7 @@ def test_a_column_that_no_row_fills_is_left_out_and_named():
     [
         ("pep-fedpt-table-6", "ours: what it took until open accuracy on tune rows, mean over sites, was 83.0%; data"),
         ("pep-fedpt-table-4", "ours: open accuracy in per cent on `test` rows; data"),
-        ("fedevprompt-table-2", "ours: balanced accuracy in per cent on `test` rows; data"),
+        ("fedevprompt-table-2", "ours: open balanced accuracy, balanced accuracy in per cent on `test` rows; data"),
     ],
 )
 def test_a_caption_says_what_ours_are(name, said):

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import betaincinv
 
 from edgefl_protocol.bundle.tested_classes import FEW_LESIONS
-from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats, open_answers
+from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats, open_answers, opened
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -125,9 +125,7 @@ def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[
     likeliest = open_answers(probabilities)
     figures = _confusion_figures(scored.target, scored.predicted, weights, classes)
     figures["open_accuracy"] = weights @ (likeliest == scored.target).astype(np.float64) / total
-    figures["open_balanced_accuracy"] = _confusion_figures(scored.target, likeliest, weights, classes)[
-        "balanced_accuracy"
-    ]
+    figures |= opened(_confusion_figures(scored.target, likeliest, weights, classes))
     figures["auroc"] = _auroc(scored, weights)
     figures["accuracy"] = weights @ correct.astype(np.float64) / total
     figures["ece"] = np.abs(weights @ bins).sum(axis=1) / total

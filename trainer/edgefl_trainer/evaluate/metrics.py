@@ -9,10 +9,11 @@ Abstention: a predicted class of -1 means "no prediction". It counts as a wrong 
 F1, ECE and AURC; being no prediction it is no false alarm either, so it lowers no class's precision or specificity.
 
 What is shown names no class that the site's training rows lack, and the other figures judge that. Papers let a model
-name any class of the federation: the two ``open_`` figures do, whatever the site has seen, and nothing abstains there.
+name any class of the federation: the ``open_`` figures do, whatever the site has seen, and nothing abstains there.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -22,6 +23,8 @@ from edgefl_protocol.rules.accuracy import balanced_accuracy
 
 SiteMetrics = dict[str, float | int | None]
 """One site's figures under the names of ``summary.json``; ``None`` where undefined."""
+
+Figures = TypeVar("Figures")  # a figure, or its draws
 
 ABSTAINED = -1
 """The predicted class of a row for which nothing was predicted."""
@@ -42,8 +45,12 @@ METRIC_NAMES = (
     "aurc",
     "open_accuracy",
     "open_balanced_accuracy",
+    "open_macro_precision",
+    "open_macro_f1",
+    "open_specificity",
 )
 
+OPEN_FIGURES = ("balanced_accuracy", "macro_precision", "macro_f1", "specificity")  # also of the likeliest class
 OF_RIGHT = ("accuracy", "open_accuracy")  # shares of right answers
 
 METRIC_WORDS = {
@@ -100,9 +107,14 @@ def site_metrics(
             "brier": brier_score(probabilities, target),
             "aurc": area_under_risk_coverage(uncertainty, correct),
             "open_accuracy": float((likeliest == target).mean()),
-            "open_balanced_accuracy": balanced_accuracy(likeliest, target, counted),
         }
+        | opened(_confusion_figures(target, likeliest, counted))
     )
+
+
+def opened(figures: Mapping[str, Figures]) -> dict[str, Figures]:
+    """Name the figures of the likeliest of all classes, of those that were computed from these answers."""
+    return {f"open_{name}": figures[name] for name in OPEN_FIGURES}
 
 
 def open_answers(probabilities: Float[np.ndarray, "B K"]) -> Int[np.ndarray, " B"]:

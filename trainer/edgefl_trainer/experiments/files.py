@@ -37,6 +37,9 @@ MetricName = Literal[
     "accuracy",
     "open_accuracy",
     "open_balanced_accuracy",
+    "open_macro_precision",
+    "open_macro_f1",
+    "open_specificity",
     "accuracy_open_questions",
     "accuracy_closed_questions",
 ]
