@@ -12,7 +12,8 @@ from edgefl_trainer.engine.models import open_run, predict
 
 FIGURES = {
     "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy", "ece",
-    "brier", "aurc", "open_accuracy", "open_balanced_accuracy", "open_macro_precision", "open_macro_f1", "open_specificity",
+    "brier", "aurc", "open_accuracy", "open_balanced_accuracy", "open_macro_precision", "open_macro_f1",
+    "open_specificity",
 }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from edgefl_trainer.commands.extra import needs_trainer
 ANSWERS = ("accuracy_open_questions", "accuracy_closed_questions")  # of runs over questions alone
 SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module imports
     "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy", "ece",
-    "brier", "aurc", "open_accuracy", "open_balanced_accuracy", "open_macro_precision", "open_macro_f1", "open_specificity",
+    "brier", "aurc", "open_accuracy", "open_balanced_accuracy", "open_macro_precision", "open_macro_f1",
+    "open_specificity",
 )  # fmt: skip
 
 
