@@ -153,7 +153,7 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
     plain = ["--federation", "skin", "--classes", "nevus,other"]
     for number, (extra, sentence) in enumerate(
         [
-            (["--backbone", "tiny"], "backbone tiny is untrained, and nothing is learned on a frozen random network"),
+            (["--backbone", "tiny"], "on a frozen random network: give --backbone derm-vit-tiny-84, which learned"),
             (["--image-px", "37"], "no network that comes with EdgeFL takes images of 37 px"),
             (["--quorum-min", "2"], "with a quorum of 2 the contribution of each could be told apart"),
             (["--quorum-min", "2", "--min-cohort", "2"], "could stop for good"),
@@ -178,7 +178,9 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
         assert "a round closes as soon as " in made.stderr and "needs" not in made.stderr
         table = tomllib.loads((folder / "config.toml").read_text())
         found[members] = [table["rounds"][name] for name in ("quorum_min", "quorum_target", "min_cohort")]
-        assert table["task"]["backbone"]["name"] == "derm-vit-tiny-84"
+        assert table["task"]["backbone"]["name"] == "derm-vit-tiny-84" and "untrained" not in made.stderr
+    trial = CliRunner().invoke(command, ["init", str(tmp_path / "trial"), *plain, "--preset", "tiny"])
+    assert "warning: backbone tiny is untrained: this trial shows the steps, not what" in trial.stderr
     assert found == {None: [3, 3, 2], 4: [4, 4, 3], 10: [4, 10, 3]}
 
 

@@ -3,7 +3,7 @@
 Source: docs/design.md, section 9.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +20,7 @@ from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.maps.sharing import MapSharing
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
-from edgefl_trainer.rollout import max_normalise
+from edgefl_trainer.rollout import max_normalise, rollout_from_factors
 
 Tensors = dict[str, Tensor]
 
@@ -79,12 +79,17 @@ def without_kl_gradient(evidence: Tensor, target: Tensor, prior: Tensor, kl_weig
     return evidential_loss(evidence, target, prior, kl_weight).detach() + squared - squared.detach()
 
 
+def without_gradient_of_the_scale(factors: Sequence[Tensor]) -> Tensor:
+    maps = rollout_from_factors(factors)
+    return maps * (max_normalise(maps) / maps.clamp(min=1e-30)).detach()
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
         ("rollout_distillation", lambda *given: rollout_distillation(*given).detach()),
         ("evidential_loss", without_kl_gradient),
-        ("max_normalise", lambda maps: maps * (max_normalise(maps) / maps.clamp(min=1e-30)).detach()),
+        ("travelling_map", without_gradient_of_the_scale),
         ("BETAS", (0.9, 0.998)),
     ],
     ids=["distillation", "KL", "normalisation of a map", "moments"],

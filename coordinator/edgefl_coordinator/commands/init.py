@@ -95,6 +95,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         make_home,
         reply_cap,
         try_first_job,
+        untrained_line,
     )
     from edgefl_coordinator.rounds.quorum import when_it_closes
     from edgefl_coordinator.settings import CoordinatorHome
@@ -112,6 +113,8 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     check_finishable(settings, _members(options))
     limits = {"reply_bytes": reply_cap(try_first_job(settings))}
     make_home(home, {**table, "limits": limits}, secret)
+    if untrained := untrained_line(settings):
+        click.echo(f"warning: {untrained}", err=True)
     if secret is None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
     rounds, typed = settings.rounds, Operator(home.root, passphrase_file)

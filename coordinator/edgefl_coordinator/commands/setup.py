@@ -124,6 +124,17 @@ def try_first_job(settings: CoordinatorSettings) -> int:
     return len(run_job(make_job(settings, "start", 0)).state)
 
 
+def untrained_line(settings: CoordinatorSettings) -> str:
+    """Say what a federation on a random network that no round changes is worth; "" on another. Imports the trainer."""
+    from edgefl_trainer.contract import declared
+    from edgefl_trainer.engine.settings import method_class
+    from edgefl_trainer.models.backbone_names import UNTRAINED, names_fresh_network
+
+    name = str(settings.task.backbone.get("name", ""))
+    frozen = names_fresh_network(name) and declared(method_class(settings.task.method)).freezes
+    return f"backbone {name} is untrained: {UNTRAINED}" if frozen else ""
+
+
 def reply_cap(state_bytes: int) -> int:
     """Return `limits.reply_bytes` for a federation: what the server begins with twice over (a network and its momentum
     encoder), and beside it the default, which holds the largest bank of features (65,536 of 128 float16), fits.

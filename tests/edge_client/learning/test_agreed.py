@@ -141,7 +141,7 @@ def test_no_setting_of_the_federation_is_passed_over(school: SimpleNamespace, na
     others = {
         **ANOTHER, "lr_b": 0.1, "lr_t": 0.2, "lr_head": 0.3, "weight_decay": 0.2, "batch": 8, "anneal_epochs": 3,
         "anneal_clock": "round", "prior_floor": 0.2, "augment": "none", "kd_weight": 0.5, "kd_peers": "mean5",
-        "loss": "ce", "select": "random", "optimizer": "sgd",
+        "loss": "ce", "select": "random", "optimizer": "sgd", "rollout_from": 1, "kd_batch": "sum",
     }  # fmt: skip
     assert FedEvPromptPlan.defaults.keys() - others.keys() == {"prompt_init", "maps_per_class", "discount"}
     if name not in others:

@@ -54,6 +54,22 @@ def test_every_missing_picture_is_named_at_once(tmp_path):
     )
 
 
+def test_a_run_names_all_broken_pictures_at_once_and_those_that_miss_beside_them(tmp_path):
+    """`run` told the first one alone, and the next one after the first was mended."""
+    root = write_index(tmp_path / "w", records())
+    for number in range(12):
+        (root / "pictures" / f"i{number}.png").write_bytes(b"")
+    run = ("run", "local", "--data", f"manifest:{root}", "--preset", "tiny", "--out", tmp_path / "run")
+    told = edgefl_train(*run).err
+    assert "12 of 12 pictures cannot be read: Image 'i0' (pictures/i0.png in" in told and "file is empty" in told
+    assert all(f"'i{number}'" in told for number in range(10)) and "and 2 more" in told and "'i10'" not in told
+    for number in range(11):
+        (root / "pictures" / f"i{number}.png").unlink()
+    told = edgefl_train(*run).err
+    assert "11 of 12 pictures are missing: pictures/i0.png" in told and "i9.png and 1 more" in told
+    assert "Image 'i11' (pictures/i11.png in" in told
+
+
 def test_an_empty_label_is_named(tmp_path):
     """The picture stood in a column `no label` of the survey, and nobody was told which it is."""
     found = records(label="", split="")

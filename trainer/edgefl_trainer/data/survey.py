@@ -7,6 +7,7 @@ and rows that were read is listed beside them: the rows are counted all the same
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from PIL import Image, ImageDraw
 
@@ -104,11 +105,15 @@ def with_others(specs: Sequence[str], found: DataError, seed: int) -> DataError:
         return found
     told = [str(found), *tables.refused]
     for table, _ in tables.rows:
-        if isinstance(table.pixels, FilePixels) and not table.asks:
-            try:
-                table.pixels.check_present(len(table.rows))
-            except DataError as error:
-                told.append(str(error))
+        if isinstance(table.pixels, FilePixels) and not table.asks and table.pixels.missing:
+            for check in (
+                partial(table.pixels.check_present, len(table.rows)),
+                partial(table.pixels.check_others, table.rows),
+            ):
+                try:
+                    check()
+                except DataError as error:
+                    told.append(str(error))
     told = list(dict.fromkeys(told))
     return found if len(told) == 1 else DataError("\n".join([REFUSES, *(f"  {line}" for line in told)]))
 

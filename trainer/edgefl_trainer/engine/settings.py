@@ -371,7 +371,8 @@ def check_start(name: str, method: "Method | type[Method]", backbone: str, prese
     if declared(method).freezes and names_fresh_network(backbone) and preset != "tiny":
         raise BackboneError(
             f"backbone {backbone} is untrained, and nothing is learned on a frozen random network: give --backbone "
-            "run:DIR of a finished run without labels, or timm:NAME; for a trial give --preset tiny."
+            f"{usual_backbone(0)}, which learned from photographs of skin lesions, run:DIR of a finished run without "
+            "labels, or timm:NAME; for a trial give --preset tiny."
         )
 
 

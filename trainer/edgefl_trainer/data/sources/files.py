@@ -16,7 +16,7 @@ from edgefl_trainer.data.rows import Pixels, Row
 from edgefl_trainer.data.sources.store import FileStore
 
 _BATCH = 256  # rows whose bytes are in memory at once
-MOST_NAMED = 20  # missing files in one sentence
+MOST_NAMED = 10  # missing or broken files in one sentence
 _THREADS = 4  # Pillow decodes outside the interpreter lock
 
 
@@ -36,21 +36,34 @@ class FilePixels:
             return
         told = f"{self.missing[0]} is not in {self.store.name}"
         if len(self.missing) > 1:
-            more = ", …" if len(self.missing) > MOST_NAMED else ""
-            rest = ", ".join(self.missing[1:MOST_NAMED]) + more
+            rest = ", ".join(self.missing[1:MOST_NAMED]) + _more(len(self.missing))
             told = f"{len(self.missing)} of {rows} pictures are missing: {told}, nor are {rest}"
         raise DataError(f"{told}; add what is missing, or remove it from the list." + f" {self.note}" * bool(self.note))
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
         """Decode the pictures of `rows` in order, uint8 (px, px, 3), and no mask (see `PixelSource.load`).
 
-        A `DataError` where a file is missing or its picture cannot be read.
+        A `DataError` at the end where files are missing or pictures cannot be read: all of them are looked at.
         """
-        read = partial(_read_picture, self.store, image_px, fit)
+        read, broken = partial(_read_picture, self.store, image_px, fit), list[str]()
         with ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(rows), _BATCH):
                 for image in pool.map(read, rows[start : start + _BATCH]):
-                    yield image, None
+                    if isinstance(image, str):
+                        broken.append(image)
+                    elif not broken:
+                        yield image, None
+        if len(broken) == 1:
+            raise DataError(f"{broken[0]}.")
+        if broken:
+            named = "; ".join(broken[:MOST_NAMED]) + _more(len(broken))
+            raise DataError(f"{len(broken)} of {len(rows)} pictures cannot be read: {named}.")
+
+    def check_others(self, rows: Sequence[Row]) -> None:
+        """Refuse, by a `DataError`, pictures among those that are there which cannot be read; it decodes them all."""
+        gone = set(self.missing)
+        for _ in self.load([row for row in rows if row.source not in gone], 1, "squash"):
+            pass
 
 
 def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
@@ -68,13 +81,19 @@ def pixels_with_gaps(store: FileStore, rows: Sequence[Row], note: str = "") -> F
     return FilePixels(store, store.identity(there), missing=missing, note=note)
 
 
-def _read_picture(store: FileStore, image_px: int, fit: Fit, row: Row) -> Pixels:
-    data = store.read(row.source)
+def _more(count: int) -> str:
+    return f" and {count - MOST_NAMED} more" if count > MOST_NAMED else ""
+
+
+def _read_picture(store: FileStore, image_px: int, fit: Fit, row: Row) -> Pixels | str:
+    """Decode one picture, or say in a sentence without its full stop why it cannot be read."""
     try:
-        image = decode(data)
+        image = decode(store.read(row.source))
         if image.shape == (image_px, image_px, 3):
             return image
         return resize(image, image_px, fit)
+    except DataError as error:
+        return str(error).rstrip(".")
     except ImageError as error:
         reason = str(error).rstrip(".")
-        raise DataError(f"Image {row.image!r} ({row.source} in {store.name}) cannot be used: {reason}.") from error
+        return f"Image {row.image!r} ({row.source} in {store.name}) cannot be used: {reason}"
