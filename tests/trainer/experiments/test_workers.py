@@ -109,6 +109,21 @@ def test_a_process_that_is_killed_is_an_outcome_and_one_that_is_stopped_ends(tmp
     assert not alive(stopped)
 
 
+@pytest.mark.parametrize(
+    ("status", "written", "cause"),
+    [
+        (0, "warning: late", ""),
+        (-9, "", "its process was ended by SIGKILL, as the system does where memory runs out"),
+        (-15, "", "its process was ended by SIGTERM; what"),
+        (2, "one\nrow x cannot be made\n", "row x cannot be made"),
+        (2, "", "its process ended with status 2"),
+    ],
+)
+def test_the_cause_is_a_signal_or_the_last_line_of_the_log(tmp_path, status, written, cause):
+    (log := tmp_path / "log").write_text(written)
+    assert crews._cause(status, log).startswith(cause) and bool(crews._cause(status, log)) == bool(cause)
+
+
 @pytest.mark.slow
 def test_the_table_is_the_same_whatever_the_number(tmp_path):
     one = edgefl_train("experiment", *CHOICE, "--rounds", "1", "--out", tmp_path / "one")
