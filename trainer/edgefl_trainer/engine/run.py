@@ -46,7 +46,7 @@ from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import most_judged, selecting_sites, tune_judge
-from edgefl_trainer.engine.settings import RunSettings, check_start
+from edgefl_trainer.engine.settings import RunSettings, check_start, hyper_values
 from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one_class_sites, read_sites, repeatable
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.environment import environment
@@ -140,6 +140,8 @@ def tell_before(
     first = next(iter(sites.values()))
     tell(backbone_line(settings, method, first.task.backbone))
     tell(data_line(federation, settings.images_per_site))
+    if line := rising_line(method, settings.rounds, settings.epochs):
+        tell(line)
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
@@ -241,6 +243,21 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
     bound = f" (--images-per-site {images_per_site:,} bounds the train rows alone)" if images_per_site else ""
     return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
+
+
+def rising_line(method: Method, rounds: int, epochs: int) -> str:
+    """Write until when the loss may rise because its own weights change; "" where they do not."""
+    chosen = hyper_values(method)
+    if "anneal_epochs" not in chosen or chosen["loss"] != "evidential":
+        return ""
+    each = chosen["anneal_clock"] == "round"
+    last = min(chosen["anneal_epochs"] + 1, epochs if each else rounds * epochs)
+    if last == 1:  # the term counts nothing
+        return ""
+    return (
+        f"the loss may rise until epoch {last} of {'each round' if each else 'the run'}: the weight of its KL term "
+        "grows till then (--set anneal_epochs)"
+    )
 
 
 def check_backbone(settings: RunSettings, method: Method) -> None:
