@@ -16,10 +16,14 @@ from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, s
 def test_of_light_a_new_picture_by_the_same_camera_is_not_all_that_is_advised() -> None:
     """Another camera's pictures are all in its light: whoever took one again saw the same sentence again."""
     alone = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker"))
-    assert "or a model of that camera, or values learned from its pictures" in outcome(alone)
+    assert "If all pictures of your camera are like this, another camera or lamp helps" in outcome(alone)
     assert in_brief(alone).startswith("take the picture again in other light, or refer: it is darker")
     blurred = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("blur",)))
     assert "camera" not in outcome(blurred) and "other light" not in outcome(blurred)
+    small = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker", faults=("size",)))
+    assert "Take the picture again: it " in outcome(small) and "pixels than the model reads; it is " in outcome(small)
+    corners = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(light="darker in its corners"))
+    assert outcome(corners).startswith("Take the picture again with even light: its corners are darker")
 
 
 UNTESTED = replace(rules_for((True, False, False)), untested=(True, False, True))

@@ -55,8 +55,8 @@ _FAULTS = {
 }
 MOST_EXTRA_DIGITS = 1  # in which numbers that are compared are told apart; beyond, words say which is less
 _CAMERA = (
-    "Where every picture of a camera is so, the same camera or lamp as the model's helps, or a model of that camera, "
-    "or values learned from its pictures."
+    "If all pictures of your camera are like this, another camera or lamp helps, or a model that learned from such "
+    "pictures."
 )
 _LIGHT = {
     "darker": "it is darker than",
@@ -271,8 +271,10 @@ def passed_words(score: Score) -> str | None:
 
 
 def _how(score: Score, faults: Sequence[str]) -> str:
-    """Say how to take a picture again that is in other light."""
-    return " in other light" if _another_camera(score, faults) else ""
+    """Say how to take a picture again whose light alone is at fault; beside another fault it would stand for that."""
+    if len(faults) > 1 or not _another_camera(score, faults):
+        return ""
+    return " with even light" if score.light == "darker in its corners" else " in other light"
 
 
 def not_set(score: Score) -> list[str]:

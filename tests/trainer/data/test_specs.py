@@ -56,6 +56,7 @@ def test_rows_of_a_spec(text: str) -> None:
         ("vqa-rad:x@split=tset", ["@split=tset", "allowed: @split=test for test questions alone, or @split=iid:N"]),
         ("vqa-rad:x@split=", ["has @split=;", "@split=test for test questions alone"]),
         ("slake:x@split=test,lang=zh", ["@split=test,lang=zh", "options such as lang=zh stand before a suffix"]),
+        ("lesions:imags=4", ["unknown option imags (did you mean images?); lesions: knows sites,"]),
         ("slake:x,language=en", ["unknown option language", "slake: knows lang"]),
         ("vqa-rad:x,lang=en", ["unknown option lang", "vqa-rad: knows none"]),
         ("vqa-rad:x,split=test", ["has split as an option", "write it as a suffix, @split=test"]),

@@ -49,3 +49,26 @@ def test_a_run_as_typed_names_its_network_in_the_first_line(method, options, lin
     monkeypatch.setattr("edgefl_trainer.engine.run.run_phases", stop)
     outcome = edgefl_train("run", method, "--data", ward, "--out", tmp_path / "run", *options)
     assert outcome.err.splitlines()[0].startswith(line), outcome.err
+
+
+@pytest.mark.parametrize(
+    ("chosen", "until"),
+    [
+        (("--rounds", 3, "--epochs", 2), "epoch 6 of the run"),
+        (("--rounds", 3, "--epochs", 2, "--set", "anneal_epochs=2"), "epoch 3 of the run"),
+        (("--rounds", 3, "--epochs", 2, "--set", "anneal_clock=round"), "epoch 2 of each round"),
+        (("--rounds", 3, "--epochs", 1, "--set", "anneal_clock=round"), None),
+        (("--rounds", 3, "--epochs", 2, "--set", "loss=ce"), None),
+    ],
+)
+def test_why_a_loss_may_rise_is_said_once(chosen, until, ward, tmp_path, monkeypatch):
+    """docs/methods.md 1.3: the weight of the KL term is min(1, t / anneal_epochs), 0 in the first epoch."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt  # before any learning
+
+    monkeypatch.setattr("edgefl_trainer.engine.run.run_phases", stop)
+    run = ("run", "local", "--data", ward, "--out", tmp_path / "run", "--preset", "tiny")
+    found = [line for line in edgefl_train(*run, *chosen).err.splitlines() if "loss may rise" in line]
+    told = [f"the loss may rise until {until}: the weight of its KL term grows till then (--set anneal_epochs)"]
+    assert found == (told if until else [])

@@ -27,6 +27,19 @@ def test_the_time_left_of_learning_counts_judging():
     assert pace.left_seconds() == pytest.approx(60)
 
 
+def test_the_time_left_counts_that_each_round_is_judged():
+    """100 pictures learned from took 60 s, and each of two rounds is judged in 30 s; then follow 30 s of judging."""
+    clock, rounds = Clock(), [Phase("warm", 0), Phase("train", 1), Phase("train", 2)]
+    pace = RunPace(rounds, {"a": 100}, clock=clock, after=50, judged=epochs_of_work({"a": JudgedSite(0, 150)}, 1))
+    pace.phase(rounds[1], ["a"])
+    clock.now = 60.0
+    pace.within("a", 1.0)
+    assert pace.left_seconds() == pytest.approx(30 + 60 + 30 + 30)
+    clock.now = 90.0
+    pace.judged()
+    assert pace.left_seconds() == pytest.approx(120) and pace.done == 10 + 150  # the warm phase is not judged
+
+
 def test_each_site_is_told_with_the_time_left():
     """`a` has 2 x 100 + 400 passes, of 1,200 in all: its 30 s are half."""
     lines, clock = [], Clock()
@@ -46,5 +59,5 @@ def test_a_run_says_what_it_judges_and_what_a_bound_bounds(tmp_path):
         "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert "(--images-per-site 4 bounds the train rows alone)" in done.err
+    assert "(--images-per-site 4 bounds the train rows alone, so judging takes as long as without)" in done.err
     assert "judging east: 5 test and 2 tune pictures\njudging west: 5 test and 2 tune pictures, " in done.err

@@ -145,8 +145,9 @@ def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
                 f"{spec.text!r} has {name} as an option; write it as a suffix, @{name}={spec.options[name]}."
             )
         if name not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise SpecError(f"{spec.text!r} has the unknown option {name}; {spec.kind}: knows {known}.")
+            known, close = ", ".join(allowed) or "none", difflib.get_close_matches(name, allowed, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise SpecError(f"{spec.text!r} has the unknown option {name}{meant}; {spec.kind}: knows {known}.")
     return {**allowed, **spec.options}
 
 

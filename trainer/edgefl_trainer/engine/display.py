@@ -51,19 +51,23 @@ class RunPace:
         participation: float = 1.0,
         clock: Callable[[], float] = monotonic,
         after: float = 0.0,
+        judged: float = 0.0,
     ) -> None:
         """Count the work: images that each site learns from in an epoch, and the share of sites in each round.
 
-        `after` is the work that follows the last phase: judging.
+        Judging is work, too: `judged` follows each phase but a warm one, `after` the last.
         """
         self._after = after
         self._phases, self._images, self._clock = list(phases), images, clock
         everyone = sum(images.values())
-        self._sizes = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]
+        self._learned = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]
+        looked = [judged * (participation if one.kind == "train" else one.kind != "warm") for one in phases]
+        self._sizes = [sum(work) for work in zip(self._learned, looked, strict=True)]
         self.total = max(sum(self._sizes), 1.0)
         self.done = 0.0
         self._begun: tuple[float, float] | None = None  # clock and work where this process took over
-        self._base = self._share = 0.0  # work before this phase, and of this phase for each image
+        # work before this phase and with it, and of this phase for each image
+        self._base = self._end = self._share = 0.0
         self._parts: dict[str, float] = {}  # of each site of this phase, how much of its work is done
 
     def phase(self, phase: Phase, sites: Sequence[str]) -> None:
@@ -71,7 +75,8 @@ class RunPace:
         index = self._phases.index(phase)
         self.done = self._base = sum(self._sizes[:index])
         self._parts = {}
-        self._share = self._sizes[index] / max(1, sum(self._images[name] for name in sites))
+        self._end = self._base + self._sizes[index]
+        self._share = self._learned[index] / max(1, sum(self._images[name] for name in sites))
         if self._begun is None:
             self._begun = self._clock(), self.done
 
@@ -79,6 +84,10 @@ class RunPace:
         """Note that part of a site's work is done."""
         self._parts[site] = share
         self.done = self._base + self._share * sum(part * self._images[name] for name, part in self._parts.items())
+
+    def judged(self) -> None:
+        """Note that the phase is judged, which ends it."""
+        self.done = self._end
 
     def left_seconds(self) -> float | None:
         """Estimate the seconds to the end of the run; None before anything was done here."""
@@ -199,6 +208,8 @@ class Display:
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
+        self._pace.judged()
+        self._bar.update(self._total, completed=self._pace.done)
         what = "accuracy" if any(RIGHT in found for found in metrics.values()) else "balanced accuracy"
         figures = {name: judged_figure(found) for name, found in metrics.items()}
         known = {name: figure for name, figure in figures.items() if isinstance(figure, float)}

@@ -27,7 +27,7 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
-from edgefl_trainer.engine.display import Display, RunPace, epochs_of_work, judged_sites, tell, warn
+from edgefl_trainer.engine.display import Display, JudgedSite, RunPace, epochs_of_work, judged_sites, tell, warn
 from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest, untrained_line
 from edgefl_trainer.engine.folder import (
     begun_inputs,
@@ -46,7 +46,7 @@ from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import most_judged, selecting_sites, tune_judge
-from edgefl_trainer.engine.settings import RunSettings, check_start
+from edgefl_trainer.engine.settings import RunSettings, check_start, hyper_values
 from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one_class_sites, read_sites, repeatable
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.environment import environment
@@ -140,6 +140,8 @@ def tell_before(
     first = next(iter(sites.values()))
     tell(backbone_line(settings, method, first.task.backbone))
     tell(data_line(federation, settings.images_per_site))
+    if line := rising_line(method, settings.rounds, settings.epochs):
+        tell(line)
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
@@ -199,9 +201,12 @@ def run_phases(
     drive: Drive = LocalEngine.run,
 ) -> FederationState:
     """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
-    judge = tune_judge(method, sites, most_judged(settings.select)) if declared(method).encoder is None else None
+    most = most_judged(settings.select)
+    judge = tune_judge(method, sites, most) if declared(method).encoder is None else None
+    watched = {name: JudgedSite(0, len(site.tune.rows[:most])) for name, site in sites.items() if judge}
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
-    pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after)
+    judged = epochs_of_work(watched, settings.epochs)
+    pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after, judged=judged)
     network = next(iter(sites.values())).backbone
     side_by_side: AbstractContextManager[Workers | None] = nullcontext()
     if settings.workers > 1 and drive is LocalEngine.run and network is not None:
@@ -239,8 +244,24 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
-    bound = f" (--images-per-site {images_per_site:,} bounds the train rows alone)" if images_per_site else ""
+    limited = f"--images-per-site {images_per_site:,} bounds the train rows alone, so judging takes as long as without"
+    bound = f" ({limited})" if images_per_site else ""
     return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
+
+
+def rising_line(method: Method, rounds: int, epochs: int) -> str:
+    """Write until when the loss may rise because its own weights change; "" where they do not."""
+    chosen = hyper_values(method)
+    if "anneal_epochs" not in chosen or chosen["loss"] != "evidential":
+        return ""
+    each = chosen["anneal_clock"] == "round"
+    last = min(chosen["anneal_epochs"] + 1, epochs if each else rounds * epochs)
+    if last == 1:  # the term counts nothing
+        return ""
+    return (
+        f"the loss may rise until epoch {last} of {'each round' if each else 'the run'}: the weight of its KL term "
+        "grows till then (--set anneal_epochs)"
+    )
 
 
 def check_backbone(settings: RunSettings, method: Method) -> None:
