@@ -1,9 +1,10 @@
 """How many cancers of a model's own centre pass without a look once their pictures are framed, or lit otherwise.
 
 Each `val` picture of melanoma, basal or squamous cell carcinoma of the centre, 200 x 150, is framed: on all four sides,
-above and below, on one side, or by a round ring; in one colour, then saved as JPEG of quality 75. A frame stands over
-the picture, as an editor or a print puts it there, and hides what was below. Counted are the pictures for which the
-model asks for no look, and beside them those that would pass if the picture gate saw no frame.
+above and below, on one side, by a round ring, or by a box in one of its corners, as over a name; in one colour, then
+saved as JPEG of quality 75. A frame stands over the picture, as an editor or a print puts it there, and hides what was
+below. Counted are the pictures for which the model asks for no look, and beside them those that would pass if the
+picture gate saw no frame.
 Then each is multiplied by a factor in red, green and blue, as another lamp, white balance or exposure does, and
 darkened towards its corners, as a lens or a lamp does: by 1 - k r², where r is 1 in the corners.
 
@@ -41,7 +42,8 @@ COLOURS: dict[str, tuple[int, int, int] | None] = {
 }
 # of the picture's side, on each side that is framed
 WIDTHS = {"frame": (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2), "bars": (0.02, 0.05, 0.1), "one side": (0.05, 0.1, 0.2),
-          "ring": (0.0, 0.1)}  # fmt: skip
+          "ring": (0.0, 0.1), "box in a corner": (0.2, 0.25, 0.3)}  # fmt: skip
+INSIDE = 0.02  # of the side: so far from the corner lies every second box of each corner
 
 
 LIGHTS = {
@@ -84,7 +86,8 @@ def main(bundle: Path, trust: Path, site: str, most: int) -> None:
     for kind, widths in WIDTHS.items():
         for width in widths:
             found = [
-                passing(scorer, [framed(one, kind, width, colour) for one in pictures]) for colour in COLOURS.values()
+                passing(scorer, [framed(one, kind, width, colour, place) for place, one in enumerate(pictures)])
+                for colour in COLOURS.values()
             ]
             share = covered(pictures[0].shape[0], pictures[0].shape[1], kind, width).mean()
             cells = " | ".join(f"{passed} ({ungated})" for passed, ungated in found)
@@ -126,9 +129,17 @@ def cancers(archive_path: Path, site: str) -> list[Pixels]:
         ]
 
 
-def covered(height: int, width: int, kind: str, share: float) -> NDArray[np.float64]:
-    """How much of each pixel the frame covers, (H, W), 0 to 1; `share` of the side is its width."""
+def covered(height: int, width: int, kind: str, share: float, place: int = 0) -> NDArray[np.float64]:
+    """How much of each pixel the frame covers, (H, W), 0 to 1; `share` of the side is its width.
+
+    `place` counts the pictures: it chooses the corner of a box, and whether the box lies a little inside.
+    """
     y, x = (np.mgrid[0:height, 0:width] + 0.5) / np.array([height, width])[:, None, None]
+    if kind == "box in a corner":
+        near = INSIDE * (place // 4 % 2)
+        down, across = (1 - y if place & 1 else y), (1 - x if place & 2 else x)
+        lies: NDArray[np.bool_] = (near <= np.minimum(down, across)) & (np.maximum(down, across) < near + share)
+        return lies.astype(np.float64)
     if kind == "ring":  # touches the sides, or keeps `share` from them
         ring: NDArray[np.float64] = np.clip((np.hypot(x - 0.5, y - 0.5) - 0.5 + share) / 0.02, 0, 1)
         return ring
@@ -154,9 +165,9 @@ def vignetted(picture: Pixels, share: float, kept: bool) -> Pixels:
     return np.rint(np.minimum(darker * (picture.mean() / darker.mean() if kept else 1), 255)).astype(np.uint8)
 
 
-def framed(picture: Pixels, kind: str, share: float, colour: tuple[int, int, int] | None) -> Pixels:
+def framed(picture: Pixels, kind: str, share: float, colour: tuple[int, int, int] | None, place: int = 0) -> Pixels:
     """Frame a picture and save it as JPEG of quality 75."""
-    over = covered(picture.shape[0], picture.shape[1], kind, share)[..., None]
+    over = covered(picture.shape[0], picture.shape[1], kind, share, place)[..., None]
     painted = picture.mean((0, 1)) if colour is None else np.array(colour)
     mixed = np.rint(picture * (1 - over) + painted * over).astype(np.uint8)
     saved = io.BytesIO()

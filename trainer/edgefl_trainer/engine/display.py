@@ -65,6 +65,7 @@ class RunPace:
         self._sizes = [sum(work) for work in zip(self._learned, looked, strict=True)]
         self.total = max(sum(self._sizes), 1.0)
         self.done = 0.0
+        self._trained = 0  # train phases begun by this process
         self._begun: tuple[float, float] | None = None  # clock and work where this process took over
         # work before this phase and with it, and of this phase for each image
         self._base = self._end = self._share = 0.0
@@ -77,8 +78,9 @@ class RunPace:
         self._parts = {}
         self._end = self._base + self._sizes[index]
         self._share = self._learned[index] / max(1, sum(self._images[name] for name in sites))
-        if self._begun is None:
+        if self._begun is None or (phase.kind == "train" and self._trained == 1):  # the first round prepares, too
             self._begun = self._clock(), self.done
+        self._trained += phase.kind == "train"
 
     def within(self, site: str, share: float) -> None:
         """Note that part of a site's work is done."""
