@@ -65,7 +65,7 @@ def test_a_member_that_is_killed_again_and_again(served, lab, tmp_path) -> None:
     draw = random.Random(0)
     expected = lab.weights(0)["backbone.conv"].tobytes().hex()
     fetched = [run(folder, "fetch", draw.uniform(0.0, 0.6)) for _ in range(KILLS)]
-    assert set(fetched) <= {"", expected}
+    assert all(expected.startswith(one) for one in fetched)  # what it prints is cut where it is killed
     assert run(folder, "fetch", None) == expected
     sent = [run(folder, "deliver", draw.uniform(0.0, 0.6)) for _ in range(KILLS)]
     assert sent.count("accepted") <= 1
