@@ -125,9 +125,8 @@ class ProtectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     claim_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5  # times the median count of images
     norm_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0  # times the median length of an update; for "clip"
     hostile: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2  # share of members that "trimmed-mean" and Krum expect
-    gate: str = (
-        ""  # command that judges what a round made (`rounds.operator_gate`), its program relative to the home; "": none
-    )
+    # command that judges what a round made (`rounds.operator_gate`), its program relative to the home; "": none
+    gate: str = ""
 
     def __post_init__(self) -> None:
         try:

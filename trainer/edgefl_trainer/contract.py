@@ -234,6 +234,8 @@ class Declaration:
     questions_only: bool = False  # it learns nothing from pictures that are asked nothing
     learns_network: Callable[[Any], bool] | None = None  # of a method as it is set: whether it `trains_network`
     summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
+    told_before: Callable[[Mapping[str, Any], int, int], str] | None = None
+    """Says of hyper-parameters, rounds and epochs what to expect of the loss, in a line without a full stop; or "". """
     measured_before: Callable[[Any, Mapping[str, Site]], "MeasuredBefore | None"] | None = None
     """Measures in seconds, before a run's first round, what speaks for or against it; None: there is nothing to."""
     site_of: Callable[[str], str | None] | None = None

@@ -2,10 +2,13 @@
 
 import copy
 import dataclasses
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State, declared
@@ -102,6 +105,19 @@ def test_only_methods_that_share_maps_measure(sites):
     for name, hyper, measures in (("fedevprompt", {}, True), ("fedavg", {"kd": True}, True), ("fedavg", {}, False)):
         method = build(METHODS[name], {**HYPER, **hyper})
         assert (declared(method).measured_before(method, sites) is not None) == measures
+
+
+def test_the_benchmark_prints_the_pages_table():
+    """docs/methods.md 1.5: twelve rows, in which what is moved grows with the rate; a wrong site is one sentence."""
+    script = Path(__file__).parents[3] / "benchmarks" / "map_reach.py"
+    main = runpy.run_path(str(script))["main"]
+    given = ["--data", "lesions:sites=2,images=24,px=48", "--backbone", "tiny"]
+    printed = CliRunner().invoke(main, given).output.splitlines()
+    assert len(printed) == 4 + 12 and printed[2].startswith("| prompt rates | blocks | steps | moved | variance |")
+    moved = {tuple(line.split(" | ")[:3]): float(line.split(" | ")[3].rstrip(" %")) for line in printed[4:]}
+    assert moved["| the paper's", "all", "12"] < moved["| `bench84`", "all", "12"] < moved["| 0.1", "all", "12"]
+    wrong = CliRunner().invoke(main, [*given, "--sites", "nowhere,else"])
+    assert wrong.exit_code == 1 and "the data has no site nowhere; it has" in wrong.output
 
 
 # what is rolled out

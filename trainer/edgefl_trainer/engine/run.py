@@ -140,7 +140,8 @@ def tell_before(
     first = next(iter(sites.values()))
     tell(backbone_line(settings, method, first.task.backbone))
     tell(data_line(federation, settings.images_per_site))
-    if line := rising_line(method, settings.rounds, settings.epochs):
+    told = declared(method).told_before
+    if told and (line := told(hyper_values(method), settings.rounds, settings.epochs)):
         tell(line)
     apart = None if declared(method).encoder else without_model(settings.method, server, federation.held_out)
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
@@ -247,21 +248,6 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
     limited = f"--images-per-site {images_per_site:,} bounds the train rows alone, so judging takes as long as without"
     bound = f" ({limited})" if images_per_site else ""
     return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
-
-
-def rising_line(method: Method, rounds: int, epochs: int) -> str:
-    """Write until when the loss may rise because its own weights change; "" where they do not."""
-    chosen = hyper_values(method)
-    if "anneal_epochs" not in chosen or chosen["loss"] != "evidential":
-        return ""
-    each = chosen["anneal_clock"] == "round"
-    last = min(chosen["anneal_epochs"] + 1, epochs if each else rounds * epochs)
-    if last == 1:  # the term counts nothing
-        return ""
-    return (
-        f"the loss may rise until epoch {last} of {'each round' if each else 'the run'}: the weight of its KL term "
-        "grows till then (--set anneal_epochs)"
-    )
 
 
 def check_backbone(settings: RunSettings, method: Method) -> None:

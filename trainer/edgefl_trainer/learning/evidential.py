@@ -350,4 +350,18 @@ PRESETS: Presets = {
         "hyper": {"evidence": "relu", "prompt_init": "uniform", "head_norm": "none", "augment": "none"},
     },
 }
-DECLARES = Declaration(presets=lambda backbone, hyper: PRESETS)
+
+
+def rising_loss(hyper: Mapping[str, object], rounds: int, epochs: int) -> str:
+    """Say until when the loss may rise for its KL term grows; "" where it has none, or one that counts nothing."""
+    if "anneal_epochs" not in hyper or hyper["loss"] != "evidential":
+        return ""
+    each = hyper["anneal_clock"] == "round"
+    last = min(int(str(hyper["anneal_epochs"])) + 1, epochs if each else rounds * epochs)
+    if last == 1:
+        return ""
+    until = f"epoch {last} of {'each round' if each else 'the run'}"
+    return f"the loss may rise until {until}: the weight of its KL term grows till then (--set anneal_epochs)"
+
+
+DECLARES = Declaration(presets=lambda backbone, hyper: PRESETS, told_before=rising_loss)

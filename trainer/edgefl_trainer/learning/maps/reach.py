@@ -34,17 +34,20 @@ LEAST_MOVED = 0.01
 NAME = "map_reach"
 
 
-def measured_reach(recipe: Recipe, sharing: MapSharing, sites: Mapping[str, Site]) -> MeasuredBefore | None:
+def measured_reach(
+    recipe: Recipe, sharing: MapSharing, sites: Mapping[str, Site], steps: int = STEPS
+) -> MeasuredBefore | None:
     """Measure at the first site by name, with maps of the next; None where there are no two sites, or lambda is 0."""
     learning = [sites[name] for name in sorted(sites) if len(sites[name].train)]
     if len(learning) < 2 or sharing.kd_weight == 0 or not isinstance(recipe, EvidentialRecipe):
         return None
-    figures = {**_Reach(recipe, sharing, *learning[:2]).figures(), "steps": STEPS}
+    site, peer = learning[:2]
+    figures = {**_Reach(recipe, sharing, site, peer, steps).figures(), "steps": steps}
     if figures.get("moved", 1) >= LEAST_MOVED:
         return MeasuredBefore(NAME, figures)
-    depth = require_vit(learning[0].task.backbone, NAME).depth
+    depth = require_vit(site.task.backbone, NAME).depth
     told = (
-        f"on this network the maps that sites share hardly follow the prompts: {STEPS} steps of distillation alone "
+        f"on this network the maps that sites share hardly follow the prompts: {steps} steps of distillation alone "
         f"take away {100 * figures['moved']:.2g} % of the distance between two sites. Expect little from sharing them, "
         f"or try --set rollout_from={depth - 1} (docs/methods.md 1.5)."
     )
@@ -59,6 +62,7 @@ class _Reach:
     sharing: MapSharing
     site: Site
     peer: Site
+    steps: int
 
     def figures(self) -> dict[str, float]:
         """Measure both, with the prompts that sites begin with."""
@@ -93,7 +97,7 @@ class _Reach:
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         images, target = self._first(self.site)
         distances = []
-        for _ in range(STEPS + 1):
+        for _ in range(self.steps + 1):
             maps = _maps(module, images, leaves)
             distance = term(Step(maps, maps, maps, target, leaves))  # it reads maps and target alone
             distances.append(float(distance.detach()))
