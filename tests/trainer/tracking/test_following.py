@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_told_once_and_has_everything_in_the_end(tmp_pat
     assert (
         line.startswith("warning: MLflow (http://localhost:1) did not take") and "ConnectionError: nobody answ" in line
     )
-    assert len(line) < 400 and "the run does not need it" in line
+    assert len(line.replace(str(tmp_path), "")) < 350 and "the run does not need it" in line
     assert ("loss/b", 2) in book.points and book.ended == "FINISHED"
 
 
