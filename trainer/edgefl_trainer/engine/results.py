@@ -170,7 +170,9 @@ def predictor_results(
         "reported_rows": federation.report_split,
         **sizes,
         **federation_report(scored, facts),
-        **({"further": {way: federation_report(found, told[way]) for way, found in further.items()}} if further else {}),
+        **(
+            {"further": {way: federation_report(found, told[way]) for way, found in further.items()}} if further else {}
+        ),
     }
 
 
