@@ -8,8 +8,8 @@
                     server: theta = sum_c n_c/n theta_c, running statistics of     aggregate
                     batch norm like weights; n_c counts labelled images
 
-With `mode=federated` all sites keep the round that is best on the tune rows of all together, as FedMAE takes the best global model on
-validation data; what each site's own best round gives stands beside it (`own_round`).
+With `mode=federated` all sites keep the round that is best on the tune rows of all together, as FedMAE takes the best
+global model on validation data; what each site's own best round gives stands beside it (`own_round`).
 
 Differs from the paper: of MAE's recipe mixup, cutmix, label smoothing and random augmentation are left out, the mean
 of the patch tokens is taken after the network's own last norm, and fixed positions stay fixed; moments start afresh
