@@ -1,9 +1,9 @@
 """Partitions: which site learns from, tunes on and reports on which image, made once and shared as a file.
 
 Guarantees: every labelled image of the chosen classes goes to exactly one site; a lesion that a scheme deals stands in
-one site only (`natural` keeps the sites of the data as they are; a lesion of a `whole` site is dealt to nobody else); what the data holds out as `test` or `val` is dealt
-to the sites by the class shares of their training images; the same data, plan and seed give the same digest, in
-whatever order the rows come. A file that was changed, or that does not fit the data, is refused.
+one site only (`natural` keeps the sites of the data as they are), a lesion of a `whole` site in that one; what the data
+holds out as `test` or `val` is dealt to the sites by the class shares of their training images; the same data, plan and
+seed give the same digest, in whatever order the rows come. A changed file, or one of other data, is refused.
 Source: docs/methods.md 8, docs/design.md 5 (Rows, partition).
 """
 

@@ -118,9 +118,8 @@ def predictor_results(
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    A site's model is that of the round which is best for all, of the round it selected, or of the last phase. Further
-    answers of the method are judged in the same way, under `further`; so are the models of each site's own best round
-    (`OWN_ROUND`) where one round is for all. Held-out sites follow, see `engine.held_out`.
+    What a site's model is made of: `_rounds_of`. Further models are judged in the same way, under `further`. Held-out
+    sites follow, see `engine.held_out`.
     """
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
@@ -130,25 +129,20 @@ def predictor_results(
     told: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)  # facts of the sites with a further model
     sizes: dict[str, int] = {}
     judging = judging_of(federation, sites, held_out)
-    last = _last_rounds(method, task, final, sorted(sites))
-    for name, site in sorted(sites.items()):
-        own = final.selected.get(name) or last[name]
-        kept = final.together.get(name) or own
+    for name, kept, own in _rounds_of(method, task, final, sorted(sites)):
+        site = sites[name]
         judging.site(name)
         calibrated = calibrate(_predictor_of(method, site, kept), site)
         predictor, calibration[name] = calibrated.predictor, {**calibrated.figures, **_usual(site, federation.colour)}
         if calibrated.tune is not None:
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        tuned = judged_rows(site, None if name in final.selected or final.together else WATCHED_ROWS)
+        tuned = judged_rows(site, None if name in final.selected or own is not None else WATCHED_ROWS)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
         seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
-        more = further_models(method, site, kept)
-        if final.together:
-            more[OWN_ROUND] = calibrate(_predictor_of(method, site, own), site).predictor
-        for way, one in more.items():
-            told[way][name] = _facts_of_trained(site, one, own if way == OWN_ROUND else kept, task, tuned)
+        for way, (one, of) in further_models(method, site, kept, own).items():
+            told[way][name] = _facts_of_trained(site, one, of, task, tuned)
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
             further[way][name] = score(one, rows, federation, name, site.device)
     means = _means(calibration)
@@ -164,15 +158,14 @@ def predictor_results(
             scored[name] = score(model, rows, federation, name, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
+    reports = {way: federation_report(found, told[way]) for way, found in further.items()}
     return {
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
         **sizes,
         **federation_report(scored, facts),
-        **(
-            {"further": {way: federation_report(found, told[way]) for way, found in further.items()}} if further else {}
-        ),
+        **({"further": reports} if reports else {}),
     }
 
 
@@ -212,16 +205,24 @@ def _facts_of_held_out(rows: Examples, model: Predictor | None) -> dict[str, Any
     return {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": readout, **told}
 
 
-def _last_rounds(method: Method, task: Task, final: FederationState, names: Sequence[str]) -> dict[str, SelectedRound]:
-    """What the models of the sites that selected no round are made of: the last phase."""
+def _rounds_of(
+    method: Method, task: Task, final: FederationState, names: Sequence[str]
+) -> Iterator[tuple[str, SelectedRound, SelectedRound | None]]:
+    """What each site's model is made of: the round that is best for all, the one it selected, or the last phase.
+
+    Where one round is for all, the site's own comes with it; else None.
+    """
     last, after = method.phases(task.rounds)[-1].round, Phase("final", task.rounds + 1)
     others = [name for name in names if name not in final.selected]
     broadcasts = (
         call_broadcast(method, final.server, after, names) if others else {}
     )  # a live site has no server's state
-    return {
-        name: SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds)) for name in others
-    }
+    for name in names:
+        own = final.selected.get(name)
+        if own is None:
+            own = SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds))
+        together = final.together.get(name)
+        yield (name, own, None) if together is None else (name, together, own)
 
 
 def _predictor_of(method: Method, site: Site, kept: SelectedRound) -> Predictor:
@@ -231,11 +232,16 @@ def _predictor_of(method: Method, site: Site, kept: SelectedRound) -> Predictor:
     return predictor
 
 
-def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str, Predictor]:
-    """Return a site's further models, calibrated; none where the method answers in one way only."""
+def further_models(
+    method: Method, site: Site, kept: SelectedRound, own: SelectedRound | None = None
+) -> dict[str, tuple[Predictor, SelectedRound]]:
+    """Return a site's further models, calibrated, each with its round: of its method, and of its own best round."""
     further = declared(method).further_predictors
     offered = further(method, site, kept.state, kept.broadcast) if further else {}
-    return {way: calibrate(predictor, site).predictor for way, predictor in sorted(offered.items())}
+    found = {way: (calibrate(predictor, site).predictor, kept) for way, predictor in sorted(offered.items())}
+    if own is not None:
+        found[OWN_ROUND] = (calibrate(_predictor_of(method, site, own), site).predictor, own)
+    return found
 
 
 def _held_out_models(
