@@ -208,10 +208,7 @@ def _facts_of_held_out(rows: Examples, model: Predictor | None) -> dict[str, Any
 def _rounds_of(
     method: Method, task: Task, final: FederationState, names: Sequence[str]
 ) -> Iterator[tuple[str, SelectedRound, SelectedRound | None]]:
-    """What each site's model is made of: the round that is best for all, the one it selected, or the last phase.
-
-    Where one round is for all, the site's own comes with it; else None.
-    """
+    """What each site's model is made of: the round best for all, with the site's own; the one it selected; the last."""
     last, after = method.phases(task.rounds)[-1].round, Phase("final", task.rounds + 1)
     others = [name for name in names if name not in final.selected]
     broadcasts = (

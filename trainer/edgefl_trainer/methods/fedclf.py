@@ -15,8 +15,8 @@ is alone has no others: its own features serve as negatives.
 Differs from the paper: K = 1024, tau = 0.2, m = 0.99 (0.999 from 20,000 local steps on) and the momentum encoder
 averaged like the network, none of which it prints; nor does it say what becomes of SGD's momentum between rounds
 (`optimizer_state`); a bank holds fewer than K features where a site has fewer images, never random vectors; a site that
-misses a round keeps its old bank at the server; `dp_noise` (see `learning.unlabelled.feature_bank`). Devices learn it by
-`edgefl_client.learning.fedclf`, with the graph of `edgefl_export.methods.fedclf`.
+misses a round keeps its old bank at the server; `dp_noise` (see `learning.unlabelled.feature_bank`). Devices learn it
+by `edgefl_client.learning.fedclf`, with the graph of `edgefl_export.methods.fedclf`.
 """
 
 from collections.abc import Mapping, Sequence
