@@ -171,7 +171,7 @@ def test_devices_and_trainer_sites_learn_in_one_federation(bundle, tmp_path):
         forms = [{n: (v.dtype, v.shape) for n, v in reply.arrays.items()} for reply in replies.values()]
         assert forms[0] == forms[1] == forms[2] == forms[3]
         if phase.kind == "train":
-            assert broadcasts["b-device"].arrays["remote"].shape == (3 * ROWS if phase.round == 1 else 3 * 40, 128)
+            assert broadcasts["b-device"].arrays["remote"].shape == (3 * ROWS, 128)  # what a round made, not all of K
         server = method.aggregate(server, phase, replies)
         if phase.kind == "train":
             mean = np.mean([reply.arrays["head.2.weight"].astype(np.float64) for reply in replies.values()], axis=0)

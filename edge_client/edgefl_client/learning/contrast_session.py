@@ -20,7 +20,7 @@ from edgefl_client.runtime import check_runtime, load_graph, run_graph
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedclf_plan import ENCODED, ENCODER, FIRST, NEGATIVES, SECOND, VIEW, FedCLFPlan, begun
 from edgefl_protocol.bundle.learning_plan import LearningPlan
-from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
+from edgefl_protocol.rules.slow_encoder import BUFFER, SLOW, round_begins
 
 GO_ON = "the values before this round are kept: continue with other pictures, or tell the federation's operator"
 
@@ -109,8 +109,8 @@ def round_network(
     stayed = {name: own[name] for name in plan.stays if name in own}
     found = round_begins(broadcast, stayed, plan.momentum_encoder)
     kinds = {name: np.int64 if name in plan.counters else np.float32 for name in plan.network}
-    for name in (*plan.network, *(name for name in found if name.startswith(SLOW))):
-        bare, value = name.removeprefix(SLOW), found.get(name)
+    for name in (*plan.network, *(name for name in found if name.startswith((SLOW, BUFFER)))):
+        bare, value = name.removeprefix(BUFFER).removeprefix(SLOW), found.get(name)
         if value is None or bare not in kinds or value.shape != plan.shape(bare) or value.dtype != kinds[bare]:
             raise LearningError(
                 f"the federation's network is not this bundle's: {name[:80]} is "

@@ -4,7 +4,8 @@
     train    E epochs of momentum contrast against Q_CL; the slow encoder's features
              enter Q_l, and Q_CL takes B of the others' in each step                       _learn
     final    with `bn=local`: batch norm, sent once                                        _final
-    reply    the encoder (all of it, or all but batch norm) and Q_l; `n_train` weighs it
+    reply    the encoder (all of it, or all but batch norm) and what of Q_l the round
+             made; `n_train` weighs it
 
 The names of what travels are those of the trainer's method, so devices and GPU sites learn in one federation. Orders
 and the others' features that enter are the trainer's draws; views are this device's own (`views`). A device without
@@ -108,7 +109,7 @@ class FedCLFLearner:
             return self._warm(state, broadcast)
         if phase == "final":
             own = {name: value for name, value in state.items() if name in self._plan.norm}
-            return state, self._reply(state, own)
+            return state, self._reply(state, own, state.get(BANK))
         if phase != "train":
             raise LearningError(f"this method has no phase {phase}", "other_phase")
         network = round_network(self._plan, broadcast.arrays, state)
@@ -121,7 +122,7 @@ class FedCLFLearner:
     def _warm(self, state: Arrays, broadcast: Payload) -> tuple[Arrays, Payload]:
         network = round_network(self._plan, broadcast.arrays, state)
         new = {BANK: self._bank(state, {name: network[name] for name in self._plan.parameters}).rows}
-        return new, self._reply(new, {})
+        return new, self._reply(new, {}, new[BANK])
 
     def _bank(self, state: Arrays, encoder: Mapping[str, NDArray[Any]]) -> FeatureQueue:
         """Q_l as the device left it; where it has none yet, its pictures' features of today."""
@@ -252,9 +253,10 @@ class FedCLFLearner:
         """What stays on the device, and what leaves."""
         plan, state = self._plan, point.state
         new = {name: state[name] for name in (*plan.stays, BANK)}
-        return new, self._reply(new, {name: state[name] for name in plan.leaves})
+        made = feature_rows.made_in_round(new[BANK], len(self._rows), plan.epochs)
+        return new, self._reply(new, {name: state[name] for name in plan.leaves}, made)
 
-    def _reply(self, state: Arrays, sent: Arrays) -> Payload:
+    def _reply(self, state: Arrays, sent: Arrays, features: NDArray[Any] | None) -> Payload:
         scalars: dict[str, int | float | str] = {"n_train": len(self._rows), "site_sha256": digest(dict(state))}
-        shared = feature_rows.sent(state[BANK]) if self._plan.shares and BANK in state else {}
+        shared = feature_rows.sent(features) if self._plan.shares and features is not None else {}
         return Payload({**sent, **shared}, scalars)

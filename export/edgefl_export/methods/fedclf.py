@@ -43,7 +43,6 @@ from edgefl_export.parity.step_parity import (
     run_step,
 )
 from edgefl_protocol.bundle.fedclf_plan import (
-    BUFFER,
     ENCODED,
     ENCODER,
     FIRST,
@@ -56,7 +55,7 @@ from edgefl_protocol.bundle.fedclf_plan import (
 )
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
 from edgefl_protocol.rules.feature_rows import FEATURES
-from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum
+from edgefl_protocol.rules.slow_encoder import BUFFER, SLOW, key_momentum
 from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Predictor, Task
 from edgefl_trainer.engine.models import FinishedRun
@@ -217,7 +216,10 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
             counters=tuple(counters),
             norm=tuple(name for name in arrays if name in kept),
             view_px=sgd.side(spec),
-            **{name: getattr(sgd, name) for name in ("lr", "momentum", "weight_decay", "batch", "bn")},
+            **{
+                name: getattr(sgd, name)
+                for name in ("lr", "momentum", "weight_decay", "batch", "bn", "optimizer_state")
+            },
             **{name: getattr(recipe, name) for name in ("queue", "temperature", "key_momentum", "momentum_encoder")},
             negatives=method.negatives,
             epochs=settings.epochs,

@@ -3,7 +3,8 @@
     training.json  {"kind": "fedclf", "parameters": {name: shape}, "statistics": {name: shape}, "counters": [name],
                     "norm": [name], "view_px", "lr", "momentum", "weight_decay", "batch", "bn": "averaged"|"local",
                     "queue", "temperature", "key_momentum", "momentum_encoder": "reset"|"averaged"|"local",
-                    "negatives": "remote"|"both"|"local", "epochs", "balance": "none"|"class", "seed"}
+                    "negatives": "remote"|"both"|"local", "epochs", "balance": "none"|"class", "seed",
+                    "optimizer_state": "reset"|"keep"}
 
 The graph `train_step.onnx` takes two views of each picture, `first` and `second` (B, 3, px, px) in [0, 1], the
 `negatives` (Q, 128), the settings that may change from step to step, and the state: each parameter and its momentum
@@ -41,12 +42,19 @@ from edgefl_protocol.rules import bounds, defaults
 from edgefl_protocol.rules.draws import Balance
 from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_protocol.rules.negatives import Negatives, keeps_local, shares
-from edgefl_protocol.rules.slow_encoder import SLOW, BatchNorm, MomentumEncoder, leaving, staying
+from edgefl_protocol.rules.slow_encoder import (
+    BUFFER,
+    SLOW,
+    BatchNorm,
+    MomentumEncoder,
+    OptimizerState,
+    leaving,
+    staying,
+)
 
 ENCODER: Final = "encode.onnx"
 FIRST, SECOND, NEGATIVES = "first", "second", "negatives"
 VIEW, ENCODED = "views", "features"
-BUFFER: Final = "optimizer.momentum_buffer."
 SETTINGS: Final = ("rate", "momentum", "weight_decay", "key_momentum")
 FIGURES: Final = ("loss", "keys")
 
@@ -61,6 +69,7 @@ _BOUNDS: Final = {
 }
 _FOLLOWED: Final = (
     "lr", "momentum", "weight_decay", "batch", "bn", "queue", "key_momentum", "momentum_encoder", "negatives",
+    "optimizer_state",
 )  # fmt: skip
 
 
@@ -86,6 +95,7 @@ class FedCLFPlan:
     epochs: int  # E, local epochs of a round
     balance: Balance
     seed: int
+    optimizer_state: OptimizerState = "reset"  # of SGD, between rounds
     kind: Literal["fedclf"] = "fedclf"
     needs_labels: ClassVar[bool] = False
     frozen_sha256: ClassVar[None] = None
@@ -152,7 +162,8 @@ class FedCLFPlan:
     @property
     def stays(self) -> tuple[str, ...]:
         """Names of the tensors that the device remembers until its next round."""
-        return staying(self.network, self._kept, self.momentum_encoder)
+        learned = tuple(self.parameters) if self.optimizer_state == "keep" else ()
+        return staying(self.network, self._kept, self.momentum_encoder, learned)
 
     @property
     def _kept(self) -> tuple[str, ...]:
@@ -202,7 +213,7 @@ class FedCLFPlan:
     def from_bytes(cls, data: bytes) -> "FedCLFPlan":
         """Read `training.json`."""
         objects = ("parameters", "statistics")
-        record = read_fields(data, cls, objects, ("counters", "norm"))
+        record = read_fields(data, cls, objects, ("counters", "norm"), ("optimizer_state",))
         if not all(isinstance(shape, list) for name in objects for shape in record[name].values()):
             raise ValueError("a shape must be a list")
         shapes = {name: {key: tuple(shape) for key, shape in record[name].items()} for name in objects}
@@ -213,16 +224,20 @@ _GIVEN: Final = (FIRST, SECOND, NEGATIVES, VIEW, ENCODED, *FIGURES)
 
 
 def begun(plan: FedCLFPlan, network: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the state before a round's first step: the slow encoder is a copy, the buffers are zero.
+    """Return the state before a round's first step: the slow encoder is a copy and the buffers are zero, else as given.
 
     Args:
-        network: its tensors by name, and under `momentum.` those of the slow encoder that are no copy.
+        network: its tensors by name, under `momentum.` those of the slow encoder that are no copy, and buffers that
+            stayed.
 
     Returns:
         Arrays under `FedCLFPlan.state`, in that order.
     """
     own = {name: network[name].copy() for name in plan.network}
-    buffers = {BUFFER + name: np.zeros(shape, np.float32) for name, shape in plan.parameters.items()}
+    buffers = {
+        BUFFER + name: network.get(BUFFER + name, np.zeros(shape, np.float32)).copy()
+        for name, shape in plan.parameters.items()
+    }
     slow = {SLOW + name: network.get(SLOW + name, own[name]).copy() for name in plan.network}
     return {**own, **buffers, **slow}
 

@@ -132,18 +132,21 @@ def _words_of(record: type) -> Mapping[str, tuple[str, ...]]:
     return {name: get_args(kind) for name, kind in found.items() if get_origin(kind) is Literal}
 
 
-def read_fields(data: bytes, record: type, objects: Collection[str], lists: Collection[str]) -> dict[str, Any]:
+def read_fields(
+    data: bytes, record: type, objects: Collection[str], lists: Collection[str], added: Collection[str] = ()
+) -> dict[str, Any]:
     """Read `training.json` as the arguments of a dataclass; lists of names become tuples.
 
     Args:
         record: the dataclass, whose fields are the keys.
         objects: fields that hold JSON objects.
         lists: fields that hold lists of names.
+        added: fields that a record from before may lack.
 
     Raises:
         ValueError: other keys, or a field of another kind.
     """
-    found = check_keys(parse_json(data), {entry.name for entry in fields(record)})
+    found = check_keys(parse_json(data), {entry.name for entry in fields(record)} - set(added), added)
     for name, value in found.items():
         if name in objects and not isinstance(value, dict):
             raise ValueError(f"{name} must be an object")

@@ -50,6 +50,7 @@ class FedCLFDefaults:
     lr: Final = 0.03
     momentum: Final = 0.9
     weight_decay: Final = 1e-4
+    optimizer_state: Final = "reset"
     batch: Final = 128
     bn: Final = "averaged"
     view_px: Final = 0  # 0: `usual_view_side`

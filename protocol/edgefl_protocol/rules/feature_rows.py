@@ -42,6 +42,19 @@ def sent(rows: NDArray[Any]) -> dict[str, NDArray[np.float16]]:
     return {SENT: rows.astype(np.float16)}
 
 
+def made_in_round(bank: NDArray[Any], pictures: int, epochs: int) -> NDArray[Any]:
+    """Give the rows of a bank that a train round made, which are those that its reply holds (FedCLF, III-A).
+
+    A bank that pictures fill slowly also holds rows of rounds before. Their age would tell a negative from the picture
+    being learned.
+
+    Args:
+        bank: Q_l after the round, the oldest first.
+        pictures: of the site, each of which gave a row in every epoch.
+    """
+    return bank[-pictures * epochs :]
+
+
 def received(broadcast: Mapping[str, NDArray[Any]]) -> NDArray[np.floating[Any]] | None:
     """Give the others' features Q_r as they came, for `unit`; None where there is nobody else.
 

@@ -5,8 +5,11 @@
     `local`       it stays at its site
     `reset`       each round begins with a copy of the encoder
 
+Momentum of SGD (`optimizer_state`) begins each round at zero (`reset`), or stays at its site (`keep`).
+
 With `bn=local`, tensors of batch norm stay at their site in both networks (FedBN, arXiv 2102.07623). In states and
-payloads a tensor of the slow encoder has the encoder's name with `momentum.` in front. Sources: MoCo (arXiv
+payloads a tensor of the slow encoder has the encoder's name with `momentum.` in front, and in states SGD's momentum of
+a tensor that of the tensor with `optimizer.momentum_buffer.`, which never travels. Sources: MoCo (arXiv
 1911.05722); docs/methods.md, FedCLF.
 """
 
@@ -16,9 +19,11 @@ from typing import Any, Final, Literal
 from numpy.typing import NDArray
 
 SLOW: Final = "momentum."
+BUFFER: Final = "optimizer.momentum_buffer."
 SHORT_RUN: Final = 20_000  # local steps of a run, below which the slow encoder follows faster
 MomentumEncoder = Literal["averaged", "local", "reset"]
 BatchNorm = Literal["averaged", "local"]
+OptimizerState = Literal["reset", "keep"]
 
 
 def local_steps(rounds: int, epochs: int, steps: int) -> int:
@@ -47,9 +52,9 @@ def round_begins(
 ) -> dict[str, NDArray[Any]]:
     """Give the tensors a round begins with: what stayed at the site is its own, the rest came with the broadcast.
 
-    A tensor of the slow encoder that is missing in the result is a copy of the encoder's.
+    A tensor of the slow encoder that is missing in the result is a copy of the encoder's, and SGD's momentum zero.
     """
-    both = {**broadcast, **own}
+    both = {**{name: value for name, value in broadcast.items() if not name.startswith(BUFFER)}, **own}
     outlives = momentum_encoder != "reset"
     return {name: value for name, value in both.items() if outlives or not name.startswith(SLOW)}
 
@@ -60,8 +65,17 @@ def leaving(network: Sequence[str], kept: Collection[str], momentum_encoder: Mom
     return tuple(name for name in (*network, *slow) if name.removeprefix(SLOW) not in kept)
 
 
-def staying(network: Sequence[str], kept: Collection[str], momentum_encoder: MomentumEncoder) -> tuple[str, ...]:
-    """Name the tensors that a site remembers until its next round; arguments as of `leaving`."""
+def staying(
+    network: Sequence[str],
+    kept: Collection[str],
+    momentum_encoder: MomentumEncoder,
+    learned: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Name the tensors that a site remembers until its next round; arguments as of `leaving`.
+
+    Args:
+        learned: parameters whose momentum of SGD stays, with `optimizer_state=keep`.
+    """
     slow = [SLOW + name for name in network] if momentum_encoder != "reset" else []
     gone = set(leaving(network, kept, momentum_encoder))
-    return tuple(name for name in (*network, *slow) if name not in gone)
+    return (*(name for name in (*network, *slow) if name not in gone), *(BUFFER + name for name in learned))

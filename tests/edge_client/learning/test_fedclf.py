@@ -159,6 +159,37 @@ def test_features_that_leave_are_of_unit_length(bundle, tmp_path):
         np.testing.assert_allclose(np.linalg.norm(features.astype(np.float64), axis=1), 1, atol=1e-3)
 
 
+def test_what_leaves_is_what_the_round_made(lab, tmp_path):
+    """FedCLF III-A: K is more than the device's pictures, so its bank also holds rows of the warm phase. They stay."""
+    ours = learner(contrast_bundle(lab, contrast_plan(queue=20, epochs=1)), tmp_path)
+    state, warm = ours.local_round({}, broadcast("warm", 0), quiet)
+    after, reply = ours.local_round(state, broadcast(remote=REMOTE), quiet)
+    assert len(after["bank"]) == 2 * ROWS and len(warm.arrays["features"]) == ROWS
+    np.testing.assert_array_equal(reply.arrays["features"], after["bank"][ROWS:].astype(np.float16))
+
+
+def test_sgds_momentum_stays_where_it_is_kept(lab, tmp_path):
+    """`optimizer_state=keep`: buffers stay on the device, and the next round goes on from them, not from the
+    broadcast's; of zero they are those of `reset`."""
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "reset").mkdir()
+    keeps = learner(contrast_bundle(lab, contrast_plan(optimizer_state="keep")), tmp_path / "keep")
+    resets = learner(contrast_bundle(lab, contrast_plan()), tmp_path / "reset")
+    name = "optimizer.momentum_buffer.head.weight"
+    warm, _ = keeps.local_round({}, broadcast("warm", 0), quiet)
+    state, reply = keeps.local_round(warm, broadcast(remote=REMOTE), quiet)
+    plain, same = resets.local_round(warm, broadcast(remote=REMOTE), quiet)
+    assert set(state) == {"bank", name} and set(plain) == {"bank"} and name not in reply.arrays
+    np.testing.assert_array_equal(reply.arrays["head.weight"], same.arrays["head.weight"])
+    assert np.abs(state[name]).max() > 0
+    second = broadcast("train", 2, remote=REMOTE, **{name: np.full((128, 3), 9, np.float32)})
+    _, from_zero = keeps.local_round({**state, name: np.zeros_like(state[name])}, second, quiet)
+    _, fresh = resets.local_round(plain, second, quiet)
+    _, gone_on = keeps.local_round(state, second, quiet)
+    np.testing.assert_array_equal(from_zero.arrays["head.weight"], fresh.arrays["head.weight"])
+    assert np.abs(gone_on.arrays["head.weight"] - fresh.arrays["head.weight"]).max() > 1e-6
+
+
 @pytest.mark.parametrize("stopped_after", range(1, 5))
 def test_a_round_that_was_stopped_ends_with_the_same_bits(bundle, tmp_path, stopped_after):
     """docs/design.md 10: a limit after any step, another process, the same result; a state that came is left as it

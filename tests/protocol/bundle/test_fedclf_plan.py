@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph, step_graph
 
-from edgefl_protocol.bundle.fedclf_plan import BUFFER, ENCODER, FedCLFPlan, begun
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan, begun
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.bundle.onnx_training import read_plan
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.rules.slow_encoder import SLOW
+from edgefl_protocol.rules.slow_encoder import BUFFER, SLOW
 
 Change = Callable[[Any], None]
 
@@ -173,3 +173,16 @@ def test_the_slow_encoder_begins_as_a_copy() -> None:
     assert tuple(state) == plan.state
     assert (state[f"{SLOW}head.weight"] == theirs).all() and int(state[f"{SLOW}backbone.seen"]) == 4
     assert not state[f"{BUFFER}head.weight"].any() and state[f"{BUFFER}head.weight"].shape == (128, 3)
+    went_on = begun(plan, {**own, f"{BUFFER}head.weight": theirs})
+    assert (went_on[f"{BUFFER}head.weight"] == theirs).all()
+
+
+def test_a_record_from_before_begins_momentum_afresh() -> None:
+    """Bundles from before `optimizer_state` go on as they were; with `keep` its buffers stay on the device."""
+    record = json.loads(contrast_plan().to_bytes())
+    del record["optimizer_state"]
+    assert FedCLFPlan.from_bytes(json.dumps(record).encode()) == contrast_plan()
+    assert not [name for name in contrast_plan().stays if name.startswith(BUFFER)]
+    keeps = contrast_plan(optimizer_state="keep")
+    assert f"{BUFFER}head.weight" in keeps.stays and not [name for name in keeps.leaves if name.startswith(BUFFER)]
+    assert contrast_plan().following({"optimizer_state": "keep"}) == keeps

@@ -12,6 +12,7 @@ from edgefl_protocol.rules.feature_rows import (
     check_bank,
     first_order,
     have_unit_length,
+    made_in_round,
     order_by_content,
     received,
     sent,
@@ -19,6 +20,13 @@ from edgefl_protocol.rules.feature_rows import (
 )
 
 GOOD = unit(np.random.default_rng(7).normal(size=(4, 128))).astype(np.float16)
+
+
+@pytest.mark.parametrize(("pictures", "epochs", "made"), [(3, 1, 3), (3, 2, 6), (10, 1, 10), (11, 1, 10), (9, 9, 10)])
+def test_a_reply_holds_what_its_round_made(pictures: int, epochs: int, made: int) -> None:
+    """FedCLF III-A: of ten rows, the newest; a picture gives one in every epoch."""
+    bank = np.arange(10)[:, None].repeat(128, axis=1)
+    np.testing.assert_array_equal(made_in_round(bank, pictures, epochs)[:, 0], np.arange(10)[10 - made :])
 
 
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(1e-6, 1e6))

@@ -11,13 +11,15 @@ from tests.trainer.data.conftest import ZipMaker, ward_records
 
 from edgefl_trainer.data import DataError, Row, load_federation
 from edgefl_trainer.data.errors import PartitionError
-from edgefl_trainer.data.partition import ROW_KINDS, Partition, deal, make_partition, read_partition
+from edgefl_trainer.data.partition import ROW_KINDS, Partition, deal, make_partition, place_rows, read_partition
 from edgefl_trainer.data.partition_plan import PartitionPlan
 
 PLANS = {
     "natural": PartitionPlan(scheme="natural"),
     "natural held out": PartitionPlan(scheme="natural", holdout_sites=0.34),
     "iid": PartitionPlan(scheme="iid", sites=4),
+    "iid beside whole sites": PartitionPlan(scheme="iid", sites=4, whole=("east",)),
+    "dirichlet beside whole sites": PartitionPlan(scheme="dirichlet", sites=4, alpha=1.0, whole=("east", "west")),
     "dirichlet by class": PartitionPlan(scheme="dirichlet", sites=4, alpha=1.0, by="class"),
     "dirichlet by site": PartitionPlan(scheme="dirichlet", sites=4, alpha=0.3, by="site"),
     "pathological": PartitionPlan(scheme="pathological", sites=6, classes_per_site=2, holdout_sites=0.2),
@@ -154,6 +156,11 @@ def test_held_out_sites() -> None:
         ({"scheme": "pathological", "sites": 3, "classes_per_site": 4}, "lower --classes-per-site"),
         ({"scheme": "pathological", "sites": 4, "classes_per_site": 2}, "give --sites 3 or 6"),
         ({"scheme": "domain", "sites": 4}, "give --sites 3 or a multiple"),
+        ({"scheme": "natural", "whole": ("east",)}, "leave --whole out"),
+        ({"scheme": "iid", "sites": 3, "whole": ("south",)}, "south, which the data does not have; its sites are east"),
+        ({"scheme": "iid", "sites": 2, "whole": ("east", "west")}, "give --sites 3 or more"),
+        ({"scheme": "iid", "sites": 4, "whole": ("east", "north", "west")}, "names all sites"),
+        ({"scheme": "iid", "sites": 4, "whole": ()}, "names no site"),
     ],
 )
 def test_an_impossible_partition_says_which_number_to_change(options: dict, says: str) -> None:
@@ -161,6 +168,33 @@ def test_an_impossible_partition_says_which_number_to_change(options: dict, says
         deal(rows_of(), PartitionPlan(**options), 0)
     assert refused.value.code == "setting"
     assert str(refused.value).count("\n") == 0
+
+
+def test_whole_sites_are_as_they_were_and_the_rest_is_dealt_evenly() -> None:
+    """FedCLF V-A: three collections are a site each, seven random parts of a fourth are the others."""
+    plan = PartitionPlan(scheme="iid", sites=5, whole=("west", "east"))
+    made, own = deal(rows_of(), plan, 3), deal(rows_of(), PartitionPlan(scheme="natural"), 3)
+    assert sorted(made.sites) == ["east", "iid-1", "iid-2", "iid-3", "west"]
+    for name in ("east", "west"):
+        assert made.sites[name] == own.sites[name]
+    learning = ("train", "tune")
+    parts = [sum(counts(made, learning)[f"iid-{i}"].values()) for i in (1, 2, 3)]
+    assert sum(parts) == sum(counts(own, learning)["north"].values()) and max(parts) - min(parts) <= 6
+    assert plan.to_json() == {"scheme": "iid", "sites": 5, "whole": ("east", "west"), "holdout_sites": 0.0}
+    assert deal(rows_of(), PartitionPlan(scheme="iid", sites=5), 3).plan.to_json().keys() == {
+        "scheme", "sites", "holdout_sites",
+    }  # fmt: skip
+
+
+def test_a_lesion_of_a_whole_site_is_dealt_to_nobody_else() -> None:
+    """Nine lesions of HAM10000 stand in two centres (docs/methods.md 7.2): no picture of one is to be learned beside
+    where another is judged."""
+    twice = [Row("double", "", "MEL", "north", "east0", "train"), Row("late", "", None, "east", "late", "unlabelled")]
+    rows = [*rows_of(), *twice]
+    made = deal(rows, PartitionPlan(scheme="iid", sites=3, whole=("east",)), 0)
+    assert "double" in {image for kind in ROW_KINDS for image, _ in made.sites["east"][kind]}
+    placed = {row.image: row.site for row in place_rows(rows, made)}
+    assert placed["double"] == "east" and placed["late"] == "east" and placed["extra0"] is None
 
 
 def ward(make_zip: ZipMaker) -> str:

@@ -28,7 +28,7 @@ def test_a_preset_is_the_tables(preset, backbone, mode):
     found = (settings.rounds, settings.epochs, recipe.batch, recipe.lr, recipe.schedule)
     assert found == TABLE[preset, backbone, mode]
     assert settings.images_per_site == (600 if preset == "bench84" else 0)
-    assert settings.select == "tune"  # the round best on tune rows
+    assert settings.select == {"local": "tune", "federated": "pooled"}[mode]  # V-B: one global model
 
 
 @pytest.mark.parametrize("preset", ["paper", "bench84"])

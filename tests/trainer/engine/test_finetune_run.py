@@ -37,7 +37,7 @@ def test_the_command_takes_over_what_the_run_had(tuned, mae, ward):
     for mode, folder in tuned.items():
         before, after = read_settings(mae / "config.toml"), read_settings(folder / "config.toml")
         assert after.method == "finetune" and after.backbone == f"run:{mae}" and after.labels == 0.4
-        assert after.hyper["mode"] == mode and after.select == "tune"
+        assert after.hyper["mode"] == mode and after.select == {"local": "tune", "federated": "pooled"}[mode]
         for name in ("data", "task", "classes", "seed", "preset", "image_px"):
             assert getattr(after, name) == getattr(before, name), name
 

@@ -66,7 +66,7 @@ def test_a_remote_bank_never_holds_the_sites_own_features(make_task, make_site, 
             assert received == set().union(*(rows for other, rows in before.items() if other != name))
             assert not received & before[name]
     assert [len(sites[n].said[0].arrays["features"]) for n in "abc"] == [5, 6, 6]  # never padded, at most K
-    assert [len(sites[n].said[1].arrays["features"]) for n in "abc"] == [6, 6, 6]
+    assert [len(sites[n].said[1].arrays["features"]) for n in "abc"] == [5, 6, 6]  # III-A: those of the round alone
 
 
 def test_fe_neg_contrasts_with_nothing_but_received_features(make_task, make_site, monkeypatch):

@@ -8,8 +8,9 @@ from edgefl_trainer.engine.settings import build, resolve
 from edgefl_trainer.methods import METHODS
 
 # V-A: batch 128, rate 0.03. MoCo's main_moco.py: momentum 0.9, weight decay 1e-4. docs/methods.md 2.5: batch norm is
-# averaged; 2.1: a view's size follows the image's (0).
+# averaged, SGD's momentum begins afresh; 2.1: a view's size follows the image's (0).
 SGD = {"lr": 0.03, "momentum": 0.9, "weight_decay": 1e-4, "batch": 128, "bn": "averaged", "view_px": 0}
+SGD["optimizer_state"] = "reset"
 # docs/methods.md 2.5: K, tau (MoCo v2's), m by the length of the run (0), two layers.
 MOCO = {
     **SGD,

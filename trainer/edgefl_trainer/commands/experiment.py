@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--select",
-    type=click.Choice(["last", "tune"]),
-    help="Which round is kept, instead of the file's: the last, or the best on tune rows.",
+    type=click.Choice(["last", "tune", "pooled"]),
+    help=(
+        "Which round is kept, instead of the file's: the last, the best on each site's tune rows, or the best for all "
+        "sites together."
+    ),
 )
 @click.option(
     "--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Set of default settings, instead of the file's."

@@ -52,8 +52,11 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "colour", "see
 @shared.balance
 @click.option(
     "--select",
-    type=click.Choice(["last", "tune"]),
-    help="Which round a site keeps: the last, or its best on tune rows.  [default: tune]",
+    type=click.Choice(["last", "tune", "pooled"]),
+    help=(
+        "Which round a site keeps: the last, its best on tune rows, or one for all sites, the best on their tune rows "
+        "together.  [default: pooled; with mode=local: tune]"
+    ),
 )
 @click.option(
     "--rounds",

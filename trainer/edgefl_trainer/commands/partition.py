@@ -51,6 +51,14 @@ TRAINED, SPLITS = "train and tune pictures by class", "pictures by split"  # ove
 @click.option(
     "--classes-per-site", type=int, metavar="N", help="pathological, domain: number of classes that a site holds."
 )
+@click.option(
+    "--whole",
+    metavar="SITE,…",
+    help=(
+        "iid, dirichlet, pathological: sites of the data that stay as they are, counted by --sites; the others are "
+        "dealt."
+    ),
+)
 @click.option("--classes", metavar="A,B,…", help="Deal only these classes.  [default: all]")
 @click.option(
     "--holdout-sites",
@@ -76,6 +84,7 @@ def partition(
     data: tuple[str, ...],
     seed: int,
     classes: str | None,
+    whole: str | None,
     out: Path,
     force: bool,
     as_json: bool,
@@ -97,7 +106,8 @@ def partition(
         if path.exists() and not force:
             raise PartitionError(f"{path} exists already: name another file, or overwrite it with --force.")
     wanted = None if classes is None else names(classes)
-    made = make_partition(data, PartitionPlan(by=dirichlet_by, **numbers), seed, wanted)
+    kept = None if whole is None else tuple(names(whole))
+    made = make_partition(data, PartitionPlan(by=dirichlet_by, whole=kept, **numbers), seed, wanted)
     from edgefl_trainer.evaluate.partition_plot import plot_partition  # with matplotlib, which takes a second
 
     write_atomic(out, made.to_bytes())

@@ -50,7 +50,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     if USUAL in summary:
         return answer_lines(summary)
     lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy, 95 % interval"]
-    tuned, marks = summary.get("select") == "tune", set()
+    tuned, marks = summary.get("select") in ("tune", "pooled"), set()
     for name, site in summary["sites"].items():
         chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
         chosen = "   final phase" if site.get("selected_phase") == "final" else chosen
@@ -66,7 +66,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     lines += [f"{FEWER} {FEWER_SAYS}"] if FEWER in marks else []
     lines += _recall(summary)
     for way, found in summary.get("further", {}).items():
-        lines.append(f"further answers, {way}: {_mean_and_worst(found)}")
+        lines.append(f"further answers, {way.replace('_', ' ')}: {_mean_and_worst(found)}")
     apart = summary.get("held_out")
     if apart and apart["mean_balanced_accuracy"] is None:
         lines.append("held-out sites: none has a figure")

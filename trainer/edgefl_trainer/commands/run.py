@@ -85,10 +85,11 @@ def _batch(_context: click.Context, _option: click.Parameter, value: str | None)
 @shared.balance
 @click.option(
     "--select",
-    type=click.Choice(["last", "tune"]),
+    type=click.Choice(["last", "tune", "pooled"]),
     help=(
-        "Which round is kept: the last, or the best on tune rows (for a method without labels, by its probe).  "
-        "[default: last]"
+        "Which round is kept: the last, the best on each site's tune rows (for a method without labels, by its "
+        "probe), or one for all sites, the best on their tune rows together.  [default: last; finetune: pooled, or "
+        "tune with mode=local]"
     ),
 )
 @click.option(

@@ -1,9 +1,9 @@
 """Partitions: which site learns from, tunes on and reports on which image, made once and shared as a file.
 
 Guarantees: every labelled image of the chosen classes goes to exactly one site; a lesion that a scheme deals stands in
-one site only (`natural` keeps the sites of the data as they are); what the data holds out as `test` or `val` is dealt
-to the sites by the class shares of their training images; the same data, plan and seed give the same digest, in
-whatever order the rows come. A file that was changed, or that does not fit the data, is refused.
+one site only (`natural` keeps the sites of the data as they are), a lesion of a `whole` site in that one; what the data
+holds out as `test` or `val` is dealt to the sites by the class shares of their training images; the same data, plan and
+seed give the same digest, in whatever order the rows come. A changed file, or one of other data, is refused.
 Source: docs/methods.md 8, docs/design.md 5 (Rows, partition).
 """
 
@@ -177,7 +177,7 @@ def takes_part(row: Row, scheme: str, classes: Sequence[str]) -> bool:
 def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
     """Give rows the sites and splits of a partition; tune rows are `train` here.
 
-    Unlabelled images keep their site under `natural`; under the other schemes they have none and can be spread. A
+    Unlabelled images keep their site under `natural` and in `whole` sites; else they have none and can be spread. A
     `DataError` where the rows are not those that were dealt.
     """
     places = {
@@ -196,7 +196,8 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
 
     def placed(row: Row) -> Row:
         if row.split == "unlabelled":
-            stays = partition.plan.scheme == "natural" and row.site in partition.sites
+            natural = partition.plan.scheme == "natural" or row.site in (partition.plan.whole or ())
+            stays = natural and row.site in partition.sites
             return row if stays else replace(row, site=None)
         if not takes_part(row, partition.plan.scheme, partition.classes):
             return replace(row, site=None, split=LEFT_OUT)
@@ -258,8 +259,11 @@ def _deal_scheme(rows: Sequence[Row], plan: PartitionPlan, seed: int) -> tuple[l
         return list(rows), {row.site: "" for row in rows if row.site is not None}
     if plan.scheme != "domain":
         assert plan.sites is not None
-        names = _site_names("iid" if plan.scheme == "iid" else "site", plan.sites)
-        return _deal_group(rows, names, plan, seed), dict.fromkeys(names, "")
+        kept, others = _whole_sites(rows, plan.whole or ())
+        names = _site_names("iid" if plan.scheme == "iid" else "site", plan.dealt)
+        if twice := set(names) & {str(row.site) for row in kept}:
+            raise PartitionError(f"--whole names {min(twice)}, which is what a site that is dealt will be called.")
+        return [*kept, *_deal_group(others, names, plan, seed)], dict.fromkeys([*names, *(plan.whole or ())], "")
     groups = _domains(rows)
     count = len(groups) if plan.sites is None else plan.sites
     if count % len(groups):
@@ -275,6 +279,21 @@ def _deal_scheme(rows: Sequence[Row], plan: PartitionPlan, seed: int) -> tuple[l
         dealt += _deal_group(members, names, plan, seed)
         domain_of |= dict.fromkeys(names, domain if each > 1 else "")
     return dealt, domain_of
+
+
+def _whole_sites(rows: Sequence[Row], names: Sequence[str]) -> tuple[list[Row], list[Row]]:
+    """The rows of the sites that stay as they are, and all others; a lesion of such a site stays there altogether."""
+    present = {row.site for row in rows}
+    for name in names:
+        if name not in present:
+            known = ", ".join(sorted(site for site in present if site)[:20]) or "none"
+            raise PartitionError(f"--whole names {name}, which the data does not have; its sites are {known}.")
+    home = {row.lesion: row.site for row in sorted(rows, key=lambda row: str(row.site)) if row.site in names}
+    kept = [replace(row, site=home[row.lesion]) for row in rows if row.lesion in home]
+    others = [row for row in rows if row.lesion not in home]
+    if not any(row.split == "train" for row in others):
+        raise PartitionError("--whole names all sites of the data: leave out those that are to be dealt.")
+    return kept, others
 
 
 def _deal_group(rows: Sequence[Row], names: Sequence[str], plan: PartitionPlan, seed: int) -> list[Row]:

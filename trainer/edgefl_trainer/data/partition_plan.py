@@ -32,7 +32,9 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 _TAKES: Mapping[str, tuple[str, ...]] = {
     **_NEEDS,
     "natural": (),
-    "dirichlet": ("sites", "alpha", "by"),
+    "iid": ("sites", "whole"),
+    "dirichlet": ("sites", "alpha", "by", "whole"),
+    "pathological": ("sites", "classes_per_site", "whole"),
     "domain": ("sites", "classes_per_site"),
 }
 
@@ -52,12 +54,13 @@ class PartitionPlan:
         None  # Dirichlet over sites for each `class`, or over classes for each `site` (equal sizes)
     )
     classes_per_site: ClassesPerSite | None = None
+    whole: tuple[str, ...] | None = None  # sites of the data that stay as they are; the scheme deals the others
     holdout_sites: HoldoutShare = 0.0  # share of the sites that never train
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
             raise PartitionError(f"there is no scheme {self.scheme!r}; choose one of {', '.join(SCHEMES)}.")
-        for name in ("sites", "alpha", "by", "classes_per_site"):
+        for name in ("sites", "alpha", "by", "classes_per_site", "whole"):
             given = getattr(self, name) is not None
             if given and name not in _TAKES[self.scheme]:
                 known = " and ".join(map(_flag, _TAKES[self.scheme])) or "no number of its own"
@@ -68,6 +71,22 @@ class PartitionPlan:
             value = getattr(self, name)
             if not fits(value, wanted):
                 raise PartitionError(f"{_flag(name)} is {value!r}; allowed: {allowed(wanted, value)}.")
+
+        if self.whole is None:
+            return
+        object.__setattr__(self, "whole", tuple(sorted(set(self.whole))))  # of TOML and JSON it is a list
+        if not self.whole:
+            raise PartitionError("--whole names no site: leave it out.")
+        if self.dealt < 1:
+            raise PartitionError(
+                f"--sites {self.sites} counts those of --whole, too, and leaves none to deal: give --sites "
+                f"{len(self.whole) + 1} or more."
+            )
+
+    @property
+    def dealt(self) -> int:
+        """Number of sites that the scheme deals."""
+        return (self.sites or 0) - len(self.whole or ())
 
     def to_json(self) -> dict[str, Any]:
         """Return what was given, by name."""

@@ -4,10 +4,11 @@
     checkpoints/phase-0003/server.safetensors
     checkpoints/phase-0003/NAME.state.safetensors    a site's state after the phase
     checkpoints/phase-0003/NAME.reply.safetensors    its reply, kept until the phase is finished
-    checkpoints/phase-0003/NAME.broadcast.safetensors    with `select = "tune"`: what its model needs beside the state
+    checkpoints/phase-0003/NAME.broadcast.safetensors    where rounds are chosen: what its model needs with the state
     checkpoints/phase-0003/encoder.safetensors    with `select = "tune"`: the best encoder of a method that learns one
 
-Of a site no more than two phases stay: the last one and, with `select = "tune"`, the best one so far.
+Of a site no more than three phases stay: the last one and, where rounds are selected, its own best one so far and that
+which is best for all sites together.
 
 A state is named arrays plus plain values: safetensors with the values in the metadata. The line of metrics of a
 finished site lies beside its reply, so a resumed run prints and logs what the undisturbed run would.
@@ -46,8 +47,17 @@ class Best:
 
     round: int
     figure: float
-    state: str
+    state: str  # empty: a site that took part in no round has none
     broadcast: str
+
+
+@dataclass(frozen=True)
+class SelectedRound:
+    """A round that was chosen for a site, and all that its model is made of."""
+
+    round: int
+    state: State
+    broadcast: Payload
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class RunProgress:
     server: str = ""
     sites: Mapping[str, str] = field(default_factory=dict)  # site → file
     best: Mapping[str, Best] = field(default_factory=dict)  # only where rounds are selected
+    together: Mapping[str, Best] = field(default_factory=dict)  # the same, of one round for all sites
     encoder: BestEncoder | None = None  # the same, of a method that learns a backbone
 
 
@@ -98,9 +109,12 @@ class Checkpoints:
             return RunProgress()
         try:
             found = json.loads(read_bounded(path, MAX_METRICS_BYTES))
-            best = {name: Best(**entry) for name, entry in found.get("best", {}).items()}
+            best, together = (
+                {name: Best(**entry) for name, entry in found.get(key, {}).items()} for key in ("best", "together")
+            )
             encoder = BestEncoder(**found["encoder"]) if found.get("encoder") else None
-            return RunProgress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best, encoder)
+            sites = dict(found["sites"])
+            return RunProgress(int(found["phases"]), str(found["server"]), sites, best, together, encoder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
@@ -166,30 +180,38 @@ class Checkpoints:
         sites: Mapping[str, SiteResult],
         better: Mapping[str, Candidate] | None = None,
         encoder: Candidate | None = None,
+        together: Mapping[str, Candidate] | None = None,
     ) -> None:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
 
-        `better` are the sites, and `encoder` the weights, whose model or encoder is now the best one so far.
+        `better` are the sites, and `encoder` the weights, whose model or encoder is now the best one so far; `together`
+        are all sites, where this round is now the best one for all.
         """
         folder = self._phase(phase)
         make_folder(folder)
         write_atomic(folder / "server.safetensors", _state_bytes(server))
         before = self.progress()
         files = {**before.sites, **{name: f"{folder.name}/{name}.state.safetensors" for name in sites}}
-        best = dict(before.best)
-        for name, found in (better or {}).items():
-            kept = f"{folder.name}/{name}.broadcast.safetensors"
-            write_atomic(self._folder / kept, found.broadcast.to_bytes())
-            best[name] = Best(found.round, found.figure, files[name], kept)
+        best = {**before.best, **self._named(folder, files, better or {})}
+        same = self._named(folder, files, together or {}) or before.together
         kept_encoder = before.encoder
         if encoder is not None:
             kept_encoder = BestEncoder(encoder.round, encoder.figure, f"{folder.name}/encoder.safetensors")
             write_atomic(self._folder / kept_encoder.file, encoder.broadcast.to_bytes())
-        latest = RunProgress(phase + 1, f"{folder.name}/server.safetensors", files, best, kept_encoder)
+        latest = RunProgress(phase + 1, f"{folder.name}/server.safetensors", files, best, same, kept_encoder)
         write_atomic(self._folder / "latest.json", json.dumps(asdict(latest), indent=2, sort_keys=True).encode())
-        named = {file for entry in best.values() for file in (entry.state, entry.broadcast)}
+        named = {file for entry in (*best.values(), *same.values()) for file in (entry.state, entry.broadcast)}
         named |= {kept_encoder.file} if kept_encoder else set()
         self._sweep({latest.server, *files.values(), *named})
+
+    def _named(self, folder: Path, files: Mapping[str, str], chosen: Mapping[str, Candidate]) -> dict[str, Best]:
+        """Write the broadcasts of chosen sites; return what names their models' files."""
+        named = {}
+        for name, found in chosen.items():
+            kept = f"{folder.name}/{name}.broadcast.safetensors"
+            write_atomic(self._folder / kept, found.broadcast.to_bytes())
+            named[name] = Best(found.round, found.figure, files.get(name, ""), kept)
+        return named
 
     def _phase(self, phase: int) -> Path:
         return self._folder / f"phase-{phase:04d}"
@@ -222,6 +244,25 @@ class KeptStates(Mapping[str, State]):
 
     def __len__(self) -> int:
         return len(self.files)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRounds(Mapping[str, SelectedRound]):
+    """Chosen rounds that lie on the disk until they are asked for."""
+
+    checkpoints: Checkpoints
+    best: Mapping[str, Best]
+
+    def __getitem__(self, name: str) -> SelectedRound:
+        entry = self.best[name]
+        state = self.checkpoints.load_state(entry.state) if entry.state else State()
+        return SelectedRound(entry.round, state, self.checkpoints.load_payload(entry.broadcast))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.best)
+
+    def __len__(self) -> int:
+        return len(self.best)
 
 
 def _state_bytes(state: State) -> bytes:

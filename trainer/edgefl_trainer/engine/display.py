@@ -22,7 +22,8 @@ from rich.text import Text
 from edgefl_protocol.sentences import counted, duration
 from edgefl_trainer.contract import Phase, Scalar, Site
 from edgefl_trainer.data import Federation
-from edgefl_trainer.engine.local_engine import RIGHT, Probed, judged_figure
+from edgefl_trainer.engine.local_engine import Probed
+from edgefl_trainer.engine.selection import RIGHT, judged_figure
 from edgefl_trainer.evaluate.one_class import beside, mean_of
 
 BAR_WIDTH = 20  # columns

@@ -129,7 +129,7 @@ def _score_sites(
     facts: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
-        own = run.summary["sites"][model]
+        own = (run.summary["further"][further] if further else run.summary)["sites"][model]
         facts[name] = {key: own[key] for key in KEPT_OF_SITES if key in own and (name == model or key != "took_part")}
         predictor = run.predictor(model, further)
         seen[name] = predictor.seen

@@ -20,16 +20,21 @@ from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.rules.maps import renumbered
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
-from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
+from edgefl_trainer.engine.checkpoint import (
+    BestEncoder,
+    Candidate,
+    Checkpoints,
+    KeptRounds,
+    SelectedRound,
+    SiteResult,
+)
 from edgefl_trainer.engine.folder import read_metrics, write_metrics
+from edgefl_trainer.engine.selection import better_for_all, better_sites
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
 from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round
 
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
-JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
-RIGHT = "tune_accuracy"  # the same of a model that answers questions
-OPEN = "tune_open_accuracy"  # the same for tables whose paper lets a model name any class
 
 
 class SiteRunner(Protocol):
@@ -161,15 +166,6 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class SelectedRound:
-    """The best round of a site by its tune rows, and all that its model is made of."""
-
-    round: int
-    state: State
-    broadcast: Payload
-
-
-@dataclass(frozen=True)
 class SelectedEncoder:
     """The encoder of the best round by its probes."""
 
@@ -184,6 +180,7 @@ class FederationState:
     server: State
     sites: Mapping[str, State]
     selected: Mapping[str, SelectedRound] = field(default_factory=dict)  # of the sites that select
+    together: Mapping[str, SelectedRound] = field(default_factory=dict)  # of all sites, where one round is for all
     encoder: SelectedEncoder | None = None  # of a method that learns a backbone, where rounds are selected
 
     def digest(self) -> str:
@@ -203,6 +200,7 @@ class LocalEngine:
     participation: float = 1.0
     judge: Callable[[str, State, Payload], Mapping[str, Scalar]] | None = None  # figures of a site's model on tune rows
     selecting: frozenset[str] = frozenset()  # sites that keep the model of their best round instead of the last
+    selecting_together: bool = False  # keep the models of the round that is best for all sites, too
     probe: Callable[[Phase, State, Mapping[str, State]], Probed | None] | None = None  # of a learned encoder, if due
     selecting_encoder: bool = False  # keep the encoder of the round with the best probe
     crew: SideBySide | None = None  # who works side by side; None: this process, one site after the other
@@ -225,27 +223,27 @@ class LocalEngine:
             results = self._phase(checkpoints, index, phase, server, checkpoints.states(names))
             server = call_aggregate(self.method, server, phase, {name: one.reply for name, one in results.items()})
             states = checkpoints.states(names, {name: result.state for name, result in results.items()})
-            judged, broadcasts = self._judged(phase, server, states, results)
+            judged, broadcasts, figures = self._judged(phase, server, states, results)
             judged, encoder = self._probed(phase, server, states, judged, checkpoints.progress().encoder)
             new = [judged[name].metrics for name in sorted(judged)]
             write_metrics(self.folder, [*read_metrics(self.folder), *new])
-            better = self._better(phase, judged, broadcasts, checkpoints.progress().best)
-            checkpoints.finish_phase(index, server, results, better, encoder)
+            kept = checkpoints.progress()
+            choosing = {name: figures[name] for name in self.selecting & results.keys() & figures.keys()}
+            better = better_sites(phase, choosing, broadcasts, kept.best)
+            together = better_for_all(phase, figures, broadcasts, kept.together) if self.selecting_together else {}
+            checkpoints.finish_phase(index, server, results, better, encoder, together)
         return FederationState(server, checkpoints.states(names), *self._kept(checkpoints))
 
-    def _kept(self, checkpoints: Checkpoints) -> tuple[dict[str, SelectedRound], SelectedEncoder | None]:
-        """The rounds that were selected, read back."""
+    def _kept(
+        self, checkpoints: Checkpoints
+    ) -> tuple[Mapping[str, SelectedRound], Mapping[str, SelectedRound], SelectedEncoder | None]:
+        """The rounds that were selected, to be read back."""
         progress = checkpoints.progress()
-        selected = {
-            name: SelectedRound(
-                best.round, checkpoints.load_state(best.state), checkpoints.load_payload(best.broadcast)
-            )
-            for name, best in progress.best.items()
-        }
+        own, together = KeptRounds(checkpoints, progress.best), KeptRounds(checkpoints, progress.together)
         if progress.encoder is None:
-            return selected, None
+            return own, together, None
         weights = checkpoints.load_payload(progress.encoder.file).arrays
-        return selected, SelectedEncoder(progress.encoder.round, weights)
+        return own, together, SelectedEncoder(progress.encoder.round, weights)
 
     def _phase(
         self, checkpoints: Checkpoints, index: int, phase: Phase, server: State, states: Mapping[str, State]
@@ -282,21 +280,25 @@ class LocalEngine:
 
     def _judged(
         self, phase: Phase, server: State, states: Mapping[str, State], results: Mapping[str, SiteResult]
-    ) -> tuple[dict[str, SiteResult], Mapping[str, Payload]]:
-        """The results with the figures of the models as they are after the phase, and the broadcasts these used."""
+    ) -> tuple[dict[str, SiteResult], Mapping[str, Payload], Mapping[str, Mapping[str, Any]]]:
+        """The results with the figures of the models as they are after the phase, what these used, and all figures.
+
+        Judged are the sites that took part; all of them where one round is chosen for all.
+        """
         if self.judge is None or phase.kind == "warm":
-            return dict(results), {}
+            return dict(results), {}, {}
         after = Phase("final", phase.round + 1)
-        found = call_broadcast(self.method, server, after, sorted(results))
-        broadcasts = {name: stamped(found[name], after, self.task.rounds) for name in results}
-        given = {name: (states[name], broadcasts[name]) for name in results}
+        names = sorted(self.sites if self.selecting_together else results)
+        found = call_broadcast(self.method, server, after, names)
+        broadcasts = {name: stamped(found[name], after, self.task.rounds) for name in names}
+        given = {name: (states[name], broadcasts[name]) for name in names}
         if self.crew is not None:
             figures = dict(self.crew.judge(list(given), given.__getitem__))
         else:
             figures = {name: self.judge(name, *given[name]) for name in given}
         judged = {name: replace(one, metrics={**one.metrics, **figures[name]}) for name, one in results.items()}
         self.observer.phase_judged(phase, {name: result.metrics for name, result in judged.items()})
-        return judged, broadcasts
+        return judged, broadcasts, figures
 
     def _probed(
         self,
@@ -319,27 +321,6 @@ class LocalEngine:
         if not self.selecting_encoder or figure is None or (best is not None and figure < best.figure):
             return told, None  # ties go to the later round
         return told, Candidate(phase.round, figure, Payload(probed.weights, {}))
-
-    def _better(
-        self,
-        phase: Phase,
-        judged: Mapping[str, SiteResult],
-        broadcasts: Mapping[str, Payload],
-        best: Mapping[str, Best],
-    ) -> dict[str, Candidate]:
-        """The sites whose model after this phase is at least as good as their best one before: ties go to the later."""
-        better = {}
-        for name in sorted(self.selecting & broadcasts.keys()):
-            figure = judged_figure(judged[name].metrics)
-            if figure is not None and (name not in best or figure >= best[name].figure):
-                better[name] = Candidate(phase.round, figure, broadcasts[name])
-        return better
-
-
-def judged_figure(metrics: Mapping[str, Any]) -> float | None:
-    """Return the figure that rounds of a site are compared by; None where it has no tune rows."""
-    found: float | None = metrics.get(RIGHT, metrics.get(JUDGED))
-    return found
 
 
 def placed(

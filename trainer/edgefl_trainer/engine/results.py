@@ -18,14 +18,15 @@ from edgefl_protocol.pictures.quality import usual_light, usual_unlit
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
+from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.display import judging_of, tell, warn
 from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.held_out import federation_report, newcomers
-from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder, SelectedRound, stamped
+from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder, stamped
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
-from edgefl_trainer.engine.selection import judged_rows
+from edgefl_trainer.engine.selection import WATCHED_ROWS, judged_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.engine.suspicion import save_tune_scores
 from edgefl_trainer.evaluate.answer_figures import usual_answers
@@ -51,6 +52,7 @@ from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreOptions
 
 FEATURE_BATCH = 256
+OWN_ROUND = "own_round"  # further answers: the model of each site's own best round, where one round is for all
 EVIDENCE = {
     "softplus": softplus_evidence,
     "relu": relu_evidence,
@@ -116,32 +118,31 @@ def predictor_results(
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    A site's model is that of the round it selected, or of the last phase. Further answers of the method are judged in
-    the same way, under `further`. Held-out sites follow, see `engine.held_out`.
+    What a site's model is made of: `_rounds_of`. Further models are judged in the same way, under `further`. Held-out
+    sites follow, see `engine.held_out`.
     """
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, Any]] = {}
     further: dict[str, dict[str, Scored]] = defaultdict(dict)
+    told: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)  # facts of the sites with a further model
     sizes: dict[str, int] = {}
     judging = judging_of(federation, sites, held_out)
-    for name, kept in _kept_rounds(method, task, final, sorted(sites)).items():
+    for name, kept, own in _rounds_of(method, task, final, sorted(sites)):
         site = sites[name]
         judging.site(name)
-        predictor = call_predictor(method, site, kept.state, kept.broadcast)
-        if predictor is None:
-            raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
-        calibrated = calibrate(predictor, site)
+        calibrated = calibrate(_predictor_of(method, site, kept), site)
         predictor, calibration[name] = calibrated.predictor, {**calibrated.figures, **_usual(site, federation.colour)}
         if calibrated.tune is not None:
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        tuned = judged_rows(site, None) if name in final.selected else judged_rows(site)
+        tuned = judged_rows(site, None if name in final.selected or own is not None else WATCHED_ROWS)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
         seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
-        for way, one in further_models(method, site, kept).items():
+        for way, (one, of) in further_models(method, site, kept, own).items():
+            told[way][name] = _facts_of_trained(site, one, of, task, tuned)
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
             further[way][name] = score(one, rows, federation, name, site.device)
     means = _means(calibration)
@@ -157,13 +158,14 @@ def predictor_results(
             scored[name] = score(model, rows, federation, name, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
+    reports = {way: federation_report(found, told[way]) for way, found in further.items()}
     return {
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
         **sizes,
         **federation_report(scored, facts),
-        **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
+        **({"further": reports} if reports else {}),
     }
 
 
@@ -203,25 +205,40 @@ def _facts_of_held_out(rows: Examples, model: Predictor | None) -> dict[str, Any
     return {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": readout, **told}
 
 
-def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequence[str]) -> dict[str, SelectedRound]:
-    """What each site's model is made of: the round it selected, or the last phase."""
+def _rounds_of(
+    method: Method, task: Task, final: FederationState, names: Sequence[str]
+) -> Iterator[tuple[str, SelectedRound, SelectedRound | None]]:
+    """What each site's model is made of: the round best for all, with the site's own; the one it selected; the last."""
     last, after = method.phases(task.rounds)[-1].round, Phase("final", task.rounds + 1)
     others = [name for name in names if name not in final.selected]
     broadcasts = (
         call_broadcast(method, final.server, after, names) if others else {}
     )  # a live site has no server's state
-    return {
-        name: final.selected.get(name)
-        or SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds))
-        for name in names
-    }
+    for name in names:
+        own = final.selected.get(name)
+        if own is None:
+            own = SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds))
+        together = final.together.get(name)
+        yield (name, own, None) if together is None else (name, together, own)
 
 
-def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str, Predictor]:
-    """Return a site's further models, calibrated; none where the method answers in one way only."""
+def _predictor_of(method: Method, site: Site, kept: SelectedRound) -> Predictor:
+    predictor = call_predictor(method, site, kept.state, kept.broadcast)
+    if predictor is None:
+        raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
+    return predictor
+
+
+def further_models(
+    method: Method, site: Site, kept: SelectedRound, own: SelectedRound | None = None
+) -> dict[str, tuple[Predictor, SelectedRound]]:
+    """Return a site's further models, calibrated, each with its round: of its method, and of its own best round."""
     further = declared(method).further_predictors
     offered = further(method, site, kept.state, kept.broadcast) if further else {}
-    return {way: calibrate(predictor, site).predictor for way, predictor in sorted(offered.items())}
+    found = {way: (calibrate(predictor, site).predictor, kept) for way, predictor in sorted(offered.items())}
+    if own is not None:
+        found[OWN_ROUND] = (calibrate(_predictor_of(method, site, own), site).predictor, own)
+    return found
 
 
 def _held_out_models(

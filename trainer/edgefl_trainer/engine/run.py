@@ -45,7 +45,7 @@ from edgefl_trainer.engine.local_engine import FederationState, InProcessSite, L
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
-from edgefl_trainer.engine.selection import most_judged, selecting_sites, tune_judge
+from edgefl_trainer.engine.selection import judge_for, most_judged, selecting_sites
 from edgefl_trainer.engine.settings import RunSettings, check_start, hyper_values
 from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one_class_sites, read_sites, repeatable
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
@@ -203,7 +203,7 @@ def run_phases(
 ) -> FederationState:
     """Run every phase that is left, with progress on stderr; `after` is the work that follows, see `RunPace`."""
     most = most_judged(settings.select)
-    judge = tune_judge(method, sites, most) if declared(method).encoder is None else None
+    judge = judge_for(settings.select, method, sites) if declared(method).encoder is None else None
     watched = {name: JudgedSite(0, len(site.tune.rows[:most])) for name, site in sites.items() if judge}
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     judged = epochs_of_work(watched, settings.epochs)
@@ -224,7 +224,8 @@ def run_phases(
             observer=display,
             participation=settings.participation,
             judge=judge,
-            selecting=selecting_sites(sites) if settings.select == "tune" else frozenset(),
+            selecting=frozenset() if settings.select == "last" else selecting_sites(sites),
+            selecting_together=settings.select == "pooled",
             probe=make_prober(method, task, sites, settings.probe_every),
             selecting_encoder=settings.select == "tune",
             crew=crew,

@@ -70,7 +70,8 @@ class RunSettings:
     unlabelled: Literal["none", "site", "spread"] = "none"
     labels: Share = 1.0  # share of each site's training images whose label is used
     balance: Literal["none", "class"] = "none"
-    select: Literal["last", "tune"] = "last"  # round whose model a site keeps: the last, or its best on tune rows
+    # round whose model a site keeps: the last, its best on tune rows, or the best for all sites on theirs together
+    select: Literal["last", "tune", "pooled"] = "last"
     probe_every: ProbeEvery = 0  # rounds between linear probes of an encoder that is being learned; 0: never
     participation: Share = 1.0  # share of the sites in each round
     seed: Seed = 0
@@ -155,6 +156,8 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
                 raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no effect: leave it out.")
         if values.get("select") == "tune" and not values["probe_every"]:
             raise SettingError("--select tune chooses a round by its probe: give --probe-every 1 or more.")
+        if values.get("select") == "pooled":
+            raise SettingError(f"{method} learns a backbone, whose round a probe chooses: give --select tune or last.")
         if values.get("select") == "tune" and declared(kind).apart:
             raise SettingError(f"{method} always keeps each site's last network: leave --select tune out.")
     elif values.get("probe_every"):

@@ -76,8 +76,11 @@ class Column(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     held_out: bool = False  # the sites that never train instead of those that do
     target: float = 0.0  # share, for rounds, seconds and bytes
     metric: MetricName | None = None  # left out: the file's
+    further: str = ""  # of a run's further answers, such as own_round, instead of its first ones
 
     def __post_init__(self) -> None:
+        if self.further and self.figure not in ("mean", "worst", "p5", "p10", "p15", "pooled"):
+            raise SettingError(f"column {self.name!r}: further answers have figures over sites or pooled.")
         if self.figure == "pooled" and (self.sites != "*" or self.held_out):
             raise SettingError(f"column {self.name!r}: pooled is over the rows of all sites that train.")
         if (self.figure in ("rounds", "seconds", "bytes")) != (self.target > 0):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_trainer.engine.local_engine import JUDGED, OPEN, RIGHT
+from edgefl_trainer.engine.selection import JUDGED, OPEN, RIGHT
 from edgefl_trainer.evaluate.answer_figures import USUAL
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.tables.rows import of_fewer
@@ -46,6 +46,7 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
 
     The spread `seeds` is ± over runs; `sites`, for a mean over sites, is ± over the sites, each its mean over runs.
     """
+    runs = [answered for run in runs if (answered := answers_of(column, run)) is not None]
     found = _cell(column, metric, spread, runs, ddof)
     if column.figure not in OVER_SITES:
         return found
@@ -54,6 +55,14 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
         return found
     others = _cell(column, metric, spread, [_without(run) for run in runs], ddof)
     return replace(found, several=replace(others, fewer=found.fewer))
+
+
+def answers_of(column: Column, run: Measurement) -> Measurement | None:
+    """Return a run with the answers that a column is of as its own; None where it has no such answers."""
+    if not column.further:
+        return run
+    found = run.summary.get("further", {}).get(column.further)
+    return None if found is None else replace(run, summary={**run.summary, **found})
 
 
 def fewer_sites(column: Column, metric: str, run: Measurement) -> set[str]:

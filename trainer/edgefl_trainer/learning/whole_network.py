@@ -242,6 +242,7 @@ _SHORT: Preset = {"lr": 1e-3, "batch": 16, "warmup": 2.0, "layer_decay": 0.75}  
 _CNN: Preset = {"optimizer": "adam", "weight_decay": 0.0, "lr": 1e-4}
 _FEW: Preset = {"images_per_site": 600, "select": "tune"}
 _FEWEST: Preset = {"rounds": 2, "epochs": 1, "images_per_site": 120, "select": "tune"}
+_ONE_ROUND: Preset = {"select": "pooled"}  # of one averaged model, section V-B: the best global one on validation data
 
 _VIT_LOCAL: Presets = {
     "tiny": {**_FEWEST, "hyper": {**_VIT, "lr": 1e-3, "batch": 16, "warmup": 0.0}},
@@ -249,9 +250,9 @@ _VIT_LOCAL: Presets = {
     "paper": {"rounds": 40, "epochs": 5, "select": "tune", "hyper": {**_VIT, "lr": 1e-3, "batch": 512}},
 }
 _VIT_FEDERATED: Presets = {
-    "tiny": {**_FEWEST, "hyper": {**_VIT, "lr": 1e-3, "batch": 16, "warmup": 0.0}},
-    "bench84": {"rounds": 20, "epochs": 1, **_FEW, "hyper": {**_VIT, **_SHORT}},
-    "paper": {"rounds": 50, "epochs": 1, "select": "tune", "hyper": {**_VIT, "lr": 5e-4, "batch": 256}},
+    "tiny": {**_FEWEST, **_ONE_ROUND, "hyper": {**_VIT, "lr": 1e-3, "batch": 16, "warmup": 0.0}},
+    "bench84": {"rounds": 20, "epochs": 1, **_FEW, **_ONE_ROUND, "hyper": {**_VIT, **_SHORT}},
+    "paper": {"rounds": 50, "epochs": 1, **_ONE_ROUND, "hyper": {**_VIT, "lr": 5e-4, "batch": 256}},
 }
 _CNN_LOCAL: Presets = {
     "tiny": {**_FEWEST, "hyper": {**_CNN, "lr": 1e-3, "batch": 16, "schedule": "steps"}},
@@ -259,9 +260,15 @@ _CNN_LOCAL: Presets = {
     "paper": {"rounds": 20, "epochs": 1, "select": "tune", "hyper": {**_CNN, "batch": 256, "schedule": "steps"}},
 }
 _CNN_FEDERATED: Presets = {
-    "tiny": {**_FEWEST, "hyper": {**_CNN, "lr": 1e-3, "batch": 16, "schedule": "constant"}},
-    "bench84": {"rounds": 20, "epochs": 1, **_FEW, "hyper": {**_CNN, "lr": 3e-4, "batch": 16, "schedule": "constant"}},
-    "paper": {"rounds": 100, "epochs": 1, "select": "tune", "hyper": {**_CNN, "batch": 128, "schedule": "constant"}},
+    "tiny": {**_FEWEST, **_ONE_ROUND, "hyper": {**_CNN, "lr": 1e-3, "batch": 16, "schedule": "constant"}},
+    "bench84": {
+        "rounds": 20,
+        "epochs": 1,
+        **_FEW,
+        **_ONE_ROUND,
+        "hyper": {**_CNN, "lr": 3e-4, "batch": 16, "schedule": "constant"},
+    },
+    "paper": {"rounds": 100, "epochs": 1, **_ONE_ROUND, "hyper": {**_CNN, "batch": 128, "schedule": "constant"}},
 }
 
 

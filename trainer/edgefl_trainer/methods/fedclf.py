@@ -6,21 +6,25 @@
             E epochs of momentum contrast against Q_CL, into which
             B of Q_r enter each step, and with `both` B local ones;
             the momentum encoder's features enter Q_l
-    sites send theta_i and Q_l; theta = sum_c n_c/n theta_c         aggregate
+    sites send theta_i and what of Q_l the round made;              aggregate
+            theta = sum_c n_c/n theta_c
 
 `negatives=remote` is FE+Neg, the paper's method; `both` is FE; `local` shares no features and is FedMoCo. A site that
 is alone has no others: its own features serve as negatives.
 
 Differs from the paper: K = 1024, tau = 0.2, m = 0.99 (0.999 from 20,000 local steps on) and the momentum encoder
-averaged like the network, none of which it prints; a bank holds fewer than K features where a site has fewer images,
-never random vectors; a site that misses a round keeps its old bank at the server; optimiser moments start afresh each
-round; `dp_noise` (see `learning.unlabelled.feature_bank`). Devices learn it by `edgefl_client.learning.fedclf`, with
-the graph of `edgefl_export.methods.fedclf`.
+averaged like the network, none of which it prints; nor does it say what becomes of SGD's momentum between rounds
+(`optimizer_state`); a bank holds fewer than K features where a site has fewer images, never random vectors; a site that
+misses a round keeps its old bank at the server; `dp_noise` (see `learning.unlabelled.feature_bank`). Devices learn it
+by `edgefl_client.learning.fedclf`, with the graph of `edgefl_export.methods.fedclf`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import feature_rows
@@ -97,7 +101,7 @@ class FedCLF:
             model = contrast.received(self.contrast, site, state, broadcast.arrays)
             bank = contrast.begun_bank(self.contrast, site, state, model)
             new = State(contrast.kept(bank), state.values)
-            return self._divided(site, new, {}, model, round_)
+            return self._divided(site, new, {}, model, round_, new.arrays[BANK])
         others = feature_bank.incoming(broadcast.arrays, site.device) if self.shares else None
         if self.shares and others is None and round_ == 1:
             site.report(
@@ -107,7 +111,8 @@ class FedCLF:
             self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=keeps_local(self.negatives)
         )
         new, weights = contrast.divided(self.contrast, learned, state)
-        return self._divided(site, new, weights, learned.slow, round_)
+        made = feature_rows.made_in_round(new.arrays[BANK], len(site.unlabelled), site.task.epochs)
+        return self._divided(site, new, weights, learned.slow, round_, made)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Average the weights by numbers of images; new banks replace those of their sites."""
@@ -119,14 +124,20 @@ class FedCLF:
     predictor = method_parts.no_predictor
 
     def _divided(
-        self, site: Site, new: State, weights: Arrays, slow: LearningNetwork, round_: int
+        self,
+        site: Site,
+        new: State,
+        weights: Arrays,
+        slow: LearningNetwork,
+        round_: int,
+        made: NDArray[np.generic],
     ) -> tuple[State, Payload]:
-        """Split a round's result into state and reply: Q_l leaves, or with noise fresh features and their epsilon."""
+        """Split a round's result into state and reply: what it made of Q_l, or with noise fresh features."""
         scalars: dict[str, Scalar] = {"n_train": len(site.unlabelled)}
         if not self.shares:
             return new, Payload(weights, scalars)
         if not self.noise.dp_noise:
-            return new, Payload({**weights, **feature_rows.sent(new.arrays[BANK])}, scalars)
+            return new, Payload({**weights, **feature_rows.sent(made)}, scalars)
         fresh = contrast.local_features(self.contrast, site, slow, site.rng("release", round_), training=False)
         noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
         releases = int(new.values.get("releases", 0)) + 1

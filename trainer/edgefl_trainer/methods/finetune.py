@@ -8,8 +8,10 @@
                     server: theta = sum_c n_c/n theta_c, running statistics of     aggregate
                     batch norm like weights; n_c counts labelled images
 
-Differs from the paper: each site keeps the round that is best on its own tune rows, where FedMAE takes the best global
-model on validation data; of MAE's recipe mixup, cutmix, label smoothing and random augmentation are left out, the mean
+With `mode=federated` all sites keep the round that is best on the tune rows of all together, as FedMAE takes the best
+global model on validation data; what each site's own best round gives stands beside it (`own_round`).
+
+Differs from the paper: of MAE's recipe mixup, cutmix, label smoothing and random augmentation are left out, the mean
 of the patch tokens is taken after the network's own last norm, and fixed positions stay fixed; moments start afresh
 each round of `federated` while the schedule goes on; crops are also turned and mirrored (docs/methods.md 3.4).
 """

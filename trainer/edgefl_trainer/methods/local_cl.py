@@ -5,8 +5,8 @@
 Nothing travels. The server holds the common start; a site's encoder is in its own state, and fine-tuning starts from it
 at that site (`engine.own_networks`).
 
-Differs from the paper: K, tau and m as FedCLF has them; optimiser moments start afresh each round, as in the federated
-methods it is compared with.
+Differs from the paper: K, tau and m as FedCLF has them; SGD's momentum begins each round as in the federated methods it
+is compared with (`optimizer_state`).
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.engine.local_engine import judged_figure
+from edgefl_trainer.engine.selection import judged_figure
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, without_folders
 
 PLACE = {"phase_index", "round"}  # where in the run a line stands: the step of its figures

@@ -16,7 +16,7 @@ from edgefl_trainer.contract import Method, Scalar, Site, State
 from edgefl_trainer.data.partition import read_partition
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.local_engine import InProcessSite
-from edgefl_trainer.engine.selection import judge_site, most_judged
+from edgefl_trainer.engine.selection import Judge, judge_for
 from edgefl_trainer.engine.settings import RunSettings, from_toml
 from edgefl_trainer.engine.sites import read_sites, repeatable
 from edgefl_trainer.errors import RunError
@@ -30,7 +30,7 @@ class RunAgain:
 
     method: Method
     sites: Mapping[str, Site]
-    most: int | None  # tune rows that a site is judged on; None: all
+    scored: Judge  # figures of a site's current model on its tune rows
     digests: Mapping[str, str]  # of rows and network
 
     def learn(
@@ -43,7 +43,7 @@ class RunAgain:
     def judge(self, name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
         """Score a site's current model on its tune rows."""
         with repeatable(self.sites[name].device):
-            return judge_site(self.method, self.sites, self.most, name, state, broadcast)
+            return self.scored(name, state, broadcast)
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +62,7 @@ def read_run(settings: str, threads: int, network: Backbone | None = None) -> Ru
     backbone = network or load_backbone(wanted.backbone, image_px=wanted.image_px or None, seed=wanted.seed)
     federation, _, sites = read_sites(wanted, method, backbone, partition)
     digests = {"partition_sha256": federation.partition_sha256, "backbone_sha256": backbone.spec.sha256}
-    return RunAgain(method, sites, most_judged(wanted.select), digests)
+    return RunAgain(method, sites, judge_for(wanted.select, method, sites), digests)
 
 
 def check_same(then: Mapping[str, object], now: Mapping[str, object]) -> None:

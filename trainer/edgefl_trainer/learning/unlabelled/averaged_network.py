@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.slow_encoder import BUFFER
 from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, Prepare, SgdRecipe, Split
@@ -58,14 +59,17 @@ def local_round(method: AveragesNetwork, site: Site, state: State, broadcast: Pa
     """Learn E epochs; the last exchange collects batch norm where it stayed."""
     n_train = len(site.unlabelled)
     if broadcast.scalars["phase"] == "final":
-        return state, Payload(state.arrays, {"n_train": n_train})
+        own = {name: value for name, value in state.arrays.items() if not name.startswith(BUFFER)}
+        return state, Payload(own, {"n_train": n_train})
     model = self_supervised.build(site.task, method.head)
     split = Split.of(model, method.sgd.bn)
     self_supervised.fill(model, {**broadcast.arrays, **split.own(state.arrays)})
     loss, round_ = partial(method.loss, model), int(broadcast.scalars["round"])
-    self_supervised.learn(method.sgd, site, model.at(site), method.views(site), loss, round_)
+    momentum = self_supervised.learn(
+        method.sgd, site, model.at(site), method.views(site), loss, round_, before=state.arrays
+    )
     learned = self_supervised.tensors_of(model)
-    return State(split.own(learned)), Payload(split.sent(learned), {"n_train": n_train})
+    return State({**split.own(learned), **momentum}), Payload(split.sent(learned), {"n_train": n_train})
 
 
 def aggregate(method: AveragesNetwork, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:

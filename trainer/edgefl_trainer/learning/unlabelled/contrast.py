@@ -26,6 +26,7 @@ from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.draws import bank_rng, remote_rng
 from edgefl_protocol.rules.feature_rows import BANK, FEATURES, first_order
 from edgefl_protocol.rules.slow_encoder import (
+    BUFFER,
     SLOW,
     MomentumEncoder,
     key_momentum,
@@ -226,11 +227,12 @@ def kept(bank: FeatureRing) -> Arrays:
 
 
 class Learned(NamedTuple):
-    """What a round leaves at a site: the encoder, its slow copy and Q_l."""
+    """What a round leaves at a site: the encoder, its slow copy, Q_l, and SGD's momentum where that stays."""
 
     encoder: LearningNetwork
     slow: LearningNetwork
     bank: FeatureRing
+    momentum: Arrays
 
 
 def start(recipe: ContrastRecipe, task: Task) -> State:
@@ -287,16 +289,16 @@ def contrast_round(
         warn_of_collapse(site, round_, similarity)
         return {"key_start_share": share, "key_similarity": similarity}
 
-    self_supervised.learn(recipe.sgd, site, model, prepare, objective, round_, facts)
-    return Learned(model, slow, bank)
+    left = self_supervised.learn(recipe.sgd, site, model, prepare, objective, round_, facts, state.arrays)
+    return Learned(model, slow, bank, left)
 
 
 def divided(recipe: ContrastRecipe, learned: Learned, state: State) -> tuple[State, Arrays]:
     """Divide what a site keeps after a round from the weights it sends."""
     network = self_supervised.tensors_of(learned.encoder)
-    found = {**network, **momentum_arrays(learned.slow)}
+    found = {**network, **momentum_arrays(learned.slow), **learned.momentum}
     rule = (tuple(network), Split.of(learned.encoder, recipe.sgd.bn).kept, recipe.momentum_encoder)
-    stays = {name: found[name] for name in staying(*rule)}
+    stays = {name: found[name] for name in staying(*rule, [name.removeprefix(BUFFER) for name in learned.momentum])}
     return State({**stays, **kept(learned.bank)}, state.values), {name: found[name] for name in leaving(*rule)}
 
 

@@ -28,7 +28,7 @@ from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.defaults import usual_view_side
 from edgefl_protocol.rules.rates import falling_rate
-from edgefl_protocol.rules.slow_encoder import BatchNorm
+from edgefl_protocol.rules.slow_encoder import BUFFER, BatchNorm, OptimizerState
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
 from edgefl_trainer.bounds import check_ranges
@@ -60,6 +60,8 @@ class SgdRecipe:
     lr: float = Default.lr  # peak learning rate, from which a cosine falls to 0 over all rounds
     momentum: float = Default.momentum  # momentum of SGD (arXiv 1911.05722)
     weight_decay: float = Default.weight_decay  # weight decay of every parameter, as MoCo has it (arXiv 1911.05722)
+    # SGD's momentum when a round begins: zero (reset), or what the site's last round left (keep) (ours)
+    optimizer_state: OptimizerState = Default.optimizer_state
     batch: int = Default.batch  # B, images of a step
     # where batch norm is kept: averaged with the network, or at its site until the end (FedBN) (arXiv 2102.07623;
     # default ours)
@@ -240,15 +242,23 @@ def learn(
     objective: Objective,
     round_: int,
     facts: Callable[[], Mapping[str, Scalar]] = dict,
-) -> None:
+    before: Arrays | None = None,
+) -> Arrays:
     """Learn E epochs on all of a site's images, in place; `model` is on the site's device.
+
+    SGD's momentum goes on from `before`, a site's state, where that holds it. Returned is what is left of it, by the
+    names of `rules.slow_encoder`; nothing with `optimizer_state=reset`.
 
     The site is told of each epoch the mean loss, the images, the seconds it took, and those among them in which there
     was nothing to learn from yet (images read, views made); and `facts`, which are asked after each epoch. A
     `TrainingError` for a loss that is not finite, or a site with a single image.
     """
-    learned = [value for value in model.parameters() if value.requires_grad]
+    learned = list(learned_of(model).values())
     optimizer = torch.optim.SGD(learned, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
+    named = learned_of(model) if recipe.optimizer_state == "keep" else {}
+    for name, value in named.items():
+        if (kept := (before or {}).get(BUFFER + name)) is not None:
+            optimizer.state[value]["momentum_buffer"] = torch.from_numpy(np.array(kept)).to(value)
     model.train()
     epochs = site.task.epochs
 
@@ -265,6 +275,13 @@ def learn(
         told = {"summary": 1, "loss": sums.mean_of_steps, **facts(), "images": sum(sums.images)}
         site.report({**told, "wait_seconds": sum(sums.waits), "learn_seconds": perf_counter() - begun})
         begun = perf_counter()
+    buffers = {BUFFER + name: optimizer.state[value].get("momentum_buffer") for name, value in named.items()}
+    return as_arrays({name: buffer for name, buffer in buffers.items() if buffer is not None})
+
+
+def learned_of(model: LearningNetwork) -> dict[str, nn.Parameter]:
+    """Return the parameters that learn, by name."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
