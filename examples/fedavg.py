@@ -13,10 +13,10 @@ from torch import nn, optim
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Task
 from edgefl_trainer.data import load_federation
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 

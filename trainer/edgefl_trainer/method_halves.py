@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.maps import renumbered
 from edgefl_protocol.rules.travels import KINDS, kind_of
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State
@@ -37,6 +39,15 @@ def call_broadcast(method: Method, state: State, phase: Phase, sites: Sequence[s
     if lacking:
         raise MethodError(f"broadcast of {_name(method)} gives no Payload for {listed(lacking)}: {_RULE}.")
     return found
+
+
+def stamped(payload: Payload, phase: Phase, rounds: int, numbering: np.random.Generator | None = None) -> Payload:
+    """Add to a broadcast the scalars that every site reads: `phase`, `round` and `rounds`.
+
+    `numbering` draws new numbers for the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
+    """
+    arrays = payload.arrays if numbering is None else renumbered(payload.arrays, numbering)
+    return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
 
 
 def call_local_round(method: Method, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:

@@ -15,9 +15,9 @@ from tests.trainer.methods.test_conformance import backbone, small
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Method, Phase, Site, State, declared
 from edgefl_trainer.engine import run as engine
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.settings import resolve
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 
 __all__ = ["backbone"]  # a fixture: two blocks

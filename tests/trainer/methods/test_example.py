@@ -14,7 +14,7 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.local_engine import stamped
+from edgefl_trainer.method_halves import stamped
 
 FILE = Path(__file__).parents[3] / "examples/fedavg.py"
 TRAIN = Phase("train", 1)

@@ -5,10 +5,10 @@ import pytest
 from tests.trainer.methods.conftest import Exchange, play, told
 
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"batch": 4, "lr_head": 2e-3}

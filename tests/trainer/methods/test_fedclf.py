@@ -324,7 +324,7 @@ def test_a_member_that_joins_late_begins_with_features_of_today(make_task, make_
     sites = members(task, make_site, a=8, b=8)
     method = fedclf()
     server, states = method.start(task, ["a", "b"]), {name: State() for name in sites}
-    from edgefl_trainer.engine.local_engine import stamped
+    from edgefl_trainer.method_halves import stamped
 
     for phase, present in zip(method.phases(2), ("a", "ab", "ab"), strict=True):
         told = method.broadcast(server, phase, list(present))

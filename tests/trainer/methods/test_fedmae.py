@@ -12,9 +12,9 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build, preset_of
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS, fedmae
 from edgefl_trainer.models.architectures import Architecture
 from edgefl_trainer.models.backbones import weights_of

@@ -8,13 +8,13 @@ import torch
 from tests.trainer.methods.conftest import Exchange, play
 
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.losses import class_prior, evidential_loss
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.fedprox import Proximal
 from edgefl_trainer.models.scoring import ScoreModule

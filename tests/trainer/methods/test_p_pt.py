@@ -4,8 +4,8 @@ import numpy as np
 from tests.trainer.methods.conftest import after, play
 
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"readout": "cls", "head_norm": "none", "batch": 4, "n": 2}

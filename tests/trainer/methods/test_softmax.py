@@ -7,13 +7,13 @@ from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.features import feature_reply
 from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, token_init
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.inserts import Tokens
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.evaluate.answer_figures import answer_summary
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
@@ -20,7 +19,7 @@ from edgefl_trainer.evaluate.no_round import trained_sites
 from edgefl_trainer.evaluate.one_class import others
 from edgefl_trainer.evaluate.report import sites_report
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS
-from edgefl_trainer.method_halves import call_broadcast, call_predictor
+from edgefl_trainer.method_halves import call_broadcast, call_predictor, stamped
 
 LEARNED_HEAD = "head.weight"  # what a broadcast must hold for a newcomer to have a learned model
 

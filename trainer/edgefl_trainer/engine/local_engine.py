@@ -18,7 +18,6 @@ import numpy as np
 
 from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.errors import PayloadError
-from edgefl_protocol.rules.maps import renumbered
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import (
     BestEncoder,
@@ -32,7 +31,7 @@ from edgefl_trainer.engine.folder import read_metrics, write_metrics
 from edgefl_trainer.engine.selection import better_for_all, better_sites
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
-from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round
+from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round, stamped
 
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 
@@ -337,15 +336,6 @@ def placed(
         "bytes_down": len(broadcast.to_bytes()) if travels else 0,
     }
     return replace(result, metrics={**where, **sizes, **result.metrics})
-
-
-def stamped(payload: Payload, phase: Phase, rounds: int, numbering: np.random.Generator | None = None) -> Payload:
-    """Add to a broadcast the scalars that every site reads: `phase`, `round` and `rounds`.
-
-    `numbering` draws new numbers for the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
-    """
-    arrays = payload.arrays if numbering is None else renumbered(payload.arrays, numbering)
-    return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
 
 
 def participants(names: Sequence[str], share: float, seed: int, phase: Phase) -> list[str]:

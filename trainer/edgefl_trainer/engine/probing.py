@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task, declared
-from edgefl_trainer.engine.local_engine import Probed, stamped
+from edgefl_trainer.engine.local_engine import Probed
 from edgefl_trainer.engine.own_networks import learned_network
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.learning.linear_probe import ProbeReport, ProbeRows, probe_sites
-from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round
+from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round, stamped
 from edgefl_trainer.models.backbones import frozen_network
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import readouts_of

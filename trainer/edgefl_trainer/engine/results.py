@@ -22,7 +22,7 @@ from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.display import judging_of, tell, warn
 from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.held_out import federation_report, newcomers
-from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder, stamped
+from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
@@ -44,7 +44,7 @@ from edgefl_trainer.evaluate.report import thin_sites
 from edgefl_trainer.evaluate.tables.shares import FULL_MODEL
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.learning.unusual_features import with_usual
-from edgefl_trainer.method_halves import call_broadcast, call_predictor
+from edgefl_trainer.method_halves import call_broadcast, call_predictor, stamped
 from edgefl_trainer.models.answers import SHARED, AnswerModule
 from edgefl_trainer.models.backbone_names import BACKBONE_FILE
 from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of

@@ -29,7 +29,7 @@ from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.display import Display, RunPace, tell
 from edgefl_trainer.engine.folder import check_free, working_in
 from edgefl_trainer.engine.handout import final_phase, handed_out
-from edgefl_trainer.engine.local_engine import FederationState, LocalEngine, stamped
+from edgefl_trainer.engine.local_engine import FederationState, LocalEngine
 from edgefl_trainer.engine.run import check_backbone, what_was_asked, write_summary
 from edgefl_trainer.engine.settings import RunSettings, from_toml, hyper_values, resolve
 from edgefl_trainer.engine.sites import SELF_SUPERVISED_TASK
@@ -37,7 +37,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.flower.asking import Asking
 from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest
 from edgefl_trainer.flower.vocabulary import keep_vocabulary, kept_vocabulary
-from edgefl_trainer.method_halves import check_travels
+from edgefl_trainer.method_halves import check_travels, stamped
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone
 

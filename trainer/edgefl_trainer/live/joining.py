@@ -26,7 +26,6 @@ from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.sites import repeatable
 from edgefl_trainer.environment import environment
 from edgefl_trainer.errors import FederationRefused, TrainingError
@@ -35,6 +34,7 @@ from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.final_results import write_results
 from edgefl_trainer.live.site_membership import MEMBER, Reply, SiteMembership, refusals
 from edgefl_trainer.live.site_work import SiteOptions, SiteWork, check_site, prepare
+from edgefl_trainer.method_halves import stamped
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_GONE_S = 1.0, 15.0, 300.0
 AGREED = ("method", "classes", "settings", "train_rounds", "epochs", "seed", "backbone")

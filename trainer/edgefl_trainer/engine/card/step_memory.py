@@ -19,9 +19,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Examples, Method, Site, State
-from edgefl_trainer.engine.local_engine import stamped
 from edgefl_trainer.engine.settings import RunSettings, hyper_types, hyper_values
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.method_halves import stamped
 
 BATCHES = (4, 8)  # that are played
 EPOCHS = 2  # of one step each: from the second on there are moments
