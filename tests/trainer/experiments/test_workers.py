@@ -74,8 +74,7 @@ def notes(out: Path, *, learning: bool = False) -> list[dict]:
     found += [(name, StudyBook(out).note_of(name)) for name in ("centres/local-bt/seed-1", "centres/fedavg-bt/seed-1")]
     working = [{"run": name, **note} for name, note in found if "process" in note]
     if learning:
-        working = [note for note in working if (out / note["run"] / "metrics.jsonl").exists()
-                   and (out / note["run"] / "metrics.jsonl").read_text()]  # fmt: skip
+        working = [note for note in working if (out / note["run"] / "checkpoints/latest.json").exists()]
     return working if len(working) == 2 else []
 
 
