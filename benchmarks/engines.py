@@ -1,4 +1,4 @@
-"""The same FedEvPrompt federation with one worker and with several: seconds a round, memory, time beside the learning.
+"""The same FedEvPrompt federation with one worker, with several and on Flower: seconds a round, memory, overhead.
 
 Each engine is a row: a name and the options of `edgefl-train run` that ask for it. Turns alternate, one whole run each,
 so that what else the machine does falls on all rows alike; a row's figures are medians over rounds, without the first,
@@ -12,6 +12,7 @@ in which workers begin. All runs must end with one digest.
 * processor: seconds of all processes of the run, start included: the figure that other work on the machine moves least.
 
     python benchmarks/engines.py
+    python benchmarks/engines.py --rows 1,2,flower-2    # in the environment that `make flower` makes
     python benchmarks/engines.py --rows 1,2,4 --backbone vit:768x12/12 --images 4 --rounds 2 --repeats 1
     python benchmarks/engines.py --rows 1 --sites 1000 --images 20 --participation 0.05
 """
@@ -147,7 +148,7 @@ def report(rows: Sequence[Row], found: dict[str, Measured]) -> str:
 
 
 @click.command()
-@click.option("--rows", default="1,2", show_default=True, help="Numbers of workers, separated by commas.")
+@click.option("--rows", default="1,2", show_default=True, help="Numbers of workers; flower-N: N of them on Flower.")
 @click.option("--repeats", type=int, default=3, show_default=True, help="Turns of each row.")
 @click.option("--sites", type=int, default=6, show_default=True, help="Sites that are drawn.")
 @click.option("--images", type=int, default=60, show_default=True, help="Drawn images of a site.")
@@ -166,7 +167,7 @@ def main(
     participation: float,
 ) -> None:
     """Measure the rows in turn and print a table."""
-    engines = [Row(f"local, {counted(one, 'worker')}", ("--workers", str(one)), one) for one in numbers(rows)]
+    engines = [engine(one) for one in rows.split(",")]
     words = ["fedevprompt", "--preset", "tiny", "--epochs", "1", "--rounds", str(rounds), "--backbone", backbone]
     words += ["--data", f"lesions:sites={sites},images={images},px={image_px}", "--image-px", str(image_px)]
     words += ["--participation", str(participation), "--device", "cpu"]
@@ -174,7 +175,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(repeats):
             for row in engines:
-                run_once(row, words, Path(folder) / f"{row.workers}-{turn}", found[row.name])
+                run_once(row, words, Path(folder) / f"{engines.index(row)}-{turn}", found[row.name])
                 click.echo(f"turn {turn + 1}, {row.name}: {json.dumps(found[row.name].line())}", err=True)
     click.echo(report(engines, found))
     digests = set.union(*(one.digests for one in found.values()))
@@ -182,9 +183,12 @@ def main(
     sys.exit(len(digests) != 1)
 
 
-def numbers(text: str) -> list[int]:
-    """Read numbers of workers."""
-    return [int(one) for one in text.split(",")]
+def engine(text: str) -> Row:
+    """Read a row: a number of workers, or that number on Flower's simulation."""
+    name = "flower" if text.startswith("flower-") else "local"
+    workers = int(text.removeprefix("flower-"))
+    options = ("--engine", name, "--workers", str(workers))
+    return Row(f"{name}, {counted(workers, 'worker')}", options, workers)
 
 
 if __name__ == "__main__":

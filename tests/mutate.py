@@ -40,10 +40,10 @@ def copied(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
-def tests_end(folder: Path, tests: list[str]) -> tuple[int, str]:
-    """Exit status and last line of pytest in the copy, without the slow tests."""
+def tests_end(folder: Path, tests: list[str], **more: str) -> tuple[int, str]:
+    """Exit status and last line of pytest in the copy, without the slow tests; `more` goes into the environment."""
     paths = os.pathsep.join(str(folder / package) for package in PACKAGES)
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, (done.stdout.strip().splitlines() or [done.stderr])[-1]
@@ -56,8 +56,8 @@ def outcome(folder: Path, mutation: Mutation) -> str:
     if text.count(mutation.old) != 1:
         return f"NOT FOUND: {mutation.file} has this text {text.count(mutation.old)} times: {mutation.old!r}"
     file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-    try:
-        code, last = tests_end(folder, [mutation.test])
+    try:  # compiled, two mutations of one file in one second look alike where their lengths are equal
+        code, last = tests_end(folder, [mutation.test], PYTHONDONTWRITEBYTECODE="1")
     finally:
         file.write_text(text, encoding="utf-8")
     return "red" if code == 1 else f"STAYS GREEN: {mutation.test}: {last}" if code == 0 else f"DID NOT RUN: {last}"
