@@ -104,8 +104,8 @@ def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_predictio
 def test_a_class_of_benign_lesions_and_cancers_is_not_called_a_finding() -> None:
     """docs/reference/scores.md: `other` mixes both, and "suspicious class Other than a nevus 81%" read as a finding."""
     mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": known_among(ISIC)["NV"]}
-    words = suspicious_words(a_score((0.81, 0.19), rules_for((True, False)), info=mixed))
-    assert words == "not known to be benign: Other than a nevus (MEL) 81%"
+    words = suspicious_words(a_score((0.19, 0.81), rules_for((True, False)), info=mixed))
+    assert words == "not known to be benign: Other than a nevus (MEL) 19%"
     several = {"MEL": mixed["MEL"], "NV": mixed["MEL"], "BCC": known_among(ISIC)["NV"]}
     words = suspicious_words(a_score((0.5, 0.31, 0.19), rules_for((True, True, False)), info=several))
     assert words == "classes not known to be benign 81% together, most probable Other than a nevus (MEL) 50%"
@@ -164,10 +164,11 @@ def test_a_sum_and_its_threshold_are_never_written_alike(melanoma, start, said) 
 def test_one_number_is_written_alike_everywhere() -> None:
     """A picture said 77 % in its headline, 76.8 % two lines below, and a line of text 0.768."""
     score = a_score((0.768, 0.232), rules_for((True, False)), info=DESCRIBED)
-    assert likely(score, "MEL") == "77%" and suspicious_words(score) == "suspicious class Melanoma (MEL) 77%"
+    assert likely(score, "MEL") == "77%" and suspicious_words(score) is None  # the headline says it
     score = replace(score, heatmap_fall=0.003)
     assert [likely(score, "MEL"), without_strongest(score), likely(score, "NV")] == ["76.8%", "76.5%", "23.2%"]
-    assert suspicious_words(score) == "suspicious class Melanoma (MEL) 76.8%"
+    nevus = replace(score, predicted="NV", heatmap_fall=None)
+    assert suspicious_words(nevus) == "suspicious class Melanoma (MEL) 77%" and second_words(nevus) is None
 
 
 def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
@@ -274,10 +275,10 @@ def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_t
 
 
 @pytest.mark.parametrize(
-    ("vacuity", "word"), [(0.0, "much"), (0.33, "much"), (0.34, "some"), (0.66, "little"), (0.9, "little")]
+    ("vacuity", "word"), [(0.0, "much"), (0.33, "much"), (0.34, "some"), (0.66, "too little"), (0.9, "little")]
 )
 def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
-    """With the number behind it; above the referral threshold (0.6) it is `little` whatever the number."""
+    """With the number behind it; above the rule's threshold (0.6) it is too little, by the rule alone where the scale says more."""
     text = evidence_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
     assert (
         f"has {word} evidence for its answer" in text

@@ -129,13 +129,13 @@ def score(
     home = home_of(context, home_dir)
     scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
     from edgefl_client.commands import score_text
-    from edgefl_client.scoring import score_files
+    from edgefl_client.scoring import folder_files, score_files
     from edgefl_client.scoring.pictures import PictureReader
 
     troubles, failures = list[str](), list[score_files.Failure]()
     with PictureReader(formats) as reader, open_log(log_file, home, scorer) as log:
-        files = score_files.expand(images, reader.suffixes)
-        unread = score_files.left_out(images, reader)
+        files = folder_files.expand(images, reader.suffixes)
+        unread = folder_files.left_out(images, reader)
         if not files:
             none = f"the given folders hold no file whose name ends in {', '.join(reader.suffixes)}"
             raise click.UsageError(none if unread is None else f"{none}. {unread}")
@@ -178,7 +178,7 @@ def _tells_how_many(pictures: int) -> Iterator[list[str | None]]:
 def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:
     """Name each of the given folders that holds nothing to score."""
     from edgefl_client.commands.score_text import printable
-    from edgefl_client.scoring.score_files import without_pictures
+    from edgefl_client.scoring.folder_files import without_pictures
 
     for folder in without_pictures(given, suffixes):
         click.echo(f"{printable(folder)} holds no file whose name ends in {', '.join(suffixes)}", err=True)
@@ -186,12 +186,13 @@ def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
+    from edgefl_client.commands.score_text import printable
     from edgefl_protocol.bundle.card_words import weaknesses
     from edgefl_protocol.bundle.never_predicted import never_predicted
     from edgefl_protocol.pictures.wording import learned_where
 
     if unread is not None:
-        click.echo(unread, err=True)
+        click.echo(printable(unread), err=True)
     personal = scorer.model.state_kind == "personal"
     against = weaknesses(bundle.card, scorer.labels, learned_here=personal)
     before_scoring(bundle, scorer.network, heatmaps, against)

@@ -134,7 +134,7 @@ def answer_lines(result: PictureAnswer | Failure, how_right: str, top: int) -> l
     lines += [] if others is None else [f"{others}."]
     lines += not_read(result)
     lines += [f"{capital(ON_WHITE)}."] if result.transparent else []
-    lines += [how_right] if result.refused else [how_right, learned_from(result), what_it_is(result)]
+    lines += [] if result.refused else [how_right, learned_from(result), what_it_is(result)]
     return [printable(line) for line in lines]
 
 

@@ -86,8 +86,9 @@ def watch(
     from contextlib import closing
 
     from edgefl_client.scoring import watched_folder
+    from edgefl_client.scoring.folder_files import left_out, other_files
     from edgefl_client.scoring.pictures import PictureReader
-    from edgefl_client.scoring.score_files import ScoringJob, left_out
+    from edgefl_client.scoring.score_files import ScoringJob
 
     with (
         stop_on_signal("picture") as stop,
@@ -96,10 +97,11 @@ def watch(
         closing(watched_folder.Notes(home, folder)) as notes,
         open_log(log_file, home, scorer) as log,
     ):
+        others = set(other_files(folder, reader.suffixes))
         prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
-        watcher = _Watcher(folder, task, notes, output, stop, notes.scored(), once)
+        watcher = _Watcher(folder, task, notes, output, stop, notes.scored(), others, once)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     if once and failed:
         _say(f"{counted(failed, 'picture')} could not be scored, so this ends with 1")
@@ -116,9 +118,11 @@ class _Watcher:
     output: BinaryIO | None  # takes the lines; None for standard output
     stop: threading.Event  # set when the run is to end
     scored: "dict[str, Seen]"  # what `notes` holds, kept here so that a look costs no query
+    others: set[str]  # files that are no pictures, or were told to be left out
     ends: bool  # after one look: `--once`
     # files that could not be read, and when they are tried again, monotonic seconds
     again_s: dict[str, float] = field(default_factory=dict)
+    arrived: set[str] = field(default_factory=set)  # other files that the last look found for the first time
 
     def once(self, interval_s: float) -> int:
         """Look twice, and score the pictures that were the same in both; gives the number that could not be scored."""
@@ -147,6 +151,7 @@ class _Watcher:
                 lost = True
             failed += self._score(before, now)
             before = now
+            self._tell_left_out()
             self.stop.wait(interval_s)
         return failed
 
@@ -154,6 +159,17 @@ class _Watcher:
         from edgefl_client.scoring.watched_folder import look
 
         return look(self.folder, self.task.reader.suffixes)
+
+    def _tell_left_out(self) -> None:
+        """Name once each picture that is left out, when two looks in a row found it: it may be a copy at work."""
+        from edgefl_client.scoring.folder_files import other_files, why_left_out
+
+        now = set(other_files(self.folder, self.task.reader.suffixes))
+        staying = now & self.arrived
+        for why in filter(None, (why_left_out(name, self.task.reader) for name in sorted(staying))):
+            _say(why)
+        self.others = (self.others & now) | staying
+        self.arrived = now - self.others
 
     def _score(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> int:
         from edgefl_client.scoring.score_files import Failure, score_files

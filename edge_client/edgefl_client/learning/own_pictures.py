@@ -35,9 +35,9 @@ from edgefl_client.learning.picture_rows import (
     read_rows,
 )
 from edgefl_client.learning.session import plan_of
+from edgefl_client.scoring.folder_files import pictures_below
 from edgefl_client.scoring.learning_verdict import LEAST_HELD
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
-from edgefl_client.scoring.score_files import pictures_below
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.errors import EdgeflError, StorageError

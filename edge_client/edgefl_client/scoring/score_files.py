@@ -7,7 +7,6 @@ picture's, nor of another model's.
 """
 
 import dataclasses
-import glob
 import hashlib
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_client.scoring.folder_files import DRAWN, MODEL_SUFFIX
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, DecodedPicture
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from edgefl_client.scoring.scorer import PreparedPicture, Scorer
 
 STANDARD_INPUT = "-"
-MODEL_SUFFIX = ".edgefl"
-_DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
 _DIGITS = 16  # of the SHA-256 of a picture, in the name and the last line of its heat map
 _QUESTION_DIGITS = 8  # of the SHA-256 of a question, in the name of its picture
 _MODEL_DIGITS = 8  # of the SHA-256 of a bundle, and of personal values, in the name of a heat map
@@ -54,73 +52,6 @@ class Failure:
 
 Result = Score | Failure
 Ready = TypeVar("Ready")  # what a scorer or an asker makes of a picture
-
-
-def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """List files to score: a folder stands for its pictures, a pattern for what it matches, anything else for itself.
-
-    Args:
-        given: files, folders, patterns such as `day/**/*.jpg`, or `-` for a picture on standard input.
-        suffixes: how the names of a folder's pictures end, in lower case.
-    """
-    files: list[str] = []
-    for name in given:
-        if not name:  # an empty variable of a shell: for a path it would be this folder
-            files.append(name)
-        elif Path(name).is_dir():
-            files += pictures_below(Path(name), suffixes)
-        elif glob.has_magic(name) and not Path(name).exists():
-            files += _matches(name) or [name]  # a pattern that matches nothing is a file that is missing
-        else:
-            files.append(name)
-    return files
-
-
-def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
-    """Say which pictures in the given folders are of a kind that is not read, so that none is missed unnoticed."""
-    endings = [
-        Path(one).suffix.lower() for place in _folders(given) for one in pictures_below(place, reader.other_suffixes)
-    ]
-    return reader.told_of_others(endings) if endings else None
-
-
-def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Name the given folders in which there is nothing to score."""
-    return [str(place) for place in _folders(given) if not pictures_below(place, suffixes)]
-
-
-def _folders(given: Sequence[str]) -> list[Path]:
-    return [Path(name) for name in given if name and Path(name).is_dir()]
-
-
-def _matches(pattern: str) -> list[str]:
-    """Match as a shell does: hidden files only where the pattern names them. Our own heat maps are no pictures."""
-    path = Path(pattern)
-    try:
-        found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
-    except ValueError:  # no valid pattern
-        return []
-    named = _hidden_parts(path)
-    return [
-        str(one) for one in found if not one.is_dir() and not one.name.endswith(_DRAWN) and _hidden_parts(one) <= named
-    ]
-
-
-def _hidden_parts(path: Path) -> int:
-    return sum(part.startswith(".") for part in path.parts)
-
-
-def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
-            str(Path(place) / name)
-            for name in names
-            if name.lower().endswith(tuple(suffixes)) and not name.startswith(".") and not name.endswith(_DRAWN)
-        ]
-    return sorted(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +145,7 @@ def drawing_file(
     digits = sha256[:_DIGITS]
     asked = "" if question is None else f"-{text_sha256(question)[:_QUESTION_DIGITS]}"
     scored = "" if model is None else f"-{model_digits(model)}"
-    return folder / f"{stem}-{digits}{asked}{scored}{_DRAWN}", digits
+    return folder / f"{stem}-{digits}{asked}{scored}{DRAWN}", digits
 
 
 def text_sha256(question: str) -> str:

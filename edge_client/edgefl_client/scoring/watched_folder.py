@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgefl_client.home import Home
-from edgefl_client.scoring.score_files import pictures_below
+from edgefl_client.scoring.folder_files import pictures_below
 from edgefl_protocol.durable import keep_commits
 from edgefl_protocol.errors import StorageError
 

@@ -22,8 +22,8 @@ from edgefl_client.learning.picture_rows import read_images
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.session import plan_of
 from edgefl_client.runtime import processors
+from edgefl_client.scoring.folder_files import expand, pictures_below
 from edgefl_client.scoring.pictures import PictureReader
-from edgefl_client.scoring.score_files import expand, pictures_below
 from edgefl_client.sharing.broadcasts import broadcast_file, read_broadcast
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.feature_encoding import (

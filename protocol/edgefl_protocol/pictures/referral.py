@@ -44,7 +44,7 @@ MAX_PICTURES = 2**31  # that a threshold may say it was chosen on
 
 REASON_WORDS = {
     "suspicious_class": "it may belong to a class that is not known to be benign",
-    "vacuity": "the model has too little evidence for this picture",
+    "vacuity": "the model has less evidence for this picture than its rule asks for",
     "dissonance": "the evidence is in conflict: it supports several classes at once",
     "blur": "the picture is blurred",
     "exposure": "the picture is too dark or too bright",

@@ -158,12 +158,17 @@ def learned_where(model: ModelInfo) -> str:
 
 
 def suspicious_words(score: Score) -> str | None:
-    """Say how probable the suspicious classes are together, and which of them most; None where nothing is predicted."""
+    """Say how probable the suspicious classes are together, and which of them most.
+
+    None where nothing is predicted, or where the only such class is the predicted one, whose probability is told.
+    """
     most = _most_suspicious(score)
     if score.predicted is None or score.info is None or score.suspicious_probability is None or most is None:
         return None
     asking = [one for one in map(score.info_of, score.probabilities) if one.suspicious]
     mixed = all(one.malignancy == "unknown" for one in asking)  # such a class may be benign: its name is no finding
+    if len(asking) == 1 and most == score.predicted:
+        return None  # the prediction has said it
     if len(asking) == 1:
         what = "not known to be benign:" if mixed else "suspicious class"
         return f"{what} {class_title(score, most)} {likely(score, most)}"
@@ -190,10 +195,10 @@ def evidence_words(score: Score) -> str:
         uncertainty = f"Uncertainty {number} (0: none, 1: all classes alike)"
         return f"This model cannot say how much evidence it has. {uncertainty}{asks}"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
-    if "vacuity" in score.refer_reasons:  # the words never contradict the rule
-        much = "little"
     answer = "any answer" if score.predicted is None else "its answer"
     proof = ", which does not make it right" if much == "much" else ""
+    if "vacuity" in score.refer_reasons and much != "little":  # the words contradict neither the rule nor the scale
+        much, proof = "too little", " by its rule"
     return f"The model has {much} evidence for {answer}{proof}. Vacuity {number} (0: much evidence, 1: none){asks}"
 
 

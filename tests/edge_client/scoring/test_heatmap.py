@@ -152,7 +152,7 @@ def test_photo_stands_untouched_beside_the_map(height, width):
     factor = max(1, -(-448 // max(height, width)))
     size = (factor * height, factor * width)
     photo, drawn = both_photos(picture, *size)
-    assert picture.width == max(448, 2 * size[1] + gap_px(size[1], size[0]))
+    assert picture.width == max(900, 2 * size[1] + gap_px(size[1], size[0]))
     assert picture.height > size[0] + 60
     shown = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BICUBIC)  # of its own size: a copy
     np.testing.assert_array_equal(photo, np.asarray(shown))

@@ -27,8 +27,11 @@ def test_caption_says_what_was_found(said):
     assert "Prediction: Melanoma (MEL), probability 75%" in words
     assert "A cancer of the pigment cells" in words and "This class is malignant." in words
     assert "Second: Melanocytic nevus (NV), probability 25%" in words
-    assert "has little evidence for its answer. Vacuity 0.40 (0: much evidence, 1: none)" in words
-    assert "Refer to a dermatologist: the predicted class is malignant; the model has too little evidence" in words
+    assert "has too little evidence for its answer by its rule. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert (
+        "Refer to a dermatologist: the predicted class is malignant; the model has less evidence for this picture"
+        in words
+    )
     assert "Research use only" in words and "reduced" not in words
     said.clear()
     drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
@@ -120,6 +123,7 @@ def test_of_a_referred_picture_what_to_do_comes_first_and_benign_stands_small(mo
         score = score_with(one_hot(7, 1, 1), reasons, predicted="NV")
         drawn_picture(np.full((800, 1500, 3), 150, np.uint8), score, "squash")
         order = [text for text, _ in drawn]
+        sizes["outcome", reasons] = next(size for text, size in drawn if text.startswith(("Take", "Refer", "None of")))
         benign = "This class is benign; the picture may show another."
         sizes[reasons] = next(size for text, size in drawn if benign in text)
         if reasons:
@@ -127,7 +131,18 @@ def test_of_a_referred_picture_what_to_do_comes_first_and_benign_stands_small(mo
             again = next(at for at, text in enumerate(order) if text.startswith(do))
             headline = next(at for at, text in enumerate(order) if text.startswith("Prediction: Melanocytic nevus"))
             assert headline < again < next(at for at, text in enumerate(order) if "benign" in text)
-    assert sizes[("blur",)] == sizes[("vacuity",)] < sizes[()]
+            assert sizes[reasons] < sizes["outcome", reasons]
+    assert sizes[()] == sizes[("blur",)] < sizes["outcome", ()]
+
+
+@pytest.mark.parametrize(("cells", "edge"), [((0, 1, 6), True), ((0, 14), False)])
+def test_an_answer_that_hangs_on_the_edge_is_told(said, cells, edge):
+    """A lesion is photographed in the middle: of six outlined maps under nevi two marked corners, and no word said it."""
+    shown = np.zeros(36, np.float32)
+    shown[list(cells)] = 1.0
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), predicted="NV"), "squash", Explanation(shown, "Measured."))
+    assert ("No outlined part lies in the middle of the picture" in " ".join(said)) is edge
 
 
 @pytest.mark.parametrize(("kind", "words"), [("bundle", "the bundle's values"), ("personal", "learned on this device")])
@@ -212,7 +227,7 @@ def test_a_map_by_hiding_says_how_little_it_changes(said):
 def test_without_a_true_map_the_photo_stands_alone_and_the_caption_says_why(said):
     pixels = np.random.default_rng(4).integers(0, 256, (500, 600, 3)).astype(np.uint8)
     picture = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash", Explanation(None, "No map: so.")))
-    assert picture.shape[1] == 600  # no second photo
+    assert (picture[:500, 600:] == 255).all()  # no second photo
     np.testing.assert_array_equal(picture[:500], pixels)
     words = " ".join(said)
     assert "No map: so." in words and "Prediction: Melanoma (MEL)" in words

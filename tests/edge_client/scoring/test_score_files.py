@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,22 @@ def test_folders_are_read_to_the_bottom_and_patterns_expanded(run, files):
     assert (code, lines[0]["error"]["code"]) == (1, "missing")
     (files / "odd[1].png").write_bytes(good)
     assert scored(run, "odd[1].png")[0] == 0
+
+
+def test_a_picture_whose_name_does_not_say_so_is_told(run, files):
+    """Among others, and in a folder of its own: nobody may believe that it was scored. A table is none."""
+    picture = (files / "good.png").read_bytes()
+    for name in ("ward/a.png", "ward/IMG_0042", "ward/b.part", "alone/IMG_0043"):
+        (files / name).parent.mkdir(exist_ok=True)
+        (files / name).write_bytes(picture)
+    (files / "ward" / "notes.csv").write_text("image,label\n")
+    os.mkfifo(files / "ward" / "pipe")
+    code, lines, err = scored(run, "ward")
+    assert (code, [line["image"] for line in lines]) == (0, ["ward/a.png"])
+    told = "Left out, because their names do not end like a picture's: ward/IMG_0042 and ward/b.part. Rename them"
+    assert told in err and "notes" not in err and "pipe" not in err
+    code, lines, err = scored(run, "alone")
+    assert (code, lines) == (2, []) and "its name does not end like a picture's: alone/IMG_0043. Rename it" in err
 
 
 def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):

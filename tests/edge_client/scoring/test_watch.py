@@ -245,6 +245,27 @@ def test_it_stops_cleanly_and_goes_on_from_there(place, good, capsys, kind):
     assert names([json.loads(line) for line in lines_of(out)]) == [f"{number}.png" for number in range(5)]
 
 
+def test_each_file_that_is_never_scored_is_named_once(place, good, capsys):
+    """A camera that begins to write HEIC stopped being scored, and nothing said so."""
+    (place / "drop" / "IMG_0041").write_bytes(good)
+    code, lines, err = watch(capsys, "--once")
+    assert (code, lines) == (0, []) and "its name does not end like a picture's: drop/IMG_0041." in err
+    out = place / "scores.jsonl"
+    process = start("--out", str(out))
+    (place / "drop" / "0.png").write_bytes(good)
+    until(lambda: len(lines_of(out)) == 1, process)
+    for name, content in (("a.heic", b""), ("IMG_0042", good), ("notes.txt", b"x")):
+        (place / "drop" / name).write_bytes(content)
+    time.sleep(0.5)  # five looks
+    (place / "drop" / "1.png").write_bytes(good)
+    until(lambda: len(lines_of(out)) == 2, process)
+    process.send_signal(signal.SIGTERM)
+    err = finished(process)[1]
+    assert err.count("a.heic is not scored. Left out, because files of these kinds are not read: 1 .heic.") == 1
+    assert err.count("IMG_0042 is not scored, because its name does not end like a picture's: rename it.") == 1
+    assert "notes" not in err and err.count("IMG_0041") == 1
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_every_picture_has_one_line(place, good):
     """Module text: after kill -9 at a random moment, three times over, no line is missing, double or half."""

@@ -60,8 +60,8 @@ def _lines(answer: PictureAnswer, how_right: str, top: int) -> list[CaptionLine]
     lines += [CaptionLine(sentence, BODY, WARN) for sentence in not_read(answer)]
     lines += [CaptionLine(f"{capital(ON_WHITE)}.", BODY, INK)] if answer.transparent else []
     lines += [CaptionLine(sentence, BODY, WARN) for sentence in answer.model.warnings]
-    lines.append(CaptionLine(how_right, SMALL, INK))
-    worth = () if answer.refused else (learned_from(answer), what_it_is(answer))
+    # Beside a refusal the share of right answers would read like its confidence.
+    worth = () if answer.refused else (how_right, learned_from(answer), what_it_is(answer))
     return [*lines, *(CaptionLine(sentence, SMALL, INK) for sentence in worth)]
 
 

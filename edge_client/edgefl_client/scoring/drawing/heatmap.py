@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from edgefl_client.scoring.drawing.caption import (
+    BODY,
     INK,
     QUIET,
     SMALL,
@@ -52,7 +53,7 @@ ENLARGE_BELOW_PX = 448
 REDUCE_ABOVE_PX = 1600
 BAND_ROWS = 64  # coloured at a time
 PNG_LEVEL = 4  # a third of the time of zlib's usual 6, and a tenth more bytes
-CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
+CAPTION_WIDTH_PX = 900  # narrowest picture in which a headline of two classes stands on a line or two
 ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
 LONGEST_NAME = 40  # characters of a photo's name; of a longer one the middle is left out
 PHOTO_WORDS, MAP_WORDS, HIDING_WORDS = "The photo as it is", "Where the model looked", "What the answer hangs on"
@@ -75,6 +76,7 @@ class Placed:
     low: float  # map value at the clear end of the colour scale
     marked: NDArray[np.bool_]  # the pixels of the outlined cells
     outlined: tuple[int, int]  # how many cells are outlined, of how many
+    at_the_edge: bool  # no outlined cell lies in the middle half of rows and columns
     high: float = 1.0  # map value at the strong end
 
 
@@ -108,7 +110,10 @@ def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
     marked = np.zeros(values.shape, dtype=np.bool_)
     marked[top:bottom, left:right] = cells.reshape(side, side)[np.ix_(rows, columns)]
     low = min(ground(shown), 1 - LEAST_SPREAD)
-    return Placed(values, box, low=low, marked=marked, outlined=(int(cells.sum()), shown.size))
+    middle = slice(side // 4, side - side // 4)
+    at_the_edge = not bool(cells.reshape(side, side)[middle, middle].any())
+    outlined = int(cells.sum()), shown.size
+    return Placed(values, box, low=low, marked=marked, outlined=outlined, at_the_edge=at_the_edge)
 
 
 def colours(levels: Field) -> NDArray[np.float32]:
@@ -213,7 +218,7 @@ def draw_picture(
     if explanation.values is not None:
         placed = place_map(explanation.values, height_px, width_px, fit)
     whole_px = max(beside + width_px if placed else width_px, CAPTION_WIDTH_PX)
-    unit = max(14, min(whole_px // (52 if placed else 34), 60))  # px, body text
+    unit = max(14, min(whole_px // 52, 60))  # px, body text
     lines = drawable(caption(placed, size_words))
     panel = _panel(whole_px, beside, unit, placed, lines, _map_words(explanation))
     picture = Image.new("RGB", (whole_px, height_px + panel.height), _PAPER)
@@ -248,6 +253,15 @@ def map_lines(
                 INK,
             )
         )
+        if placed.at_the_edge:
+            lines.append(
+                CaptionLine(
+                    "No outlined part lies in the middle of the picture: this answer hangs on its edges. Look at the "
+                    "photo itself.",
+                    BODY,
+                    WARN,
+                )
+            )
         note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
         left, top, right, bottom = placed.box
         if (right - left, bottom - top) != placed.values.shape[::-1]:

@@ -3,8 +3,8 @@
 The caption says the full name of the class and its probability, the second class, what the class means, what the
 suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons to
 refer in words or the rules that were tried; what the model's own card says against it; and whose pictures it learned
-from. No sentence says that nothing needs a look. Of a picture that is referred, what to do comes first, and what its
-class means stands small.
+from. No sentence says that nothing needs a look. What to do, or which rules were tried, comes first; what the class
+means stands small.
 """
 
 from dataclasses import replace
@@ -55,10 +55,9 @@ def _lines(score: Score) -> list[CaptionLine]:
     warnings = [CaptionLine(sentence, BODY, WARN) for sentence in score.model.warnings]
     if (white := on_white(score)) is not None:
         lines.append(CaptionLine(f"{capital(white)}.", BODY, INK))
-    if score.refer:  # what to do comes first, and what the class is called reassures nobody
-        lines += [CaptionLine(outcome(score), BODY, WARN), *warnings]
-    if score.predicted is not None:
-        lines.append(CaptionLine(meaning(score, score.predicted), *((SMALL, QUIET) if score.refer else (BODY, INK))))
+    lines += [CaptionLine(outcome(score), BODY, WARN if score.refer else INK), *warnings]
+    if score.predicted is not None:  # small: that a class is benign must reassure nobody about this picture
+        lines.append(CaptionLine(meaning(score, score.predicted), SMALL, QUIET))
     if (second := second_class(score)) is not None:
         lines.append(
             CaptionLine(f"Second: {class_title(score, second)}, probability {likely(score, second)}", BODY, INK)
@@ -66,7 +65,6 @@ def _lines(score: Score) -> list[CaptionLine]:
     if (suspicious := suspicious_words(score)) is not None:
         lines.append(CaptionLine(f"{suspicious[0].upper()}{suspicious[1:]}.", BODY, INK))
     lines.append(CaptionLine(f"{evidence_words(score)}.", BODY, INK))
-    lines += [] if score.refer else [CaptionLine(outcome(score), BODY, INK), *warnings]
     return [*lines, CaptionLine(learned_where(score.model), BODY, INK)]
 
 

@@ -1,0 +1,129 @@
+"""Which files of a folder are pictures to score, and which are left out.
+
+No picture is left out unnoticed: one of a kind that is not read is told, and so is one whose name does not end like a
+picture's, found by how its content starts.
+"""
+
+import glob
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgefl_protocol.sentences import listed
+
+if TYPE_CHECKING:
+    from edgefl_client.scoring.pictures import PictureReader
+
+MODEL_SUFFIX = ".edgefl"
+DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
+_START_BYTES = 132  # of a file, which tell every kind of picture: of DICOM the four after the first 128
+
+
+def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """List files to score: a folder stands for its pictures, a pattern for what it matches, anything else for itself.
+
+    Args:
+        given: files, folders, patterns such as `day/**/*.jpg`, or `-` for a picture on standard input.
+        suffixes: how the names of a folder's pictures end, in lower case.
+    """
+    files: list[str] = []
+    for name in given:
+        if not name:  # an empty variable of a shell: for a path it would be this folder
+            files.append(name)
+        elif Path(name).is_dir():
+            files += pictures_below(Path(name), suffixes)
+        elif glob.has_magic(name) and not Path(name).exists():
+            files += _matches(name) or [name]  # a pattern that matches nothing is a file that is missing
+        else:
+            files.append(name)
+    return files
+
+
+def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
+    """Say which pictures in the given folders are not read, so that none is missed unnoticed; None for none."""
+    said = []
+    others = [name for place in _folders(given) for name in other_files(place, reader.suffixes)]
+    if unnamed := [name for name in others if _is_unnamed_picture(name, reader)]:
+        whose = "its name does" if len(unnamed) == 1 else "their names do"
+        them = "it" if len(unnamed) == 1 else "them"
+        said.append(
+            f"Left out, because {whose} not end like a picture's: {listed(unnamed)}. Rename {them}, or give {them} by "
+            "name."
+        )
+    if endings := [_ending(name) for name in others if _ending(name) in reader.other_suffixes]:
+        said.append(reader.told_of_others(endings))
+    return " ".join(said) or None
+
+
+def why_left_out(name: str, reader: "PictureReader") -> str | None:
+    """Say why a picture of a folder is not scored, and what to do; None for a file that is no picture."""
+    if _ending(name) in reader.other_suffixes:
+        return f"{name} is not scored. {reader.told_of_others([_ending(name)])}"
+    if _is_unnamed_picture(name, reader):
+        return f"{name} is not scored, because its name does not end like a picture's: rename it."
+    return None
+
+
+def other_files(folder: Path, suffixes: Sequence[str]) -> list[str]:
+    """List by name the files below a folder that are neither read, hidden, a drawing nor a model."""
+    ours = (*suffixes, DRAWN, MODEL_SUFFIX)
+    return sorted(name for name in _files_below(folder) if not name.lower().endswith(ours))
+
+
+def _ending(name: str) -> str:
+    return Path(name).suffix.lower()
+
+
+def _is_unnamed_picture(name: str, reader: "PictureReader") -> bool:
+    """Tell whether a file holds a picture by its content, though its name does not say so."""
+    from edgefl_client.scoring.pictures import name_of
+
+    if _ending(name) in reader.other_suffixes:
+        return False
+    try:
+        if not stat.S_ISREG(os.stat(name).st_mode):  # noqa: PTH116 - a pipe would wait for its writer
+            return False
+        with Path(name).open("rb") as file:
+            return name_of(file.read(_START_BYTES)) is not None
+    except OSError:  # gone, or not ours to read
+        return False
+
+
+def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Name the given folders in which there is nothing to score."""
+    return [str(place) for place in _folders(given) if not pictures_below(place, suffixes)]
+
+
+def _folders(given: Sequence[str]) -> list[Path]:
+    return [Path(name) for name in given if name and Path(name).is_dir()]
+
+
+def _matches(pattern: str) -> list[str]:
+    """Match as a shell does: hidden files only where the pattern names them. Our own heat maps are no pictures."""
+    path = Path(pattern)
+    try:
+        found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+    except ValueError:  # no valid pattern
+        return []
+    named = _hidden_parts(path)
+    return [
+        str(one) for one in found if not one.is_dir() and not one.name.endswith(DRAWN) and _hidden_parts(one) <= named
+    ]
+
+
+def _hidden_parts(path: Path) -> int:
+    return sum(part.startswith(".") for part in path.parts)
+
+
+def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
+    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links."""
+    ends = tuple(suffixes)
+    return sorted(name for name in _files_below(folder) if name.lower().endswith(ends) and not name.endswith(DRAWN))
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (str(Path(place) / name) for name in names if not name.startswith("."))
