@@ -104,6 +104,11 @@ def test_a_wrong_index_is_named_in_one_sentence(make_zip, cache: Path, change, w
         pytest.param({"index.csv": b""}, ["no column image"], id="empty-file"),
         pytest.param({"index.csv": b"image,label,center,file\n"}, ["does not list"], id="no-rows"),
         pytest.param({"index.csv": b"image,image,label\n"}, ["twice"], id="double-column"),
+        pytest.param({"index.csv": b"image,lable\na,NV\n"}, ["rename lable to label."], id="misspelt"),
+        pytest.param(
+            {"index.csv": b"isic_id,DX\na,NV\n"}, ["rename isic_id to image and DX to label."], id="other-names"
+        ),
+        pytest.param({"index.csv": b"image,colour\na,NV\n"}, ["columns are image, colour."], id="nothing-alike"),
     ],
 )
 def test_a_wrong_file_is_named_in_one_sentence(

@@ -5,13 +5,13 @@ Guarantees: every file named lies inside the folder or zip; a zip holds no image
 Source: docs/design.md 5 (Data SPECs).
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, SourceRows
+from edgefl_trainer.data.sources.columns import KNOWN, column_meant
 from edgefl_trainer.data.sources.files import pixels_with_gaps
 from edgefl_trainer.data.sources.store import FileStore, ZipStore, check_relative, is_image_name, open_store
 from edgefl_trainer.data.sources.tables import TableFile, read_table
@@ -27,18 +27,12 @@ _WITHOUT = {  # what a column that is absent means
     ),
     "split": "train and test rows are dealt here, by lesion",
 }
-_ALIKE = {  # how else people write it, without case and signs
-    "center": {"centre", "hospital", "institution", "clinic", "centerid", "centreid"},
-    "lesion_id": {"lesionid", "lesion", "lesionno", "lesionnumber"},
-    "split": {"splits", "fold", "subset", "partition"},
-}
-_KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
 
 
 def read_manifest(path: Path) -> SourceRows:
     """Read the rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
 
-    Without a `file` column the picture is `<image>.jpg`. A `DataError` is one sentence about the file, column, row or
+    Without a `file` column the picture is `<image>.jpg`, or `<image>` where that ends like a picture. A `DataError` is one sentence about the file, column, row or
     value that cannot be used.
     """
     if path.suffix.lower() == ".csv":
@@ -54,8 +48,6 @@ def read_manifest(path: Path) -> SourceRows:
     _check_listed(store, rows)
     has_file = bool(table.records) and "file" in table.records[0][1]
     note = "" if has_file else f"{table.where} has no column file, so IMAGE.jpg was looked for."
-    if note and any(is_image_name(row.image) for row in rows):
-        note += " Its column image holds names of files: call that column file, and give each picture a name in image."
     warnings = (*absent_columns(table), *_without_lesion(rows, table), *_without_label(rows, table))
     return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), warnings, _named_twice(table))
 
@@ -130,19 +122,13 @@ def absent_columns(table: TableFile) -> tuple[str, ...]:
     for name, means in _WITHOUT.items():
         if name in columns:
             continue
-        alike = next((c for c in columns if c not in _KNOWN and _plain(c) in _ALIKE[name]), None)
-        close = difflib.get_close_matches(name, [c for c in columns if c not in _KNOWN], n=1, cutoff=0.8)
-        meant = alike or (close[0] if close else None)
+        meant = column_meant(name, tuple(columns))
         if meant is not None:
             told = f"{table.where} has no column {name}: {means}"
             found.append(f"{told}; its column {meant} is not read as {name}; rename it if it is meant")
         elif name == "lesion_id":
             found.append(f"{table.where} has no column {name}: {means}")
     return tuple(found)
-
-
-def _plain(column: str) -> str:
-    return "".join(letter for letter in column.casefold() if letter.isalnum())
 
 
 def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:
@@ -158,7 +144,7 @@ def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:
         raise DataError(
             f"{where} ({image}) has the split {split} but no label; give it a label, or the split unlabelled."
         )
-    file = record.get("file") or f"{image}.jpg"
+    file = record.get("file") or (image if is_image_name(image) else f"{image}.jpg")
     check_relative(file, where)
     return Row(
         image=image,
@@ -167,7 +153,7 @@ def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:
         site=record.get("center") or None,
         lesion=record.get("lesion_id") or f"image:{image}",
         split=split,
-        extra=tuple((name, value) for name, value in record.items() if name not in _KNOWN),
+        extra=tuple((name, value) for name, value in record.items() if name not in KNOWN),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.sources.columns import KNOWN, column_meant
 from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore
 
 
@@ -90,4 +91,5 @@ def _remedy(header: Sequence[str], missing: Sequence[str]) -> str:
         return ": separate them with commas"
     if set(missing) <= {column.casefold() for column in header}:
         return f": write {', '.join(missing)} in small letters"
-    return ""
+    meant = {column: found for column in missing if column in KNOWN and (found := column_meant(column, header))}
+    return f": rename {' and '.join(f'{found} to {column}' for column, found in meant.items())}" if meant else ""
