@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.export.conftest import write_run
 
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_export.bundles import assemble
+from edgefl_export.bundles.bundle_text import model_facts
 from edgefl_export.bundles.destination import check_alone
 from edgefl_export.cli import main
 from edgefl_export.errors import ExportError
@@ -24,6 +26,7 @@ from edgefl_export.key_store import open_key
 from edgefl_export.parity import score_parity
 from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bundle, unverified_manifest
 from edgefl_protocol.bundle.model_card import referral_rules
+from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.imaging import prepare
 from edgefl_trainer.contract import Prediction
@@ -176,6 +179,23 @@ def test_a_bundle_says_what_its_classes_mean_and_why_it_has_no_threshold(built, 
     assert suspicion["threshold"] is None and suspicion["statement"].startswith("WARNING: no threshold was chosen")
     assert "kept no scores" in suspicion["statement"]
     assert loaded.card.suspicion.statement == suspicion["statement"]
+
+
+@pytest.mark.parametrize(("low", "told"), [(0.2, "WARNING: This model was not found better than chance"), (0.6, "")])
+def test_whoever_signs_is_told_what_speaks_against_the_model(run_folder, low, told):
+    """What a device says beside each score, the signer reads first: an interval that reaches chance (1/3) is one."""
+    model = assemble.site_model(open_run(run_folder), "north")
+    site = {"balanced_accuracy": 0.7, "balanced_accuracy_interval": [low, 0.9], "classes_tested": 3, "n_test": 40,
+            "auroc": 0.8, "auroc_interval": [low, 0.9], "accuracy": 0.7}  # fmt: skip
+    card = replace(model.card, metrics={**model.card.metrics, "site": site})
+    members = assemble.Members(
+        {"labels.json": Labels(model.classes, model.predictor.seen, model.info).to_bytes()}, card, (), "1.23"
+    )
+    said = model_facts(model, members, ShownMap(why="few_pictures", kind=None), [])["quality"]
+    if told:
+        assert said[0].startswith(told) and all(line.startswith("WARNING: ") for line in said)
+    else:
+        assert len(said) == 1 and said[0].startswith("how right it was: balanced accuracy 0.700")
 
 
 SKIN = '[bkl]\nname = "Warty mole"\nmeaning = "Not looked into."\nmalignancy = "unknown"\n'

@@ -9,7 +9,7 @@ from typing import Any
 from edgefl_export.bundles.assemble import Members, SiteModel
 from edgefl_export.parity.step_parity import StepParity
 from edgefl_protocol.bundle import Card, Labels
-from edgefl_protocol.bundle.card_words import card_lines
+from edgefl_protocol.bundle.card_words import card_lines, quality_lines, shown_weaknesses
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
 from edgefl_protocol.bundle.question_words import why_no_map
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, no_map
@@ -28,9 +28,17 @@ def model_facts(model: SiteModel, members: Members, shown: ShownMap, steps: Sequ
         "map": shown.to_json(),
         "undescribed": [] if model.info is None else [name for name in model.classes if name not in model.info],
         "questions": None if model.questions is None else _question_facts(members.card, members.files),
+        "quality": [] if model.questions is not None else _quality(members),
         "int8": None if members.agreement is None else asdict(members.agreement),
         "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
     }
+
+
+def _quality(members: Members) -> list[str]:
+    """Say what speaks against a model of pictures, else how right it was; `suspicion` tells of its threshold."""
+    labels = Labels.from_bytes(members.files["labels.json"])
+    against = [f"WARNING: {one}" for one in shown_weaknesses(members.card, labels)]
+    return against or [quality_lines(members.card, labels)[0]]
 
 
 def _question_facts(card: Card, files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
     said = how_true(shown, "picture" if facts["questions"] is None else "question")
     why_not = no_map(shown) if facts["questions"] is None else facts["questions"]["no_map"]
     lines.append(f"map shown: {shown.kind}. {said}" if why_not is None else why_not)
-    lines += [] if facts["questions"] is None else facts["questions"]["told"]
+    lines += facts["quality"] if facts["questions"] is None else facts["questions"]["told"]
     if facts["suspicion"]:
         lines.append(facts["suspicion"]["statement"])
     if facts["undescribed"]:

@@ -32,8 +32,8 @@ _WITHOUT = {  # what a column that is absent means
 def read_manifest(path: Path) -> SourceRows:
     """Read the rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
 
-    Without a `file` column the picture is `<image>.jpg`, or `<image>` where that ends like a picture. A `DataError` is one sentence about the file, column, row or
-    value that cannot be used.
+    Without a `file` column the picture is `<image>.jpg`, or `<image>` where that ends like a picture. A `DataError` is
+    one sentence about the file, column, row or value that cannot be used.
     """
     if path.suffix.lower() == ".csv":
         store, index = open_store(path.parent), path.name
