@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ require("requests", requests.__version__)
 
 _PIECE_BYTES = 64 * 2**10
 _MAX_RETRY_AFTER_S = 300.0
+_BY_THE_CLOCK = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +168,8 @@ class HttpsTransport:
     def _mapped(self, error: BaseException) -> TlsRefused | Unavailable:
         for cause in _causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
-                return TlsRefused(
-                    f"the certificate of {self._host} is refused ({cause.verify_message.rstrip('.')}), so nothing "
-                    "was sent; if the coordinator uses its own certificate authority, give that authority's file "
-                    "with --ca",
-                    code="certificate_refused",
-                )
+                told = f"the certificate of {self._host} is refused ({cause.verify_message.rstrip('.')})"
+                return TlsRefused(f"{told}, so nothing was sent; {self._remedy(cause)}", code="certificate_refused")
             if isinstance(cause, ssl.SSLError) and "CERTIFICATE" not in str(cause) and "VERSION" in str(cause):
                 return TlsRefused(f"{self._host} offers no TLS 1.2 or newer; nothing was sent", code="old_tls")
         if isinstance(error, requests.Timeout):
@@ -182,6 +180,19 @@ class HttpsTransport:
             )
         return Unavailable(
             f"cannot reach {self._host}: the connection failed or was cut; try again later", "unreachable"
+        )
+
+
+    def _remedy(self, refused: ssl.SSLCertVerificationError) -> str:
+        """Say what to do about a certificate: a clock that is wrong looks like one that is."""
+        if refused.verify_code in _BY_THE_CLOCK:
+            clock = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+            return f"this device's clock says {clock} UTC: set the clock if that is wrong, else tell the operator"
+        if self._ca_file is None:
+            return "if the coordinator uses its own certificate authority, enrol with that authority's file (--ca)"
+        return (
+            "it is not the one that the invite or --ca names: another server may answer at that address; tell the "
+            "operator, who checks it or gives a new invite"
         )
 
 

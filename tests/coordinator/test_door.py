@@ -65,6 +65,14 @@ def test_nobody_knocks_above_the_bound() -> None:
     assert taken.count(True) == MOST_KNOCKING and not found.knock("10.1.1.1")
 
 
+def test_a_port_that_another_program_has_is_told_before_the_server_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert door.port_is_taken("127.0.0.1", port)
+    assert not door.port_is_taken("127.0.0.1", port)
+    assert not door.port_is_taken("192.0.2.1", port)  # of nobody (RFC 5737): that is not a port that is taken
+
+
 def seeing(most: Door) -> tuple[Any, list[Any]]:
     """A protocol and what it saw: a connection's TCP_NODELAY, and the door's counts before and after it came in."""
     seen: list[Any] = []

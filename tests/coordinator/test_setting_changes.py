@@ -10,7 +10,9 @@ import tomllib
 import msgspec
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509.verification import PolicyBuilder, Store
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
@@ -153,6 +155,19 @@ def test_at_the_command_line(make_coordinator) -> None:
     for words in (("rounds.quorum_min",), ("rounds.quorum_min", "2"), ("nonsense", "1")):
         refused = run(*words)
         assert refused.exit_code == 2 and refused.stdout == "" and "Traceback" not in refused.stderr
+
+
+def test_a_clock_that_members_correct_does_not_keep_them_from_the_first_answer() -> None:
+    """docs/security.md 2.5: up to 48 hours. A verifier that is not ours takes the certificate at either end of them."""
+    now = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+    made = make_development_certificate(["fl.example.org"], now)
+    server, authority = x509.load_pem_x509_certificates(made.chain)
+    for hours in (-48, 0, 48):
+        seen = now + datetime.timedelta(hours=hours)
+        asked = PolicyBuilder().store(Store([authority])).time(seen)
+        assert asked.build_server_verifier(x509.DNSName("fl.example.org")).verify(server, []) == [server, authority]
+    lasts = server.not_valid_after_utc - server.not_valid_before_utc
+    assert lasts <= datetime.timedelta(days=398)
 
 
 def pem_files(folder) -> None:

@@ -25,11 +25,13 @@ from edgefl_protocol.pictures.referral import (
 from edgefl_protocol.pictures.wording import (
     apart,
     evidence_words,
+    faults_in_words,
     in_brief,
     likely,
     outcome,
     second_words,
     suspicious_words,
+    tried_words,
     without_strongest,
 )
 
@@ -89,7 +91,7 @@ def test_without_a_chosen_threshold_a_default_one_asks() -> None:
     said = [a_score([p, 1 - p], rules_for((True, False), start=None), info=DESCRIBED) for p in (0.1001, 0.0999)]
     assert [one.refer_reasons for one in said] == [("suspicious_class",), ()]
     assert "10.0% is a default" in outcome(said[1])
-    assert "just below 10.0% together, asks from 10.0%" in outcome(said[1])
+    assert "just below 10.0% together, asks from 10.0%" in (tried_words(said[1]) or "")
 
 
 def test_the_sum_and_the_likeliest_suspicious_class_stand_beside_every_prediction() -> None:
@@ -158,7 +160,7 @@ def test_numbers_that_are_compared_are_never_written_alike(value, limit, said) -
 def test_a_sum_and_its_threshold_are_never_written_alike(melanoma, start, said) -> None:
     """A melanoma read "49.5% together, asks from 49.5%", and the rule did not ask."""
     score = a_score((melanoma, 1 - melanoma), rules_for((True, False), start=start), info=DESCRIBED)
-    assert not score.refer and said in outcome(score)
+    assert not score.refer and said in (tried_words(score) or "")
 
 
 def test_one_number_is_written_alike_everywhere() -> None:
@@ -174,7 +176,7 @@ def test_one_number_is_written_alike_everywhere() -> None:
 def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
     info = known_among(ISIC[:2])
     silent = a_score([0.2499, 0.7501], rules_for((True, False)), info=info)
-    assert not silent.refer and "just below 25.0% together, asks from 25.0%" in outcome(silent)
+    assert not silent.refer and "just below 25.0% together, asks from 25.0%" in (tried_words(silent) or "")
 
 
 GATE = ("exposure",)
@@ -204,7 +206,7 @@ SAID = {
     ),
     "not skin": (
         a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("not_skin",))),
-        "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist.",
+        "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist. A new picture that passes is no all-clear",
     ),
     "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
 }
@@ -235,11 +237,27 @@ def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
     rules = rules_for((True, False, True), above=above, start=start)
     score = a_score(CALM, rules, vacuity=vacuity, info=known_among(ISIC))
     text = outcome(score)
-    assert not score.refer and text.startswith(f"None of these {len(score.rules_tried)} rules asks for a look: ")
+    assert not score.refer and text.startswith("No rule asks for a look. That is no all-clear. ")
+    names = tried_words(score) or ""
+    assert names.count(",") == len(score.rules_tried) - 1 + names.count("together, asks")
     assert ("No rule says when" in text) is (above is None)
     assert ("is a default" in text) is (start is None)
     for forbidden in ("no reason", "nothing", "safe", "healthy", "not need", "harmless"):
         assert forbidden not in text.lower()
+
+
+@pytest.mark.parametrize(("faults", "told"), [
+    (("blur", "exposure", "not_skin", "dark_corners"), ["it is too dark"]),
+    (("size", "exposure"), ["it is too dark", "it has fewer pixels than the model reads"]),
+    (("not_skin", "dark_corners"), ["its colours are not those of skin"]),
+    (("blur", "dark_corners"), ["it is blurred", "it has a frame, an even side or dark corners, and the model did not "
+                                "learn from such pictures"]),
+])  # fmt: skip
+def test_what_is_a_mere_consequence_of_another_fault_is_not_told(faults, told) -> None:
+    """Of a picture that was only darkened four causes were told, three of them wrong; `refer_reasons` keeps all."""
+    picture = JudgedPicture(faults=faults, exposure="dark", light="darker")
+    score = a_score(CALM, THREE, info=known_among(ISIC), picture=picture)
+    assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)
 
 
 def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
@@ -365,7 +383,7 @@ def test_without_vacuity_no_reason_speaks_of_evidence(above, reasons) -> None:
     if reasons:
         assert "its answer is too uncertain" in in_brief(score)
     else:
-        assert ", uncertain answer, blur" in outcome(score)
+        assert ", uncertain answer, blur" in (tried_words(score) or "")
     told = score.to_json()
     assert (told["vacuity_from"], told["entropy_from"]) == (None, above)
     assert a_score(CALM, rules_for((True, False, True))).to_json()["entropy_from"] is None

@@ -52,22 +52,19 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
         threshold=0.25, sensitivity=88 / 92, specificity=26 / 131, suspicious=92, benign=131, statement="as chosen"
     )
     rules = replace(THREE, suspicious_tried=chosen.tried)
-    said = (
-        "f 30 pictures, kept from learning, that passed the first of these rules, 4 were of classes that are not known"
-    )
-    said = f"{said} to be benign"
+    said = "f 30 pictures, kept from learning, that passed the rule for suspicious classes, 4 were of malignant classes"
     passing = a_score(CALM, rules, info=DESCRIBED)
-    assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f" (o{said})")
+    assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f", which is no all-clear: o{said}")
     assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4, "benign_passed": 26}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
-    assert "that passed the first of these rules, before this device learned, 4 were of classes" in outcome(learned)
+    assert "kept from learning, before this device learned, that passed the rule for suspicious" in outcome(learned)
     one = a_score(
         CALM, replace(rules, suspicious_tried=TriedRule(pictures=50, passed=1, benign_passed=0)), info=DESCRIBED
     )
-    assert "Of 1 picture, kept from learning, that passed the first of these rules, 1 was of classes" in outcome(one)
+    assert "Of 1 picture, kept from learning, that passed the rule for suspicious classes, 1 was of" in outcome(one)
     alone = replace(chosen, benign=0, specificity=None).tried
     told = outcome(a_score(CALM, replace(THREE, suspicious_tried=alone), info=DESCRIBED))
-    assert "Of 92 pictures of classes that are not known to be benign, kept from learning, 4 passed the first" in told
+    assert "Of 92 pictures of malignant classes, kept from learning, 4 passed the rule for suspicious" in told
     referred = a_score(MELANOMA, rules, info=DESCRIBED)
     assert "92" not in outcome(referred) and "92" not in in_brief(referred)
     assert replace(chosen, suspicious=0, sensitivity=None).tried is None
@@ -91,6 +88,6 @@ def test_one_result_says_not_known_to_be_benign_once() -> None:
 def test_a_score_says_whose_pictures_the_model_learned_from(sites, kind, whose) -> None:
     """Of cancers of another centre 34 of 143 passed, and no result said that no other centre was tested."""
     model = replace(MODEL, learned_from=sites, state_kind=kind)
-    said = f"It learned from pictures of {whose}; how right it is on pictures of another centre or camera is not known."
+    said = f"It learned from pictures of {whose}; expect more wrong answers on pictures of another centre or camera."
     assert learned_where(model) == said
     assert replace(a_score(CALM, THREE), model=model).to_json()["learned_from"] == list(sites)

@@ -181,7 +181,7 @@ def test_predict_says_once_what_speaks_against_the_model(finished, tmp_path, mon
     monkeypatch.setattr("edgefl_trainer.engine.prediction.figures_against", lambda *_: ("Weak.", "Wrong."))
     write_picture(tmp_path / "a.png", 80, 1, px=50)
     outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", tmp_path / "a.png", "--site", "east")
-    whose = "how right it is on pictures of another centre or camera is not known."
+    whose = "expect more wrong answers on pictures of another centre or camera."
     assert outcome.err == f"Weak.\nWrong.\nIt learned from pictures of the site east; {whose}\n"
     assert len(outcome.out.splitlines()) == 2 and "Weak." not in outcome.out
 

@@ -99,6 +99,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     )
     from edgefl_coordinator.rounds.quorum import when_it_closes
     from edgefl_coordinator.settings import CoordinatorHome
+    from edgefl_coordinator.web.door import port_is_taken
     from edgefl_coordinator.web.setting_changes import other_port
 
     home = CoordinatorHome(folder.resolve())
@@ -129,6 +130,13 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         click.echo(
             f"warning: the server listens on port {settings.port}, and members will call another; unless that one is "
             f"forwarded to it, run: {typed.typed(f'edgefl-coordinator set public_url {unheard}')}",
+            err=True,
+        )
+    if port_is_taken(settings.host, settings.port):
+        other = typed.typed("edgefl-coordinator set port PORT public_url https://HOST:PORT")
+        click.echo(
+            f"warning: another program listens on port {settings.port} now; stop it before you serve, or, before you "
+            f"invite, choose another: {other}",
             err=True,
         )
     click.echo(

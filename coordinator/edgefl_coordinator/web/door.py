@@ -9,6 +9,7 @@ packets leave at once (TCP_NODELAY). Source: docs/security.md 5, checks 39 and 4
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import resource
 import socket
@@ -72,6 +73,17 @@ def _less(counts: Counter[str], address: str) -> None:
     counts[address] -= 1
     if counts[address] <= 0:
         del counts[address]
+
+
+def port_is_taken(host: str, port: int) -> bool:
+    """Tell whether another program has this address now; False where that cannot be told. Nobody can connect here."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            asked.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 class ListeningSocket(socket.socket):

@@ -285,5 +285,5 @@ def _listen(host: str, port: int, door: Door, *, shared: bool = False) -> socket
     except OSError as error:
         raise OperatorError(
             f"cannot listen on {host} port {port}: {error.strerror}; for another port: edgefl-coordinator set port "
-            "PORT public_url https://HOST:PORT"
+            "PORT public_url https://HOST:PORT, with the --home of this coordinator; then make invites anew"
         ) from error

@@ -23,7 +23,8 @@ from edgefl_protocol.durable import read_bounded
 
 _MAX_CA_BYTES = 256 * 2**10
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # X509_V_ERR_… of OpenSSL: self-signed, no issuer, one link alone
-VALID_DAYS = 397  # browsers and urllib3 accept no longer server certificates
+BACKDATED = datetime.timedelta(days=3)
+VALID_DAYS = 394  # after that; browsers and urllib3 accept no server certificate of more than 398 days
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class DevelopmentCertificate:
 
 
 def make_development_certificate(hosts: list[str], now: datetime.datetime) -> DevelopmentCertificate:
-    """Make a CA and a server certificate signed by it, valid from an hour before `now`.
+    """Make a CA and a server certificate signed by it, valid from three days before `now`.
 
+    Members correct a clock that is up to 48 hours off (docs/security.md 2.5), which takes an answer of the coordinator.
     `hosts` are DNS names and IP addresses of the server; localhost, 127.0.0.1 and ::1 are always added.
     """
-    start, end = now - datetime.timedelta(hours=1), now + datetime.timedelta(days=VALID_DAYS)
+    start, end = now - BACKDATED, now + datetime.timedelta(days=VALID_DAYS)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EdgeFL development CA")])
     ca = (

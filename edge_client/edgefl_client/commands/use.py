@@ -32,8 +32,12 @@ def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: b
     keys = [read_public_key(pub) for pub in trusted]
     found = run_use(device_of(context, home_dir, None), file, keys)
     text = f"{bundle_text(found)}, signed by {', '.join(found['signers'])}"
-    before = found.get("replaced")
-    gone = (
-        [f"it replaces {before}, which is no longer kept here: to go back, edgefl use with its file"] if before else []
-    )
+    gone = [_replaced(found["replaced"], same_line=found["same_line"])] if found.get("replaced") else []
     report(found, as_json, "\n".join([text, *gone, *found["quality"], "the whole card: edgefl status --card"]))
+
+
+def _replaced(before: str, *, same_line: bool) -> str:
+    """Say what gave way, and whether it can come back."""
+    if same_line:
+        return f"it replaces {before}, to which this device never goes back"
+    return f"it replaces {before}, which is no longer kept here: to go back, edgefl use with its file"

@@ -24,6 +24,7 @@ from edgefl_protocol.errors import BundleError, StorageError
 if TYPE_CHECKING:
     from edgefl_client.trust.signers import Signers
     from edgefl_protocol.bundle import Bundle
+    from edgefl_protocol.bundle.manifest import Manifest
 
 MAX_BUNDLE_FILE_BYTES = 2**31
 Line = tuple[str | None, str, str]  # federation, line, task
@@ -79,13 +80,23 @@ def is_in_use(home: Home, sha256: str) -> bool:
 
 def current_name(home: Home) -> str | None:
     """Name the bundle in use with its version; None where none is, or its file is damaged."""
+    found = _current_manifest(home)
+    return None if found is None else f"{found.name} version {found.version}"
+
+
+def current_line(home: Home) -> Line | None:
+    """Give federation, line and task of the bundle in use; None where none is, or its file is damaged."""
+    found = _current_manifest(home)
+    return None if found is None else found.line_key
+
+
+def _current_manifest(home: Home) -> "Manifest | None":
     from edgefl_protocol.bundle import unverified_manifest
 
     try:
-        manifest, _ = unverified_manifest(read_bounded(current_file(home), MAX_BUNDLE_FILE_BYTES))
+        return unverified_manifest(read_bounded(current_file(home), MAX_BUNDLE_FILE_BYTES))[0]
     except (StorageError, BundleError):
         return None
-    return f"{manifest.name} version {manifest.version}"
 
 
 def _is_whole(file: Path, sha256: str) -> bool:

@@ -168,7 +168,7 @@ def judge_picture(quality: Quality, network_px: int, rules: ReferralRules, *, wh
     return JudgedPicture(
         faults=quality.reasons(network_px, rules.unlit_above, white),
         exposure=quality.exposure,
-        light=unlike_learned(quality.light, rules),
+        light=None if quality.exposure else unlike_learned(quality.light, rules),  # one cause, one word
         transparent=white > 0,
     )
 

@@ -1,7 +1,8 @@
 """What a score says in words: reasons to refer, or the rules that were tried; how much evidence the model has; classes.
 
-Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence names the rules that were
-asked, and those that could not be, and tells how many pictures of suspicious classes passed when that was tried. Beside
+Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence says that this is no
+all-clear, and how many pictures of suspicious classes passed when that was tried; rules that were asked are named, and
+those that could not be. Beside
 a prediction stands what the suspicious classes have together. Two numbers that are compared are told apart, by one
 digit more or as "just below", and one number is written alike everywhere. Device and trainer print these same
 sentences.
@@ -14,9 +15,16 @@ from edgefl_protocol.pictures.referral import PICTURE_FAULTS, REASON_WORDS
 from edgefl_protocol.pictures.score import ModelInfo, Score
 from edgefl_protocol.sentences import counted, listed
 
+NO_ALL_CLEAR = "No rule asks for a look. That is no all-clear."
+NOT_COUNTED = "How many suspicious pictures pass was not counted."
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
-_HIDES_LIGHT = {"exposure", "not_skin", "dark_corners"}
+# What is only a consequence of another fault is not told beside it: a dark picture looks blurred, too.
+_HIDDEN_BY = {
+    "exposure": {"blur", "not_skin", "dark_corners", "light"},
+    "not_skin": {"dark_corners", "light"},
+    "dark_corners": {"light"},
+}
 PICTURE_REASONS = (*PICTURE_FAULTS, "light")  # about the picture: a new one may mend it
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = (
@@ -49,7 +57,7 @@ _FAULTS = {
     "size": "it has fewer pixels than the model reads",
     "shape": "it is much longer one way than the other, and the model reads a square",
     "not_skin": "its colours are not those of skin",
-    "dark_corners": "it has a frame or dark corners that the model did not learn from",
+    "dark_corners": "it has a frame, an even side or dark corners, and the model did not learn from such pictures",
     "transparent": "more than a tenth of it is transparent",
     "light": "it is in other light than the pictures that the model learned from",
 }
@@ -152,9 +160,9 @@ def taught_words(sites: Sequence[str], *, here: bool = False) -> str:
 
 
 def learned_where(model: ModelInfo) -> str:
-    """Say whose pictures a model learned from, and that of others nothing is known."""
+    """Say whose pictures a model learned from, and what to expect of it elsewhere."""
     whose = taught_words(model.learned_from, here=model.state_kind == "personal")
-    return f"{whose}; how right it is on pictures of another centre or camera is not known."
+    return f"{whose}; expect more wrong answers on pictures of another centre or camera."
 
 
 def suspicious_words(score: Score) -> str | None:
@@ -203,12 +211,10 @@ def evidence_words(score: Score) -> str:
 
 
 def faults_in_words(score: Score) -> list[str]:
-    """Word as clauses what is wrong with the picture itself, which a new one may mend.
-
-    Of light nothing is said beside what makes it look other than it is: exposure, a frame, no skin.
-    """
+    """Word as clauses what is wrong with the picture itself, which a new one may mend, without mere consequences."""
     told = [reason for reason in score.refer_reasons if reason in PICTURE_REASONS]
-    return [_fault(score, reason) for reason in told if reason != "light" or not _HIDES_LIGHT & {*told}]
+    hidden = {other for reason in told for other in _HIDDEN_BY.get(reason, ())}
+    return [_fault(score, reason) for reason in told if reason not in hidden]
 
 
 def _another_camera(score: Score, faults: Sequence[str]) -> bool:
@@ -227,7 +233,11 @@ def reasons_in_words(score: Score) -> list[str]:
 
 
 def outcome(score: Score) -> str:
-    """Say in sentences what to do: a new picture first where this one is at fault; else which rules were tried."""
+    """Say in sentences what to do: a new picture first where this one is at fault.
+
+    Where no rule asks for a look it says what that is worth, never that nothing needs one; `tried_words` names the
+    rules.
+    """
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
         said = [f"Take the picture again{_how(score, faults)}: {'; '.join(faults)}."] if faults else []
@@ -235,23 +245,27 @@ def outcome(score: Score) -> str:
         if reasons:
             said.append(f"Refer to a dermatologist: {'; '.join(reasons)}.")
         elif faults:
-            said.append("If you cannot, refer to a dermatologist.")
+            said.append("If you cannot, refer to a dermatologist. A new picture that passes is no all-clear either.")
         return " ".join(said)
-    names = ", ".join(_rule(score, rule) for rule in score.rules_tried)
-    silent = f"None of these {len(score.rules_tried)} rules asks for a look: {names}."
-    return " ".join([silent, *filter(None, [passed_words(score)]), *not_set(score)])
+    return " ".join([NO_ALL_CLEAR, passed_words(score) or NOT_COUNTED, *not_set(score)])
+
+
+def tried_words(score: Score) -> str | None:
+    """Name the rules that did not ask for a look; None where one did."""
+    if score.refer:
+        return None
+    return f"Rules tried: {', '.join(_rule(score, rule) for rule in score.rules_tried)}."
 
 
 def in_brief(score: Score) -> str:
-    """Give the reasons, or the number of rules that did not ask for a look, as a clause for a line."""
+    """Give the reasons, or what it is worth that no rule asks for a look, as a clause for a line."""
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
         how = f"{_how(score, faults)}{'' if reasons else ', or refer'}"
         again = [f"take the picture again{how}: {'; '.join(faults)}"] if faults else []
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    passed = passed_words(score)
-    beside = "" if passed is None else f" ({passed[0].lower()}{passed[1:-1]})"
-    return f"none of the {len(score.rules_tried)} rules asks for a look{beside}"
+    passed = passed_words(score) or NOT_COUNTED
+    return f"no rule asks for a look, which is no all-clear: {passed[0].lower()}{passed[1:-1]}"
 
 
 def passed_words(score: Score) -> str | None:
@@ -263,16 +277,23 @@ def passed_words(score: Score) -> str | None:
     if tried is None or "suspicious_class" not in score.rules_tried:
         return None
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
+    what, kept = _suspicious_kind(score), f"kept from learning{before}"
     if tried.benign_passed is None:
-        return (
-            f"Of {counted(tried.pictures, 'picture')} of classes that are not known to be benign, kept from learning, "
-            f"{tried.passed} passed the first of these rules{before}."
-        )
+        return f"Of {counted(tried.pictures, 'picture')} {what}, {kept}, {tried.passed} passed the rule for suspicious classes."
     passed = counted(tried.passed + tried.benign_passed, "picture")
-    return (
-        f"Of {passed}, kept from learning, that passed the first of these rules{before}, {tried.passed} "
-        f"{'was' if tried.passed == 1 else 'were'} of classes that are not known to be benign."
-    )
+    were = "was" if tried.passed == 1 else "were"
+    return f"Of {passed}, {kept}, that passed the rule for suspicious classes, {tried.passed} {were} {what}."
+
+
+def _suspicious_kind(score: Score) -> str:
+    """Name what the suspicious classes hold, as `of …`: cancers are called so where every such class is one."""
+    asking = [one for one in score.probabilities if score.info_of(one).suspicious]
+    if len(asking) == 1:
+        return f"of the class {class_title(score, asking[0])}"
+    known = {score.info_of(one).malignancy for one in asking}
+    if known == {"malignant"}:
+        return "of malignant classes"
+    return "of classes that are not known to be benign" if "unknown" in known else "of malignant or premalignant classes"
 
 
 def _how(score: Score, faults: Sequence[str]) -> str:

@@ -101,6 +101,8 @@ def test_a_person_may_change_to_another_line_and_not_back_in_time(run, labelled,
     assert "it replaces main/all version 3, which is no longer kept here: to go back, edgefl use with its file" in out
     assert run("use", file("old.edgefl", version=2))[0] == 3
     assert run("use", file(version=3))[0] == 0 and version_in_use(run, labelled) == 3
+    out = run("use", file("new.edgefl", version=4))[1]
+    assert "it replaces main/all version 3, to which this device never goes back" in out and "with its file" not in out
 
 
 @pytest.mark.parametrize("federation", [None, "other"])

@@ -6,7 +6,7 @@ import json
 
 from edgefl_client.scoring import score_files
 
-WHOSE = "how right it is on pictures of another centre or camera is not known."
+WHOSE = "expect more wrong answers on pictures of another centre or camera."
 MODEL = ("--model", "model.edgefl", "--trust", "signing.pub")
 
 

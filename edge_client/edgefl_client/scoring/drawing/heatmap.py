@@ -76,7 +76,7 @@ class Placed:
     low: float  # map value at the clear end of the colour scale
     marked: NDArray[np.bool_]  # the pixels of the outlined cells
     outlined: tuple[int, int]  # how many cells are outlined, of how many
-    at_the_edge: bool  # no outlined cell lies in the middle half of rows and columns
+    edge: str | None  # where at the edge of the picture the strongest cell lies; None where it lies further in
     high: float = 1.0  # map value at the strong end
 
 
@@ -110,10 +110,19 @@ def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
     marked = np.zeros(values.shape, dtype=np.bool_)
     marked[top:bottom, left:right] = cells.reshape(side, side)[np.ix_(rows, columns)]
     low = min(ground(shown), 1 - LEAST_SPREAD)
-    middle = slice(side // 4, side - side // 4)
-    at_the_edge = not bool(cells.reshape(side, side)[middle, middle].any())
     outlined = int(cells.sum()), shown.size
-    return Placed(values, box, low=low, marked=marked, outlined=outlined, at_the_edge=at_the_edge)
+    return Placed(values, box, low=low, marked=marked, outlined=outlined, edge=_edge(int(shown.argmax()), side))
+
+
+def _edge(cell: int, side: int) -> str | None:
+    """Name the edge or corner in whose outer quarter a cell of a grid lies, as a person sees it; None further in."""
+    row, column = divmod(cell, side)
+    outer = max(1, side // 4)
+    up_or_down = "upper" if row < outer else "lower" if row >= side - outer else ""
+    across = "left" if column < outer else "right" if column >= side - outer else ""
+    if up_or_down and across:
+        return f"in the {up_or_down} {across} corner"
+    return f"at the {up_or_down or across} edge" if up_or_down or across else None
 
 
 def colours(levels: Field) -> NDArray[np.float32]:
@@ -253,15 +262,9 @@ def map_lines(
                 INK,
             )
         )
-        if placed.at_the_edge:
-            lines.append(
-                CaptionLine(
-                    "No outlined part lies in the middle of the picture: this answer hangs on its edges. Look at the "
-                    "photo itself.",
-                    BODY,
-                    WARN,
-                )
-            )
+        if placed.edge is not None:
+            hangs = f"The answer hangs most on a part {placed.edge} of the picture. Look at the photo itself."
+            lines.append(CaptionLine(hangs, BODY, WARN))
         note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
         left, top, right, bottom = placed.box
         if (right - left, bottom - top) != placed.values.shape[::-1]:

@@ -3,8 +3,8 @@
 The caption says the full name of the class and its probability, the second class, what the class means, what the
 suspicious classes have together and which of them most, how much evidence the model has for its answer, the reasons to
 refer in words or the rules that were tried; what the model's own card says against it; and whose pictures it learned
-from. No sentence says that nothing needs a look. What to do, or which rules were tried, comes first; what the class
-means stands small.
+from. No sentence says that nothing needs a look. What to do comes first, or, where no rule asks for a look, what that
+is worth. The rules that were tried and what the class means stand small.
 """
 
 from dataclasses import replace
@@ -24,7 +24,9 @@ from edgefl_protocol.pictures.wording import (
     on_white,
     outcome,
     second_class,
+    second_words,
     suspicious_words,
+    tried_words,
     without_strongest,
 )
 from edgefl_protocol.sentences import capital
@@ -55,15 +57,17 @@ def _lines(score: Score) -> list[CaptionLine]:
     warnings = [CaptionLine(sentence, BODY, WARN) for sentence in score.model.warnings]
     if (white := on_white(score)) is not None:
         lines.append(CaptionLine(f"{capital(white)}.", BODY, INK))
-    lines += [CaptionLine(outcome(score), BODY, WARN if score.refer else INK), *warnings]
+    lines += [CaptionLine(outcome(score), BODY, WARN), *warnings]  # a pass warns, too: it is no all-clear
+    if (tried := tried_words(score)) is not None:
+        lines.append(CaptionLine(tried, SMALL, QUIET))
     if score.predicted is not None:  # small: that a class is benign must reassure nobody about this picture
         lines.append(CaptionLine(meaning(score, score.predicted), SMALL, QUIET))
-    if (second := second_class(score)) is not None:
+    if (second := second_class(score)) is not None and second_words(score) is not None:
         lines.append(
             CaptionLine(f"Second: {class_title(score, second)}, probability {likely(score, second)}", BODY, INK)
         )
     if (suspicious := suspicious_words(score)) is not None:
-        lines.append(CaptionLine(f"{suspicious[0].upper()}{suspicious[1:]}.", BODY, INK))
+        lines.append(CaptionLine(f"{capital(suspicious)}.", BODY, INK))
     lines.append(CaptionLine(f"{evidence_words(score)}.", BODY, INK))
     return [*lines, CaptionLine(learned_where(score.model), BODY, INK)]
 
