@@ -4,6 +4,7 @@
     asking      a server asks nodes, and hears from each its reply or why there is none
     simulated   the sites of a run, in Ray's worker processes
     simulation  starts Ray and runs the engine on it
+    study_run   a run of a study on it, in a process of its own
     away        a site behind a SuperNode: its data, state and results stay in its folder
     rounds      a round over these sites: who is there, who replies, whether that is enough
     vocabulary  answers and words of all sites, where pictures are asked questions

@@ -1,0 +1,102 @@
+"""`edgefl-train experiment --engine flower`: a study whose runs have their sites on Flower's simulation.
+
+The oracle is the same study without Flower (docs/guides/papers-tables.md, several runs at once).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import edgefl_train
+
+pytest.importorskip("flwr", reason="needs the extra flower: make flower")
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
+CHOICE = (FILE, "--tiny", "--rows", "fedavg-bt", "--seeds", "0,1", "--device", "cpu", "--rounds", "6")
+PROGRAM = "from edgefl_trainer.cli import main; main()"
+PATIENCE_S = 300
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def digests(folder: Path) -> list[str]:
+    return [json.loads(path.read_text())["state_sha256"] for path in sorted(folder.glob("*/*/seed-*/summary.json"))]
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose environment has a mark: the command, its runs, and all that Ray began."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            has = mark.encode() in path.read_bytes().split(b"\0")
+            gone = (path.parent / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if has and not gone:
+            found.append(int(path.parent.name))
+    return found
+
+
+@contextmanager
+def study(out: Path, mark: str) -> Iterator[subprocess.Popen]:
+    words = [*map(str, CHOICE), "--engine", "flower", "--workers", "2", "--out", str(out)]
+    environment = dict([*os.environ.items(), mark.split("=")]) | {"OMP_NUM_THREADS": "1"}
+    with (out.parent / "said").open("ab") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "experiment", *words], env=environment, stdout=said, stderr=said
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_killed_study_goes_on_to_the_digests_without_flower(tmp_path, monkeypatch, cached) -> None:
+    """kill −9 of the command: no process of Ray's outlives it, what was done is kept, and `--watch` tells of it."""
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    out, mark = tmp_path / "out", f"EDGEFL_TEST_MARK={tmp_path}"
+
+    def watched() -> dict:
+        """What a second terminal is told, in one line."""
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), "--out", str(out), "--watch", "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as looking:
+            assert looking.stdout
+            line = looking.stdout.readline()
+            looking.kill()
+        return json.loads(line)
+
+    latest = out / "centres/fedavg-bt/seed-1/checkpoints/latest.json"
+    with study(out, mark) as leading:
+        until(latest.exists)
+        state = watched()
+        first, second = state["runs"]
+        assert (state["led"], first["state"], second["state"]) == (True, "finished", "running"), state
+        assert second["worker"] == 1 and second["process"] in marked(mark) and second["sites"] in (4, None)
+        leading.kill()
+        leading.wait()
+        until(lambda: not marked(mark))
+    state = watched()
+    assert not state["led"] and [run["state"] for run in state["runs"]] == ["finished", "stopped"]
+    done = state["runs"][1]["round"]
+    with study(out, mark) as leading:
+        assert leading.wait(PATIENCE_S) == 0, (tmp_path / "said").read_text()
+    rounds = [json.loads(line)["round"] for line in (latest.parents[1] / "metrics.jsonl").read_text().splitlines()]
+    assert done >= 0 and max(rounds) == 6 and "seed-0: FedAvg: mean" in (tmp_path / "said").read_text()
+    assert "finished before" in (tmp_path / "said").read_text()
+    alone = edgefl_train("experiment", *CHOICE, "--out", tmp_path / "alone")
+    assert alone.code == 0 and digests(out) == digests(tmp_path / "alone") and len(digests(out)) == 2
