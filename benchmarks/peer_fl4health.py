@@ -26,17 +26,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 CLASSES = 4
 Config = dict[str, Any]
+Loader = DataLoader[Any]
 
 
 def network() -> torch.nn.Module:
     """The network of every client."""
-    return torchvision.models.resnet18(num_classes=CLASSES)
+    made: torch.nn.Module = torchvision.models.resnet18(num_classes=CLASSES)
+    return made
 
 
-class LesionClient(BasicClient):
+class LesionClient(BasicClient):  # type: ignore[misc]  # not installed where types are checked
     """A site: its pictures, its loss and its optimiser."""
 
-    def get_data_loaders(self, config: Config) -> tuple[DataLoader, DataLoader]:
+    def get_data_loaders(self, config: Config) -> tuple[Loader, Loader]:
         """Read the site's pictures."""
         found, site = np.load(self.data_path), self.client_name
         sets = [
@@ -92,4 +94,8 @@ def server(address: str, sites: str, rounds: str, epochs: str, batch: str) -> No
 
 
 if __name__ == "__main__":
-    {"server": server, "client": client}[sys.argv[1]](*sys.argv[2:])
+    role, *words = sys.argv[1:]
+    if role == "server":
+        server(*words)
+    else:
+        client(*words)

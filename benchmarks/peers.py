@@ -94,7 +94,7 @@ def write_pictures(path: Path) -> None:
     for number, site in enumerate(sites.values()):
         for split, rows in (("learn", site.train), ("judge", site.tune)):
             arrays[f"{split}-x-{number}"], arrays[f"{split}-y-{number}"] = pixels(rows), rows.targets
-    np.savez(path, **arrays)
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 def pixels(rows: Examples) -> np.ndarray:
