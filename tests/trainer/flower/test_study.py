@@ -24,7 +24,7 @@ from edgefl_trainer.experiments.watching import StudyWatch
 pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
-CHOICE = (FILE, "--tiny", "--rows", "fedavg-bt", "--seeds", "0,1", "--device", "cpu", "--rounds", "60")
+CHOICE = (FILE, "--tiny", "--rows", "fedavg-bt", "--seeds", "0,1", "--device", "cpu", "--rounds", "20")
 PROGRAM = "from edgefl_trainer.cli import main; main()"
 PATIENCE_S = 900  # Ray begins four times, on a machine that may be busy
 
@@ -56,7 +56,7 @@ def marked(mark: str) -> list[int]:
 
 def jobs(out: Path) -> list[RunJob]:
     """The runs that the command makes."""
-    choice = Choice(out=out, seeds=(0, 1), rows=("fedavg-bt",), tiny=True, flags={"device": "cpu", "rounds": 60})
+    choice = Choice(out=out, seeds=(0, 1), rows=("fedavg-bt",), tiny=True, flags={"device": "cpu", "rounds": 20})
     return jobs_of(plan_runs(read_experiment(FILE), choice, os.environ))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import make_asked
-from tests.trainer.flower.test_page import Shell, digest, page, phases, started, wait_for
+from tests.trainer.flower.test_page import Shell, digest, page, started
 from tests.trainer.flower.test_ray import LESIONS, ORGANS, run
 
 pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
@@ -51,23 +51,6 @@ def test_behind_a_superlink(shell: Shell, tmp_path: Path) -> None:
     settings(tmp_path, "pfl-vqa", f'data = ["{data}"]')
     shell.type(app.replace("/server", "/server-asked").replace("site-1,site-2,site-3", names.replace(" ", ",")))
     assert digest(tmp_path / "server-asked") == run("pfl-vqa", data, tmp_path / "local-asked")
-
-
-def test_a_superlink_that_is_killed(shell: Shell, tmp_path: Path) -> None:
-    """kill −9 between two rounds: started again, with the same `flwr run`, it ends with the same digest."""
-    [setting, *_, certificates, superlink, supernodes, start] = page()
-    for block in (setting, certificates, superlink, supernodes):
-        shell.type(block)
-    settings(tmp_path, "fedavg", 'classes = ["BCC", "BKL", "MEL", "NV"]')
-    app = start[start.index("app=") :]
-    shell.type(app.replace(" --stream", ""))
-    wait_for(lambda: phases(tmp_path / "server") >= 1)
-    for process in started("flower-superlink", f"{shell.port}"):
-        os.kill(process, signal.SIGKILL)
-    again = superlink[: superlink.index("for site")]  # the SuperNodes are registered, in its database
-    shell.type(again)
-    shell.type(app)
-    assert digest(tmp_path / "server") == run("fedavg", LESIONS, tmp_path / "local")
 
 
 def settings(folder: Path, method: str, more: str) -> None:

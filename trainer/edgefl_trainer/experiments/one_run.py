@@ -4,7 +4,6 @@ Guarantees: the run has exactly the settings that stand in the one line of its s
 resumable, when that input ends: so it never outlives the command that began it, not even one ended by kill −9.
 """
 
-import _thread
 import json
 import os
 import signal
@@ -64,7 +63,10 @@ def make_run(
 
 def _stop_when_alone() -> None:
     os.read(sys.stdin.fileno(), 1)  # not by the buffer, which a thread that waits would keep locked at the end
-    _thread.interrupt_main()
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    # A true signal: it wakes a main thread that waits for others, as it does with the sites on Flower.
+    signal.pthread_kill(main_thread, signal.SIGINT)
 
 
 if __name__ == "__main__":
