@@ -61,6 +61,17 @@ RULES = {
     ),
 }
 
+# Of Flower (docs/decisions/0063), and `run_simulation` in the one module that starts Ray.
+OF_FLOWER = {
+    f"flwr.{module}.{name}"
+    for module, names in {
+        "app": ("Array", "ArrayRecord", "Context", "Error", "Message", "RecordDict"),
+        "clientapp": ("ClientApp",),
+        "serverapp": ("Grid", "ServerApp"),
+    }.items()
+    for name in names
+}
+
 # From the top floor down: a room may import those below it, and the modules of its own.
 FLOORS = {
     "edgefl_protocol": (
@@ -91,6 +102,16 @@ def test_rule(modules, rule: str) -> None:
     """docs/design.md 2."""
     inside, forbidden = RULES[rule]
     assert not offences(modules, inside, forbidden)
+
+
+def test_of_flower_only_what_it_promises_to_keep(modules) -> None:
+    """docs/decisions/0063: messages and their records, two apps, the Grid; no strategy, no client."""
+    found = {
+        (module.name, target) for module in modules.values() for target, _ in module.imports() if under(target, "flwr")
+    }
+    starts = ("edgefl_trainer.flower.simulation", "flwr.simulation.run_simulation")
+    assert starts in found and {target for _, target in found - {starts}} <= OF_FLOWER
+    assert all(under(name, "edgefl_trainer.flower") for name, _ in found)
 
 
 def test_every_rule_names_a_package_that_exists(modules) -> None:

@@ -215,6 +215,23 @@ def test_the_settings_a_process_is_given_are_the_planned_ones(tmp_path):
             assert RunSettings(**from_toml(planned.settings.to_toml().encode(), "")) == planned.settings
 
 
+def test_a_study_on_flower_makes_one_run_at_a_time_whose_sites_share_the_workers(tmp_path):
+    """By hand the same: `run --engine flower --workers 3`, for the runs that rows start from, too."""
+    file, more = (
+        FILE.with_name("fedclf-fedmae-table-5.toml"),
+        ("--parts", "isic-labels-80", "--rows", "fedmae-federated"),
+    )
+    words = ("experiment", file, "--tiny", *more, "--engine", "flower", "--workers", "3", "--out", tmp_path)
+    lines = edgefl_train(*words, "--dry-run").out.splitlines()
+    assert len(lines) == 2 and all("--workers 3" in line and line.endswith(" --engine flower") for line in lines)
+
+
+def test_a_process_that_is_alone_has_all_gpus(tmp_path, monkeypatch):
+    """Flower deals them to its workers."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert crews.Processes(1, tmp_path)._cards == [] and crews.Processes(2, tmp_path)._cards == ["3", "5"]
+
+
 def test_each_process_has_one_gpu_in_turn():
     assert (
         visible_cards({"CUDA_VISIBLE_DEVICES": "3, 5"}) == ["3", "5"]

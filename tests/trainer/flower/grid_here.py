@@ -1,6 +1,6 @@
 """A Grid of Flower's that calls the ClientApps in this process: no Ray, no network, nothing to start.
 
-Without the extra `flower` these tests are left out; `make flower` makes an environment that has it.
+Without the extra `flower` these tests are left out; `make test-flower` makes an environment that has it.
 """
 
 import uuid
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs the extra flower: make flower")
+pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs the extra flower: make flower")
+pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[3]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.M | re.S)
@@ -34,7 +34,7 @@ class Shell:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.folder, self._ports = folder, (str(port), str(port + 1))
+        self.folder, self.port, self._ports = folder, str(port), (str(port), str(port + 1))
         (folder / "bin").mkdir()
         (folder / "bin/pip").write_text("#!/bin/sh\n")  # the extra is installed
         command = "import sys\nfrom edgefl_trainer.cli import main\nsys.argv[0] = 'edgefl-train'\nmain()\n"
@@ -128,13 +128,12 @@ def test_kills(shell: Shell, tmp_path: Path) -> None:
     [setting, *_, certificates, superlink, supernodes, run] = page()
     for block in (setting, certificates, superlink, supernodes):
         shell.type(block)
-    port = shell._ports[0]
     toml, start = run[: run.index("app=")], run[run.index("app=") :]
     shell.type(toml.replace("fedevprompt", "fedavg"))
     server = tmp_path / "server"
     shell.type(start.replace(" --stream", ""))
     wait_for(lambda: phases(server) == 2)
-    [process] = started("flwr-serverapp", f":{port}")
+    [process] = started("flwr-serverapp", f":{shell.port}")
     os.kill(process, signal.SIGKILL)
     assert not (server / "summary.json").exists()
     shell.type(start)

@@ -9,12 +9,16 @@ import click
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.commands import options as shared
-from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.extra import check_engine, needs_trainer
 from edgefl_trainer.commands.options import names
 from edgefl_trainer.commands.stopping import tells_how_to_go_on
 
 if TYPE_CHECKING:
-    from edgefl_trainer.experiments.planning import Choice
+    from collections.abc import Callable, Sequence
+
+    from edgefl_trainer.experiments.crews import Crew
+    from edgefl_trainer.experiments.files import Experiment
+    from edgefl_trainer.experiments.planning import Choice, PlannedRun
 
 
 @click.command()
@@ -67,8 +71,16 @@ if TYPE_CHECKING:
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Make N runs at once, each in a process of its own; of several GPUs each takes one in turn.  "
-    "[default: one after the other, here]",
+    help="Make N runs at once, each in a process of its own; of several GPUs each takes one in turn. With --engine "
+    "flower: one run at a time, and N of its sites at once.  [default: one after the other]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "flower"]),
+    default="local",
+    show_default=True,
+    help="What the sites of a run work on: local is EdgeFL alone; flower is Flower's simulation "
+    "(docs/guides/flower.md). The results are the same.",
 )
 @click.option(
     "--watch",
@@ -94,6 +106,7 @@ def experiment(
     dry_run: bool,
     style: str,
     workers: int | None,
+    engine: str,
     watch: bool,
     as_json: bool,
     track: tuple[str, ...],
@@ -105,14 +118,15 @@ def experiment(
     """
     from edgefl_trainer.engine.folder import check_free
     from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.planning import OWN, commands, plan_runs, pretraining_of
+    from edgefl_trainer.experiments.planning import OWN, commands, plan_runs
 
     if as_json and not watch:
         raise click.UsageError("--json is the form of --watch; that of the table is --format json.")
+    at_once = workers if engine == "flower" else None  # sites of a run
     table = read_experiment(file)
-    planned = plan_runs(table, _choice(out, **options), os.environ)
+    planned = plan_runs(table, _choice(out, workers=at_once, **options), os.environ)
     if dry_run:
-        for line in commands(planned):
+        for line in commands(planned, engine):
             click.echo(line)
         return
     check_free(out, OWN, "no runs of an experiment")
@@ -122,32 +136,52 @@ def experiment(
 
         watch_study(jobs_of(planned), out, as_json=as_json)
         return
-    from edgefl_trainer.experiments.comparison import TRIAL, render_comparison  # with matplotlib, which takes a second
-    from edgefl_trainer.experiments.crews import Processes, ThisProcess
+    check_engine(engine)
+    from edgefl_trainer.experiments.comparison import render_comparison  # with matplotlib, which takes a second
     from edgefl_trainer.experiments.finished import find_runs
     from edgefl_trainer.experiments.running import jobs_of, run_planned
-    from edgefl_trainer.experiments.study_book import BOOK, StudyBook
+    from edgefl_trainer.experiments.study_book import StudyBook
     from edgefl_trainer.experiments.watching import following
     from edgefl_trainer.tracking.tracks import read_tracks
 
     for job in jobs_of(planned):
         read_tracks(track, job.folder, job.name)  # what cannot be followed shows before anything begins
-    told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
-    known = f"tiny: seconds to minutes a run, {TRIAL}" if options["tiny"] else f"the file's figures: {told}"
-    first = counted(len(pretraining_of(planned)), "pre-training run")
-    from_what = f" that start from {first}" if pretraining_of(planned) else ""
-    click.echo(f"{table.title}: {counted(len(planned), 'run')}{from_what}; {known}", err=True)
+    click.echo(_what_begins(table, planned, tiny=options["tiny"]), err=True)
     with (
         tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])),
         following(jobs_of(planned), out, shown=watch, as_json=as_json) as look,
     ):
-        crew = ThisProcess(track) if workers is None else Processes(workers, out / BOOK, look, track)
+        crew = _crew(engine, workers, out, look, track)
         failed = run_planned(planned, lambda line: click.echo(line, err=True), crew, StudyBook(out))
     if folders := [one.folder for one in planned if one.name not in failed]:
         click.echo(render_comparison(table, find_runs(table, folders), style))
     if failed:
         click.echo(f"{counted(len(failed), 'run')} failed; the same command tries again", err=True)
         sys.exit(1)
+
+
+def _what_begins(table: "Experiment", planned: "Sequence[PlannedRun]", *, tiny: bool) -> str:
+    """Say how many runs there are, and how long one takes."""
+    from edgefl_trainer.experiments.comparison import TRIAL
+    from edgefl_trainer.experiments.planning import pretraining_of
+
+    told = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
+    known = f"tiny: seconds to minutes a run, {TRIAL}" if tiny else f"the file's figures: {told}"
+    first = counted(len(pretraining_of(planned)), "pre-training run")
+    from_what = f" that start from {first}" if pretraining_of(planned) else ""
+    return f"{table.title}: {counted(len(planned), 'run')}{from_what}; {known}"
+
+
+def _crew(engine: str, workers: int | None, out: Path, look: "Callable[[], None]", track: tuple[str, ...]) -> "Crew":
+    """Who makes the runs: this process, several, or one after the other those that start Flower's simulation."""
+    from edgefl_trainer.experiments.crews import Processes, ThisProcess
+    from edgefl_trainer.experiments.study_book import BOOK
+
+    if engine == "flower":
+        from edgefl_trainer.flower import study_run
+
+        return Processes(1, out / BOOK, look, track, study_run.__name__)
+    return ThisProcess(track) if workers is None else Processes(workers, out / BOOK, look, track)
 
 
 def _choice(out: Path, seeds: str, rows: str | None, parts: str | None, **options: Any) -> "Choice":

@@ -1,7 +1,6 @@
 """`edgefl-train run`: one method over the sites of the data."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,9 +208,9 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
 def _driver(engine: str, settings: "RunSettings") -> "Drive":
     """What runs the sites of a run: this machine, or Flower."""
     if engine == "flower":
-        from edgefl_trainer.flower.simulation import simulate
+        from edgefl_trainer.flower.simulation import on_simulation
 
-        return partial(simulate, settings=settings, workers=settings.workers)
+        return on_simulation(settings)
     from edgefl_trainer.engine.local_engine import LocalEngine
 
     return LocalEngine.run

@@ -21,6 +21,7 @@ from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.experiments.one_run import make_run
 
+HERE = "edgefl_trainer.experiments.one_run"  # the program of a run whose sites work on this machine
 LOOK_SECONDS = 0.5  # between two looks at the processes
 STOP_SECONDS = 30.0  # that a process may take to stop
 TAIL_BYTES = 1 << 14  # of a log, where the cause of a failure stands
@@ -105,12 +106,17 @@ class Processes:
     """Makes several runs at once, each in a process of its own with a log of its own."""
 
     def __init__(
-        self, workers: int, logs: Path, look: Callable[[], None] = lambda: None, track: Sequence[str] = ()
+        self,
+        workers: int,
+        logs: Path,
+        look: Callable[[], None] = lambda: None,
+        track: Sequence[str] = (),
+        program: str = HERE,
     ) -> None:
-        """Begin nothing yet; `look` is called again and again while processes are waited for."""
-        self._logs, self._look, self._track = logs, look, track
+        """Begin nothing yet; `look` is called while processes are waited for, `program` is the module of each."""
+        self._logs, self._look, self._track, self._program = logs, look, track, program
         self._seats: dict[int, _Worker | None] = dict.fromkeys(range(1, workers + 1))
-        self._cards = visible_cards(os.environ)
+        self._cards = visible_cards(os.environ) if workers > 1 else []  # one alone has them all
 
     @property
     def free(self) -> int | None:
@@ -124,8 +130,8 @@ class Processes:
         log = self._logs / f"{job.name.replace('/', '.')}.log"
         make_folder(log.parent)
         with log.open("ab") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "edgefl_trainer.experiments.one_run"],
+            process = subprocess.Popen(  # noqa: S603 - Python itself, and a module of ours
+                [sys.executable, "-m", self._program],
                 stdin=subprocess.PIPE, stdout=stream, stderr=stream, start_new_session=True,
                 env=environment_of(number, self._cards, os.environ),
             )  # fmt: skip

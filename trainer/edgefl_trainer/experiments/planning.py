@@ -25,7 +25,12 @@ PRETRAINING = "pretraining"  # folder of the pre-training runs
 # what lies in an OUT: a run of a part, one that runs start from, a partition
 OWN = ("*/*/seed-*/config.toml", f"{PRETRAINING}/*/*/seed-*/config.toml", "partitions/*.json")
 PRETRAIN = "pretrain."  # before a key of --set: of the pre-training runs
-PRETRAIN_FLAGS = {"backbone": "backbone", "pretrain_rounds": "rounds", "pretrain_epochs": "epochs"}  # flag → setting
+PRETRAIN_FLAGS = {
+    "backbone": "backbone",
+    "pretrain_rounds": "rounds",
+    "pretrain_epochs": "epochs",
+    "workers": "workers",
+}  # flag → setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +260,9 @@ def partitions_of(runs: Sequence[PlannedRun]) -> list[PlannedPartition]:
     return list(found.values())
 
 
-def commands(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """Write the command lines that make the same folders, partitions and runs."""
+def commands(runs: Sequence[PlannedRun], engine: str = "local") -> Iterator[str]:
+    """Write the command lines that make the same folders, partitions and runs; `engine` as `run --engine` has it."""
+    more = "" if engine == "local" else f" --engine {engine}"
     partitions = partitions_of(runs)
     if partitions:
         yield shlex.join(["mkdir", "-p", str(partitions[0].path.parent)])
@@ -271,8 +277,8 @@ def commands(runs: Sequence[PlannedRun]) -> Iterator[str]:
             architecture = run.pretraining.settings.backbone
             if run.pretraining.folder not in begun:
                 begun.add(run.pretraining.folder)
-                yield _run_line(run.pretraining.settings, run.pretraining.folder)
-        yield _run_line(run.settings, run.folder, architecture)
+                yield _run_line(run.pretraining.settings, run.pretraining.folder) + more
+        yield _run_line(run.settings, run.folder, architecture) + more
 
 
 def _run_line(settings: RunSettings, folder: Path, architecture: str = "") -> str:

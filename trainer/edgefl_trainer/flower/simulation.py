@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from edgefl_trainer.contract import Scalar
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.folder import CONFIG, begun_inputs
 from edgefl_trainer.engine.local_engine import FederationState, Given, LocalEngine, RunObserver
+from edgefl_trainer.engine.run import Drive
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.engine.workers.messages import state_payload
@@ -141,6 +143,11 @@ class _Outcome:
         """Wait; a `KeyboardInterrupt` once a person asked to stop."""
         if self.stopping.wait(seconds):
             raise KeyboardInterrupt
+
+
+def on_simulation(settings: RunSettings) -> Drive:
+    """Return what drives a run whose sites work on Flower's simulation."""
+    return partial(simulate, settings=settings, workers=settings.workers)
 
 
 def simulate(engine: LocalEngine, settings: RunSettings, workers: int) -> FederationState:
