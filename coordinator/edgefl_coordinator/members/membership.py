@@ -65,8 +65,8 @@ class MemberRow:
 
     @cached_property
     def sealing(self) -> PublicSealingKey:
-        """The key to seal for, checked when it is first asked for."""
-        return PublicSealingKey(self.sealing_suite, self.sealing_public)
+        """The key to seal for, which was checked when it came into the store."""
+        return PublicSealingKey.checked_before(self.sealing_suite, self.sealing_public)
 
     def fingerprint(self, federation: str) -> str:
         """Return what the operator compares: 20 Crockford base32 characters."""
