@@ -14,7 +14,7 @@ Source: docs/security.md, decision 8 and check 40; RFC 9112 9.3.2 (a server may 
 import asyncio
 from typing import Any, ClassVar, Literal
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edgefl_coordinator.web.door import bound_buffer, let_in
 
@@ -28,6 +28,37 @@ def deadline_protocol(
     """Return a protocol class for `uvicorn.Config(http=…)`."""
     given = {"header_s": header_deadline_s, "body_s": body_deadline_s, "bytes_per_s": body_bytes_per_s}
     return type("DeadlineProtocol", (_DeadlineProtocol,), given)
+
+
+class _OneWrite:
+    """A transport for one answer, whose header and body leave together: each write is a TLS record and a packet."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._waiting = list[bytes]()
+
+    def write(self, data: bytes) -> None:
+        """Keep a part of the answer; send what comes before it (100 Continue)."""
+        if self._cycle.response_started:
+            self._waiting.append(data)
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send what is kept."""
+        data, self._waiting = b"".join(self._waiting), []
+        if data:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send it, and close."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Tell whether the connection is on its way out."""
+        return self._transport.is_closing()
 
 
 class _DeadlineProtocol(HttpToolsProtocol):
@@ -54,11 +85,11 @@ class _DeadlineProtocol(HttpToolsProtocol):
         let_in(self.transport)
         if self._deaf:
             return
-        if self._waits_for == "body":
-            self._until = min(self._until + len(data) / self.bytes_per_s, self.loop.time() + self.body_s)
-        elif not self._waits_for and not self._answers:
-            self._wait_for("header")
         before = self._waits_for
+        if before == "body":
+            self._until = min(self._until + len(data) / self.bytes_per_s, self.loop.time() + self.body_s)
+        elif not before and not self._answers:
+            self._waits_for, self._header_bytes = "header", 0
         self._header_bytes += len(data)
         super().data_received(data)
         if self._waits_for == "header" and self._header_bytes > HEADER_BYTES:
@@ -80,6 +111,7 @@ class _DeadlineProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self.cycle.transport = _OneWrite(self.transport, self.cycle)  # type: ignore[assignment]
         self._waits_for = "body"
 
     def on_message_complete(self) -> None:
@@ -87,6 +119,7 @@ class _DeadlineProtocol(HttpToolsProtocol):
         self._waits_for = ""
 
     def on_response_complete(self) -> None:
+        self.cycle.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
         if self.transport.is_closing():
             self._wait_for("")
