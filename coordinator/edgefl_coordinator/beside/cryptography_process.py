@@ -194,4 +194,5 @@ def _binary(pipe: IO[bytes]) -> Any:
 
 
 if __name__ == "__main__":
-    do_works(sys.stdin.buffer, sys.stdout.buffer)
+    with contextlib.suppress(BrokenPipeError, EOFError):  # the server is gone
+        do_works(sys.stdin.buffer, sys.stdout.buffer)
