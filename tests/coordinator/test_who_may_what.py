@@ -96,9 +96,7 @@ def test_every_route_for_every_caller(world: Any, tools: Any) -> None:
     order = sorted(ROUTES, key=lambda cty: cty == "rotate")
     for who, row in TABLE.items():
         member = world[who]
-        found = {
-            cty: told(member.call(cty, asked(member, cty, tools), rnd=int(ROUTES[cty].in_round))) for cty in order
-        }
+        found = {cty: told(member.call(cty, asked(member, cty, tools), rnd=int(ROUTES[cty].in_round))) for cty in order}
         assert found == row, who
 
 
