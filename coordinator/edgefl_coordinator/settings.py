@@ -121,7 +121,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ProtectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What bounds one member's weight in a round, and how far it moves the result (`rounds.bounding`)."""
 
-    rule: Literal["clip", "median", "trimmed-mean", "multi-krum", "mean"] = "clip"
+    rule: Literal["clip", "median", "trimmed-mean", "mixed-mean", "multi-krum", "mean"] = "clip"
     claim_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5  # times the median count of images
     norm_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0  # times the median length of an update; for "clip"
     hostile: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2  # share of members that "trimmed-mean" and Krum expect

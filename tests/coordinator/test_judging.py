@@ -194,7 +194,7 @@ def test_the_order_of_replies_changes_no_verdict() -> None:
     assert all(one.refused == verdicts[0].refused and list(one.refused) == ["c"] for one in verdicts)
 
 
-@pytest.mark.parametrize("rule", ["clip", "median", "trimmed-mean", "multi-krum", "mean"])
+@pytest.mark.parametrize("rule", ["clip", "median", "trimmed-mean", "mixed-mean", "multi-krum", "mean"])
 def test_a_hundred_orders_give_the_same_bytes(rule) -> None:
     """Check 48: ten replies of unlike counts, two of them far off and one odd, in 100 drawn orders: one SHA-256, and
     with claims alone bounded the weighted mean of numpy to 1e-6."""

@@ -58,6 +58,8 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
             does not fit the others or the public address, or rounds that could not finish.
         StorageError: nothing was changed.
     """
+    if not all(str(word).isprintable() for item in arguments["changes"].items() for word in item):
+        raise OperatorError("a setting and its value are one printable line each", USAGE)
     before = coordinator.settings
     table = settings_to_table(before)
     changed = {key: _place(table, key, str(text)) for key, text in arguments["changes"].items()}
