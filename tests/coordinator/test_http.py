@@ -366,6 +366,37 @@ def test_a_length_means_one_thing(coordinator, lines) -> None:
         assert answer[9:12] in (b"400", b"411") and b"connection: close" in answer.lower()
 
 
+SENT = {"Host": "x", "Content-Type": "application/octet-stream", "User-Agent": "edgefl", "Accept-Encoding": "identity",
+        "Connection": "close"}  # fmt: skip
+
+
+@pytest.mark.parametrize("dropped", ["", *SENT, "Content-Length", "all"])
+def test_a_dropped_header_changes_nothing(coordinator, tools, dropped) -> None:
+    """Check 44: without its length nothing of a request is read; what else a proxy drops means nothing: the answer is
+    sealed to the same request, whose content the envelope proves."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    body = member.envelope("task", Payload())
+    headers = {**SENT, "Content-Length": str(len(body))}
+    kept = {name: value for name, value in headers.items() if dropped not in (name, "all")}
+    with Running(coordinator, 5, 5) as running, running.connect() as one:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
+        one.sendall(f"POST /v1/task HTTP/1.1\r\n{lines}\r\n".encode() + body)
+        one.settimeout(10)
+        answer = b""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while part := one.recv(2**16):
+                answer += part
+                if b"\r\n\r\n" in answer and dropped == "Connection":
+                    break
+    head, _, sealed = answer.partition(b"\r\n\r\n")
+    if dropped in ("Content-Length", "all"):
+        assert head.startswith(b"HTTP/1.1 411")
+        assert isinstance(member.send("task", body), Payload)  # it was not taken: the same envelope still counts
+    else:
+        assert head.startswith(b"HTTP/1.1 200") and member.open(body, sealed)[0] == 200
+        assert member.send("task", body).code == "replayed"
+
+
 def test_a_chunked_flood_is_cut(coordinator) -> None:
     """Check 39: 411 for a chunked body without reading it; the connection closes long before 8 MB."""
     with Running(coordinator, 5, 5) as running, running.connect() as one:
