@@ -1,21 +1,17 @@
 """The HTTP side over an in-process transport and over real sockets: checks 11, 39, 40 and the plain routes."""
 
-import asyncio
 import contextlib
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import uvicorn
+from tests.coordinator.running import Running, seconds_until_closed
 
 from edgefl_coordinator.web import app
-from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.bodies import SMALL_BYTES
-from edgefl_coordinator.web.deadline import deadline_protocol
 from edgefl_coordinator.web.sealed_requests import known_sender
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import RecordError, StorageError
@@ -164,62 +160,6 @@ def test_memory_for_large_bodies_is_bounded(asgi, make_coordinator, tools) -> No
         assert client.request("POST", "/v1/task", body).status == 401
 
 
-class Running:
-    """The application under uvicorn with our receive deadline on 127.0.0.1, without TLS: for slow senders."""
-
-    def __init__(self, coordinator, header_s: float, body_s: float, bytes_per_s: float = 2**15) -> None:
-        self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.port = self.listening.getsockname()[1]
-        protocol = deadline_protocol(header_s, body_s, bytes_per_s)
-        config = uvicorn.Config(make_app(coordinator), http=protocol, ws="none", lifespan="off", log_config=None)
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(
-            target=lambda: asyncio.run(self.server.serve(sockets=[self.listening])), daemon=True
-        )
-
-    def __enter__(self) -> "Running":
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join()
-        self.listening.close()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
-
-    def healthy(self) -> float:
-        """Seconds that a good request waits for its answer."""
-        started = time.monotonic()
-        with self.connect() as one:
-            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            answer = b""
-            while piece := one.recv(4096):
-                answer += piece
-        assert b" 200 " in answer.split(b"\r\n")[0] and answer.endswith(b"ok\n")
-        return time.monotonic() - started
-
-
-def seconds_until_closed(one: socket.socket, drip: bytes = b"") -> float:
-    """Drip bytes in until the other side closes."""
-    started = time.monotonic()
-    one.settimeout(0.1)
-    while time.monotonic() - started < 15:
-        try:
-            if drip:
-                one.send(drip)
-            if one.recv(1024) == b"":
-                break
-        except TimeoutError:
-            continue
-        except OSError:
-            break
-    return time.monotonic() - started
-
-
 @pytest.mark.parametrize(
     ("first", "drip"),
     [
@@ -313,88 +253,6 @@ def test_an_idle_connection_may_send_again(coordinator) -> None:
                 assert part, "the server closed an idle connection"
                 answer += part
             time.sleep(pause_s)
-
-
-def test_an_idle_connection_may_not_drip(coordinator) -> None:
-    """Empty lines are no request: who sends them has the deadline of a header, on a kept connection, too."""
-    with Running(coordinator, 0.3, 5) as running, running.connect() as one:
-        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert one.recv(4096).startswith(b"HTTP/1.1 200")
-        assert seconds_until_closed(one, b"\r\n") < 2.5
-
-
-def test_one_request_at_a_time(coordinator) -> None:
-    """RFC 9112 9.3.2: a server may close where requests are pipelined: 1,000 of them would each take memory."""
-    with Running(coordinator, 5, 5) as running, running.connect() as one:
-        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
-        one.settimeout(3)
-        answer = b""
-        while part := one.recv(4096):
-            answer += part
-        assert answer.count(b"HTTP/1.1 200") == 1 and b"connection: close" in answer
-
-
-def test_a_header_has_an_end(coordinator) -> None:
-    """A header above 64 KiB gets 400 and a closed connection, in one field or in many."""
-    for field in (b"X: " + b"a" * 2**17, b"X: aaaa\r\n" * 2**14):
-        with Running(coordinator, 5, 5) as running, running.connect() as one, contextlib.suppress(ConnectionError):
-            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + field)
-            assert one.recv(100).startswith(b"HTTP/1.1 400")
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        b"Content-Length: 5\r\nContent-Length: 5\r\n",
-        b"Content-Length: 5\r\nContent-Length: 6\r\n",
-        b"Content-Length: 5, 5\r\n",
-        b"Content-Length: +5\r\n",
-        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
-        b"Content-Length : 5\r\n",
-        b"Content-Length: 5\n",
-        b" Content-Length: 5\r\n",
-    ],
-)
-def test_a_length_means_one_thing(coordinator, lines) -> None:
-    """Attack list 16: what another server may read otherwise is refused, and the connection closes (RFC 9112 6.3)."""
-    with Running(coordinator, 5, 5) as running, running.connect() as one:
-        one.sendall(b"POST /v1/task HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\nhello")
-        one.settimeout(5)
-        answer = b""
-        while part := one.recv(4096):
-            answer += part
-        assert answer[9:12] in (b"400", b"411") and b"connection: close" in answer.lower()
-
-
-SENT = {"Host": "x", "Content-Type": "application/octet-stream", "User-Agent": "edgefl", "Accept-Encoding": "identity",
-        "Connection": "close"}  # fmt: skip
-
-
-@pytest.mark.parametrize("dropped", ["", *SENT, "Content-Length", "all"])
-def test_a_dropped_header_changes_nothing(coordinator, tools, dropped) -> None:
-    """Check 44: without its length nothing of a request is read; what else a proxy drops means nothing: the answer is
-    sealed to the same request, whose content the envelope proves."""
-    member = tools.approved_member(coordinator, "clinic-a")
-    body = member.envelope("task", Payload())
-    headers = {**SENT, "Content-Length": str(len(body))}
-    kept = {name: value for name, value in headers.items() if dropped not in (name, "all")}
-    with Running(coordinator, 5, 5) as running, running.connect() as one:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
-        one.sendall(f"POST /v1/task HTTP/1.1\r\n{lines}\r\n".encode() + body)
-        one.settimeout(10)
-        answer = b""
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            while part := one.recv(2**16):
-                answer += part
-                if b"\r\n\r\n" in answer and dropped == "Connection":
-                    break
-    head, _, sealed = answer.partition(b"\r\n\r\n")
-    if dropped in ("Content-Length", "all"):
-        assert head.startswith(b"HTTP/1.1 411")
-        assert isinstance(member.send("task", body), Payload)  # it was not taken: the same envelope still counts
-    else:
-        assert head.startswith(b"HTTP/1.1 200") and member.open(body, sealed)[0] == 200
-        assert member.send("task", body).code == "replayed"
 
 
 def test_a_chunked_flood_is_cut(coordinator) -> None:
