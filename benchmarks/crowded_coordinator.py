@@ -16,7 +16,15 @@ class Federation:
     """A coordinator's folder with approved members, and their keys."""
 
     def __init__(
-        self, root: Path, members: int, suite: int, values: int, database: str, payloads: str, port: int
+        self,
+        root: Path,
+        members: int,
+        suite: int,
+        values: int,
+        database: str,
+        payloads: str,
+        port: int,
+        beside: int = 0,
     ) -> None:
         from edgefl_coordinator.commands.setup import make_home
         from edgefl_coordinator.settings import CoordinatorHome
@@ -31,7 +39,7 @@ class Federation:
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
             "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
-            "limits": {"one_address": 1000},
+            "limits": {"one_address": 1000, "cryptography_processes": beside},
         })  # fmt: skip
         self.database, self.payloads, self.values = database, payloads, values
         self.signing = [generate_signing_key() for _ in range(members)]

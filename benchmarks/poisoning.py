@@ -57,6 +57,7 @@ RULES: Mapping[str, ProtectionSettings | None] = {
     "clip 1, 1": ProtectionSettings(claim_most=1, norm_most=1),
     "median": ProtectionSettings(rule="median"),
     "trimmed-mean": ProtectionSettings(rule="trimmed-mean"),
+    "mixed-mean": ProtectionSettings(rule="mixed-mean"),
     "multi-krum": ProtectionSettings(rule="multi-krum"),
 }
 VOTES = ((1.0, 2.0), (1.5, 1.0))  # claim_most and norm_most, of "clip"

@@ -121,7 +121,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ProtectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What bounds one member's weight in a round, and how far it moves the result (`rounds.bounding`)."""
 
-    rule: Literal["clip", "median", "trimmed-mean", "multi-krum", "mean"] = "clip"
+    rule: Literal["clip", "median", "trimmed-mean", "mixed-mean", "multi-krum", "mean"] = "clip"
     claim_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5  # times the median count of images
     norm_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0  # times the median length of an update; for "clip"
     hostile: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2  # share of members that "trimmed-mean" and Krum expect
@@ -153,6 +153,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lifetime_ms: Positive = 600_000  # longest validity of an envelope
     worker_s: Positive = 3600  # longest run of the aggregation worker
     gate_s: Positive = 600  # longest run of the gate in it
+    # that open and seal beside the server, with the store in the folder: for more uploads than one core can open
+    cryptography_processes: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
 
     def __post_init__(self) -> None:
         if not min(self.reply_bytes + 64 * 2**10, _MAX_BODY_BYTES) <= self.body_bytes <= _MAX_BODY_BYTES:
@@ -262,6 +264,8 @@ def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
     for name in ("database", "payloads"):
         if not table[name]:
             del table[name]  # a version from before it reads this, too
+    if not table["limits"]["cryptography_processes"]:
+        del table["limits"]["cryptography_processes"]
     return table
 
 

@@ -5,12 +5,14 @@ length and its bytes. Two different lists never encode alike, so nothing can mov
 """
 
 import struct
+from typing import Final
+
+_LENGTH: Final = struct.Struct("<Q").pack
 
 
 def pae(*parts: bytes) -> bytes:
     """Encode the parts so that their number and borders are part of the result."""
-    pieces = [struct.pack("<Q", len(parts))]
+    pieces = [_LENGTH(len(parts))]
     for part in parts:
-        pieces.append(struct.pack("<Q", len(part)))
-        pieces.append(part)
+        pieces += (_LENGTH(len(part)), part)
     return b"".join(pieces)

@@ -59,7 +59,8 @@ class Payload:
 
     def to_bytes(self) -> bytes:
         """Encode; equal payloads give equal bytes."""
-        return write_tensors(self.arrays, {name: _write_scalar(value) for name, value in self.scalars.items()})
+        scalars = {name: _write_scalar(value) for name, value in self.scalars.items()}
+        return write_tensors(self.arrays, scalars, checked=True)
 
     @classmethod
     def from_bytes(cls, data: bytes | mmap.mmap, max_bytes: int = MAX_PAYLOAD_BYTES) -> "Payload":
@@ -69,7 +70,22 @@ class Payload:
             PayloadError: anything else than a well-formed, bounded payload.
         """
         arrays, metadata = read_tensors(data, max_bytes=max_bytes)
-        return cls(arrays, {name: _read_scalar(name, text) for name, text in metadata.items()})
+        scalars = {name: _read_scalar(name, text) for name, text in metadata.items()}
+        if not isinstance(data, bytes):  # somebody else's memory, until `_freeze` has looked at it
+            return cls(arrays, scalars)
+        return cls._of_checked(arrays, {name: _plain(name, scalars[name]) for name in sorted(scalars)})
+
+    def without(self, *names: str) -> "Payload":
+        """Return the payload without some scalars; its arrays are the same."""
+        return self._of_checked(self.arrays, {name: self.scalars[name] for name in self.scalars if name not in names})
+
+    @classmethod
+    def _of_checked(cls, arrays: Mapping[str, Array], scalars: Mapping[str, Scalar]) -> "Payload":
+        """Take what was checked, in name order, and may not change any more."""
+        payload = object.__new__(cls)
+        object.__setattr__(payload, "arrays", MappingProxyType(dict(arrays)))
+        object.__setattr__(payload, "scalars", MappingProxyType(scalars))
+        return payload
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Payload):

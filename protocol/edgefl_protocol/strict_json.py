@@ -55,7 +55,7 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_JSON_BYTES, max_depth: int =
     if (depth := _depth(data)) > max_depth:
         raise ValueError(f"it is nested {depth} deep, and at most {max_depth} is allowed")
     try:
-        value: object = _parse(data.decode("utf-8"), _whole, _finite)
+        value: object = _NUMBERS.decode(data.decode("utf-8"))
         json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate cannot be encoded
     except UnicodeError as error:
         raise ValueError("it is not UTF-8, or holds text with a lone surrogate") from error
@@ -71,7 +71,7 @@ def parse_integers(text: str) -> Any:
         ValueError: not JSON, a duplicate key, another number, or too deep.
     """
     try:
-        return _parse(text, _short, _no_integer)
+        return _INTEGERS.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -82,11 +82,7 @@ def write_json(value: object) -> bytes:
     Raises:
         ValueError: NaN or infinity is among the numbers.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
-
-
-def _parse(text: str, whole: Callable[[str], int], broken: Callable[[str], float]) -> Any:
-    return json.loads(text, object_pairs_hook=_unique, parse_int=whole, parse_float=broken, parse_constant=_no_number)
+    return _WRITTEN.encode(value).encode("ascii")
 
 
 def _depth(data: bytes) -> int:
@@ -144,3 +140,13 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError("it holds a number beyond the range of float64")
     return number
+
+
+def _decoder(whole: Callable[[str], int], broken: Callable[[str], float]) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=_unique, parse_int=whole, parse_float=broken, parse_constant=_no_number)
+
+
+# Made once: `json.loads` and `json.dumps` make one each time where they are told how.
+_INTEGERS: Final = _decoder(_short, _no_integer)
+_NUMBERS: Final = _decoder(_whole, _finite)
+_WRITTEN: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

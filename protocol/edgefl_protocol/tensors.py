@@ -47,6 +47,7 @@ MAX_EMPTY_EXTENT: Final = 1 << 31  # product of the other dimensions of an array
 METADATA: Final = "__metadata__"
 
 _CODES: Final = {np.dtype(numpy_name): code for code, numpy_name in DTYPES.items()}
+_WRITTEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
 _NAME: Final = re.compile(r"[!-~]{1,256}")
 
 
@@ -78,11 +79,12 @@ def check_values(name: str, array: Array) -> None:
         raise PayloadError(f"boolean tensor {name} holds a byte other than 0 and 1", "bad_dtype")
 
 
-def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str], *, checked: bool = False) -> bytes:
     """Encode arrays and text; the same content always gives the same bytes.
 
     Args:
         arrays: name to array, any shape of up to 8 dimensions.
+        checked: their names and values were, and nobody can change them since.
 
     Raises:
         PayloadError: a name, type or value may not travel, or the header grows above its cap.
@@ -95,14 +97,15 @@ def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> b
     chunks: list[bytes] = []
     offset = 0
     for name in sorted(arrays):
-        array = little_endian(np.asarray(arrays[check_name(name)]))
+        array = arrays[name] if checked else little_endian(np.asarray(arrays[check_name(name)]))
         _check_shape(name, list(array.shape))
-        check_values(name, array)
+        if not checked:
+            check_values(name, array)
         end = offset + array.nbytes
         header[name] = {"dtype": dtype_code(array), "shape": list(array.shape), "data_offsets": [offset, end]}
         chunks.append(array.tobytes())
         offset = end
-    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    encoded = _WRITTEN.encode(header).encode("ascii")
     encoded += b" " * (-len(encoded) % 8)
     if len(encoded) > MAX_HEADER_BYTES:
         raise PayloadError(

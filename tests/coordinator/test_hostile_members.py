@@ -3,6 +3,7 @@
 Ten members, two of them hostile, learn a logistic regression for 20 rounds with the real judge and FedAvg's real mean.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping
 
@@ -75,7 +76,7 @@ ATTACKS: dict[str, Callable[[Weights, list[Weights]], Weights]] = {
     "label flip": label_flip,
     "usual length": lambda sent, honest: sent - (np.mean(honest, axis=0) - sent),  # only its claim makes it dangerous
 }
-RULES = ["clip", "median", "trimmed-mean", "multi-krum"]
+RULES = ["clip", "median", "trimmed-mean", "mixed-mean", "multi-krum"]
 
 
 def payload(weights: Weights, images: int = IMAGES) -> Payload:
@@ -261,6 +262,32 @@ def test_centres_against_plain_python(found: list[list[float]]) -> None:
     np.testing.assert_allclose(updates.median(np.array(found)), [statistics.median(one) for one in by_number])
     trimmed = [statistics.fmean(sorted(one)[2:-2]) for one in by_number]  # a fifth of seven, rounded up
     np.testing.assert_allclose(updates.trimmed_mean(np.array(found), 0.2), trimmed, atol=1e-9)
+
+
+@given(stacked(7))
+def test_mixing_against_plain_python(found: list[list[float]]) -> None:
+    """Allouah et al., algorithm 2: each becomes the mean of its n − f nearest, itself among them."""
+    sent = Payload({"w": np.zeros(3)}, {})
+    replies = [Payload({"w": np.array(one)}, {}) for one in found]
+    mixed = updates.nearest_mixing(replies, [sent] * 7, 0.2) @ np.array(found)
+    for one, got in zip(found, mixed, strict=True):
+        apart = [sum((a - b) ** 2 for a, b in zip(one, two, strict=True)) for two in found]
+        near = sorted(apart)[4]  # of five, itself among them
+        sure = [two for two, far in zip(found, apart, strict=True) if far < near - 1e-6]
+        tied = [two for two, far in zip(found, apart, strict=True) if abs(far - near) <= 1e-6]
+        wanted = [np.mean([*sure, *some], axis=0) for some in itertools.combinations(tied, 5 - len(sure))]
+        assert min(float(np.abs(got - one_of).max()) for one_of in wanted) < 1e-6
+
+
+def test_mixing_where_some_lack_an_array() -> None:
+    """Of an array that three of four hold, each is mixed with those of its nearest that hold it."""
+    sent = Payload({"a": np.zeros(2), "b": np.zeros(1)}, {})
+    values = [(0.0, 1.0), (0.1, 2.0), (0.2, 3.0)]
+    full = [Payload({"a": np.full(2, a), "b": np.array([b])}, {}) for a, b in values]
+    part = Payload({"a": np.full(2, 9.0)}, {})
+    mixing = updates.nearest_mixing([*full, part], [sent] * 4, 0.25)
+    found = updates.centred([*full, part], [sent] * 4, updates.median, 3, mixing)
+    assert {float(one.arrays["b"][0]) for one in found[:3]} == {2.0} and "b" not in found[3].arrays
 
 
 @given(stacked(7))

@@ -13,14 +13,17 @@ from sqlalchemy import func, select
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.stored_rounds import try_again
+from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_coordinator.store.tables import audit, replies
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.messages.requests import Refusal
+from edgefl_protocol.payload import digest
 
 SHA = {"site_sha256": "0" * 64}
 WEIGHT, BIAS = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)
@@ -189,6 +192,36 @@ def test_the_order_of_replies_changes_no_verdict() -> None:
     offered = {"a": weights(), "b": weights(), "c": ODD["transposed"][0], "d": weights()}
     verdicts = [judged(dict(order)) for order in itertools.permutations(offered.items())]
     assert all(one.refused == verdicts[0].refused and list(one.refused) == ["c"] for one in verdicts)
+
+
+@pytest.mark.parametrize("rule", ["clip", "median", "trimmed-mean", "mixed-mean", "multi-krum", "mean"])
+def test_a_hundred_orders_give_the_same_bytes(rule) -> None:
+    """Check 48: ten replies of unlike counts, two of them far off and one odd, in 100 drawn orders: one SHA-256, and
+    with claims alone bounded the weighted mean of numpy to 1e-6."""
+    averaging = pytest.importorskip("edgefl_trainer.learning.averaging")
+    draw = np.random.default_rng(48)
+    arrays = [{"head.weight": draw.normal(0, 1 + 2 * (one < 2), (2, 3)).astype(np.float32)} for one in range(10)]
+    offered = {f"clinic-{one}": weights(found, n_train=20 + one) for one, found in enumerate(arrays)}
+    offered["clinic-odd"] = ODD["transposed"][0]
+    sent = weights()
+
+    def take(chosen: Any) -> dict[str, np.ndarray]:
+        return dict(averaging.weighted_mean(chosen, averaging.sample_weights(chosen)))
+
+    digests, found = set[str](), dict[str, np.ndarray]()
+    for _ in range(100):
+        order = [list(offered)[place] for place in draw.permutation(len(offered))]
+        protection = Protection(ProtectionSettings(rule=rule))
+        replies = {name: offered[name] for name in order}
+        verdict = judge(replies, dict.fromkeys(order, sent), take, quorum=2, protection=protection)
+        assert "clinic-odd" in verdict.refused
+        found = verdict.result
+        digests.add(digest(found))
+    assert len(digests) == 1
+    if rule == "mean":
+        kept = np.stack([one["head.weight"] for one in arrays]).astype(np.float64)
+        wanted = np.average(kept, axis=0, weights=np.arange(20, 30))
+        np.testing.assert_allclose(found["head.weight"], wanted, rtol=1e-6, atol=1e-6)
 
 
 def averaging_worker(folder: Path, timeout_s: float) -> None:

@@ -58,7 +58,7 @@ def world(poisoning):
     return poisoning.World(tuple(rows(60) for _ in range(10)), rows(1000), gate, (gate.square,), CLASSES)
 
 
-HELD = ("median", "trimmed-mean")
+HELD = ("median", "trimmed-mean", "mixed-mean")
 OPEN = ("sign flip", "scaled update", "a little is enough", "label flip", "backdoor")
 
 

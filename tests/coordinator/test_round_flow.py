@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from sqlalchemy import func, select
@@ -15,6 +16,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import aggregation
 from edgefl_coordinator.rounds.aggregation import commit, lay_out, next_job, step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, read_result, write_result
+from edgefl_coordinator.rounds.stored_rounds import latest_state
 from edgefl_coordinator.store.tables import audit, broadcasts, replies, rounds, states
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -265,6 +267,34 @@ def test_a_job_done_twice_counts_once(coordinator, tools, four, tmp_path) -> Non
     commit(coordinator, due, second)
     assert [count(coordinator, table) for table in (states, rounds, broadcasts)] == before == [2, 2, 8]
     assert coordinator.store.blob_names() == kept
+
+
+def test_a_second_run_without_one_of_the_cohort_is_refused(coordinator, tools, four, tmp_path) -> None:
+    """Check 51: the same round again without one reply would tell that reply by the difference: nothing of it is kept,
+    nothing of it is given to anybody, and the state stays that of all four."""
+    tools.start_rounds(coordinator)
+    for index, member in enumerate(four):
+        member.reply(1, payload=tools.maps_payload(index))
+    due, first = run(coordinator, tools.toy_worker, tmp_path / "all")
+    three = {name: blob for name, blob in due.job.replies.items() if name != "clinic-d"}
+    folder = tmp_path / "three"
+    folder.mkdir()
+    lay_out(coordinator.store, folder, msgspec.structs.replace(due.job, replies=three))
+    tools.toy_worker(folder, 60)
+    second = read_result(folder)
+    assert tools.content(first) != tools.content(second)
+    commit(coordinator, due, first)
+    state, given = newest(coordinator), [broadcast(member, 2).to_bytes() for member in four]
+    kept = coordinator.store.blob_names()
+    commit(coordinator, due, second)
+    assert newest(coordinator) == state and coordinator.store.blob_names() == kept
+    assert [broadcast(member, 2).to_bytes() for member in four] == given
+    assert next_job(coordinator) is None and four[3].reply(1, idem="again-work-item-1").code == "round_closed"
+
+
+def newest(coordinator: Any) -> tuple[int, str] | None:
+    with coordinator.store.transaction() as connection:
+        return latest_state(connection)
 
 
 def test_a_start_done_twice_counts_once(coordinator, tools, four, tmp_path) -> None:

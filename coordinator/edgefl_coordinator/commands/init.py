@@ -212,6 +212,7 @@ def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int)
             "min_cohort": quorum.min_cohort,
             "allow_small_cohort": options["allow_small_cohort"],
         },
+        "protection": {"claim_most": 1.0, "norm_most": 1.0},  # docs/decisions/0065: a new federation knows nobody yet
     }
 
 

@@ -65,8 +65,8 @@ class MemberRow:
 
     @cached_property
     def sealing(self) -> PublicSealingKey:
-        """The key to seal for, checked when it is first asked for."""
-        return PublicSealingKey(self.sealing_suite, self.sealing_public)
+        """The key to seal for, which was checked when it came into the store."""
+        return PublicSealingKey.checked_before(self.sealing_suite, self.sealing_public)
 
     def fingerprint(self, federation: str) -> str:
         """Return what the operator compares: 20 Crockford base32 characters."""
@@ -288,6 +288,8 @@ def changes(connection: Connection) -> int:
 
 
 def _by_name(connection: Connection, name: str) -> MemberRow:
+    if not name.isprintable():
+        raise OperatorError("a member's name is one printable word; `edgefl-coordinator status` lists them")
     row = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
     if row is None and any(one["name"] == name for one in shut_out(connection)):
         raise OperatorError(f"{name} is shut out already; a new invite for that name makes a new member")

@@ -4,7 +4,8 @@ Guarantees:
     Claims of images, and whole-number arrays that count, weigh at most `claim_most` times the round's usual claim, or
     what the operator granted to their member.
     With every rule but "mean" the update of each group of arrays (`updates.group_of`) is at most `norm_most` times as
-    long as the usual one, and longer only for granted images; "median", "trimmed-mean" and "multi-krum" come on top.
+    long as the usual one, and longer only for granted images; "median", "trimmed-mean", "mixed-mean" (the trimmed
+    mean of updates that were mixed with their nearest) and "multi-krum" come on top.
     So with the defaults one of five members moves a mean by at most 0.86 of a usual update, and by 0.55 of one where
     the claims are alike.
     Replies within the bounds stay as they are, bit for bit.
@@ -86,7 +87,8 @@ def bounded_updates(replies: Replies, broadcasts: Replies, protection: Protectio
         kept = {name: reply for name, reply in clipped.replies.items() if name not in left_out}
         return Bounded(kept, clipped.told | dict.fromkeys(sorted(left_out), why))
     centre = updates.median if settings.rule == "median" else partial(updates.trimmed_mean, share=settings.hostile)
-    common = dict(zip(names, updates.centred(own, sent, centre, LEAST_TO_COMPARE), strict=True))
+    mixing = updates.nearest_mixing(own, sent, settings.hostile) if settings.rule == "mixed-mean" else None
+    common = dict(zip(names, updates.centred(own, sent, centre, LEAST_TO_COMPARE, mixing), strict=True))
     return Bounded(clipped.replies | common, clipped.told)
 
 

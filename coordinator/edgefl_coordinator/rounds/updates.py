@@ -6,7 +6,8 @@ compared by group, since one kind changes by far more than another: the first wo
 apart, and each class by itself. Pure, in float64, in blocks, so that a network of many replies needs little memory.
 
 Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018 (median, trimmed mean); Blanchard et al.,
-"Machine learning with adversaries", NeurIPS 2017 (multi-Krum).
+"Machine learning with adversaries", NeurIPS 2017 (multi-Krum); Allouah et al., "Fixing by mixing", AISTATS 2023
+(nearest-neighbour mixing).
 """
 
 import math
@@ -97,8 +98,17 @@ def trimmed_mean(updates: Values, share: float) -> Values:
     return np.asarray(np.sort(updates, axis=0)[hostile : len(updates) - hostile].mean(axis=0))
 
 
-def centred(replies: Sequence[Payload], broadcasts: Sequence[Payload], centre: Centre, least: int) -> list[Payload]:
-    """Give replies one robust update of every array that `least` of them hold, so that any mean of them is that one."""
+def centred(
+    replies: Sequence[Payload],
+    broadcasts: Sequence[Payload],
+    centre: Centre,
+    least: int,
+    mixing: Values | None = None,
+) -> list[Payload]:
+    """Give replies one robust update of every array that `least` of them hold, so that any mean of them is that one.
+
+    With the matrix of `nearest_mixing` the centre is that of mixed updates.
+    """
     arrays = [dict(reply.arrays) for reply in replies]
     for name in sorted({name for reply in replies for name in updated(reply)}):
         holders = [place for place, reply in enumerate(replies) if name in reply.arrays]
@@ -106,7 +116,12 @@ def centred(replies: Sequence[Payload], broadcasts: Sequence[Payload], centre: C
             continue
         shape = _rows(replies[holders[0]].arrays[name]).shape
         having = [replies[place] for place in holders], [broadcasts[place] for place in holders]
-        common = np.concatenate([centre(block) for block in _blocks(*having, name)]).reshape(shape)
+        blocks = _blocks(*having, name)
+        if mixing is not None:
+            among = mixing[np.ix_(holders, holders)]  # each has itself among its nearest
+            among = among / among.sum(axis=1, keepdims=True)
+            blocks = (among @ block for block in blocks)
+        common = np.concatenate([centre(block) for block in blocks]).reshape(shape)
         for place in holders:
             arrays[place][name] = _moved(replies[place], broadcasts[place], name, common)
     return [Payload(own, reply.scalars) for own, reply in zip(arrays, replies, strict=True)]
@@ -122,15 +137,35 @@ def farthest(replies: Sequence[Payload], broadcasts: Sequence[Payload], share: f
     hostile = min(hostile_among(count, share), (count - 3) // 2)
     if hostile < 1:
         return []
+    squared = _squared_distances(replies, broadcasts)
+    np.fill_diagonal(squared, np.inf)
+    scores = np.sort(squared, axis=1)[:, : count - hostile - 2].sum(axis=1)
+    return sorted(np.argsort(-scores, kind="stable")[:hostile].tolist())
+
+
+def nearest_mixing(replies: Sequence[Payload], broadcasts: Sequence[Payload], share: float) -> Values:
+    """Return the matrix (n, n) that makes of each update the mean of its n − f nearest, itself among them.
+
+    So what members with other pictures send comes closer together, and what lies apart from most is mixed with them.
+    """
+    count = len(replies)
+    nearest = count - hostile_among(count, share)
+    squared = _squared_distances(replies, broadcasts)
+    np.fill_diagonal(squared, -1.0)  # itself first, however many are equal
+    mixing = np.zeros((count, count))
+    np.put_along_axis(mixing, np.argsort(squared, axis=1, kind="stable")[:, :nearest], 1 / nearest, axis=1)
+    return mixing
+
+
+def _squared_distances(replies: Sequence[Payload], broadcasts: Sequence[Payload]) -> Values:
+    """Measure how far updates lie from one another, (n, n); an array that a reply lacks did not change."""
+    count = len(replies)
     products = np.zeros((count, count))
     for name in sorted({name for reply in replies for name in updated(reply)}):
         for block in _blocks(replies, broadcasts, name):
             products += block @ block.T
     own = np.diag(products)
-    squared = np.maximum(own[:, None] + own[None, :] - 2 * products, 0)
-    np.fill_diagonal(squared, np.inf)
-    scores = np.sort(squared, axis=1)[:, : count - hostile - 2].sum(axis=1)
-    return sorted(np.argsort(-scores, kind="stable")[:hostile].tolist())
+    return np.asarray(np.maximum(own[:, None] + own[None, :] - 2 * products, 0))
 
 
 def _blocks(replies: Sequence[Payload], broadcasts: Sequence[Payload], name: str) -> Iterator[Values]:

@@ -13,6 +13,7 @@ from edgefl_coordinator.store.tables import audit
 
 Detail = Mapping[str, object]
 
+_WRITTEN = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 _HEAD = Statement(select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1))
 _ADD = Statement(insert(audit))
 
@@ -35,7 +36,7 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
     """
     before, previous = head(connection)
     number = before + 1
-    text = json.dumps(dict(detail or {}), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    text = _WRITTEN.encode(dict(detail or {}))
     sha256 = digest(previous, number, now_ms, event, subject, text)
     row = {"number": number, "at_ms": now_ms, "event": event, "subject": subject, "detail": text, "sha256": sha256}
     _ADD.send(connection, **row)

@@ -7,7 +7,8 @@ Guarantees:
     ends the transaction itself: SQLite on a full disk, without memory, at a read that fails; PostgreSQL when it stops.
     A connection that broke between two groups is replaced before anybody notices.
     Whoever leaves while nobody waits for the connection commits for the group; so does the last one that a group may
-    have. A group is as large as the crowd, and one that comes alone waits for nobody.
+    have. Work of a `crowd` leaves that to the crowd. A group is as large as there are who come at once, and one that
+    comes alone waits for nobody.
 Source: docs/security.md, reliability; docs/decisions/0055; DeWitt et al., "Implementation Techniques for Main Memory
 Database Systems" (group commit), SIGMOD 1984.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, RootTransaction
 
+from edgefl_coordinator.beside import crowd
 from edgefl_protocol.errors import StorageError
 
 MOST = 128  # transactions in one commit: the first of them waits for the work of the others
@@ -137,6 +139,14 @@ class SharedCommits:
         """
         return self._transaction(waits=True)
 
+    def commit(self) -> None:
+        """Commit what is open; those whose work it is get to know where that fails."""
+        if self._group is None:
+            return
+        with self._turn:
+            if self._group is not None:
+                self._commit(self._group)
+
     def look(self) -> AbstractContextManager[Connection]:
         """Give the connection to read what a transaction of the caller's asks again: this one waits for no commit.
 
@@ -216,14 +226,17 @@ class SharedCommits:
 
     def _leave(self, group: _Group, *, waits: bool) -> None:
         """Commit for all, or leave it to one who waits for the connection; return once it is done, or at once."""
+        alone = self._waiting == 0 and not crowd.in_crowd()
         try:
-            if self._group is group and (self._waiting == 0 or group.size >= MOST):
+            if self._group is group and (alone or group.size >= MOST):
                 self._commit(group)
             ended = group.joined()
         finally:
             self._turn.release()
         if not waits:
             return
+        if not group.over:
+            crowd.wait_for_commit()
         ended.acquire()
         if group.error is not None:
             raise StorageError(str(group.error), group.error.code) from group.error

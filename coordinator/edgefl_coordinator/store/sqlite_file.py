@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Table, create_engine, event, text
+from sqlalchemy import URL, Connection, Table, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
@@ -68,7 +68,7 @@ class SqliteFile:
         self.name = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
         self.described = f"store in {self.name} journal mode, synchronous EXTRA"
         self.engine = create_engine(
-            f"sqlite:///{home.database}",
+            URL.create("sqlite", database=str(home.database)),  # a text would be parsed: a path may hold ? and %
             poolclass=StaticPool,
             connect_args={"check_same_thread": False, "timeout": 5.0},
         )

@@ -125,6 +125,10 @@ class Store:
         """Give the only connection in a transaction: committed at the end, rolled back on any error."""
         return self._commits.transaction()
 
+    def commit(self) -> None:
+        """Commit what transactions of a crowd have left open."""
+        self._commits.commit()
+
     def look(self) -> contextlib.AbstractContextManager[Connection]:
         """Give a connection to read what a transaction of the caller's asks again; this waits for no commit."""
         return self.database.looking() or self._commits.look()

@@ -8,13 +8,15 @@ guard passes arrives here: one of these paths, with its method and its whole bod
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
+from edgefl_coordinator.beside.crowd import Crowd, Doing, Told, do_here
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, NotPassed, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
@@ -29,6 +31,7 @@ Value = TypeVar("Value")
 
 _SMALL = 64  # small requests in crypto or store at once, most of them at the commit; the others wait in bounded memory
 _LARGE = 4
+_SHORT = frozenset({"reply", "task"})  # routes that read and seal no file: all of them share one thread
 _SEALED, _JSON, _TEXT = b"application/octet-stream", b"application/json", b"text/plain; charset=utf-8"
 
 
@@ -46,10 +49,11 @@ _REFUSAL = _Answer(401, _JSON, UNAUTHENTICATED)  # to whatever fails before its 
 class _App:
     """The ASGI application behind the guard."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, beside: Sequence[Doing]) -> None:
         self.coordinator = coordinator
         self.small = ThreadPoolExecutor(_SMALL, thread_name_prefix="request")
         self.large = ThreadPoolExecutor(_LARGE, thread_name_prefix="large-request")
+        self.crowd = None if coordinator.store.database.shared else Crowd(coordinator.store.commit, _tell, beside)
         self.sealed = {route.path: route for route in ROUTES.values()}
         self.plain: dict[str, Callable[[Scope], Awaitable[_Answer]]] = {
             "/healthz": self._healthz,
@@ -72,9 +76,12 @@ class _App:
         return await _done(self.small, partial(known_sender, self.coordinator, self.sealed[path], start))
 
     async def _sealed(self, path: str, body: bytes) -> _Answer:
-        work = partial(handle, self.coordinator, self.sealed[path], body)
-        pool = self.small if len(body) <= SMALL_BYTES else self.large
-        answer = await _done(pool, work)
+        route = self.sealed[path]
+        work = partial(handle, self.coordinator, route, body)
+        if self.crowd is not None and route.cty in _SHORT and len(body) <= SMALL_BYTES:
+            answer = await _told(_with_others(self.crowd, work))
+        else:
+            answer = await _done(self.small if len(body) <= SMALL_BYTES else self.large, work)
         return _Answer(answer.status, _SEALED, answer.body) if answer.sealed else _REFUSAL
 
     async def _healthz(self, _: Scope) -> _Answer:
@@ -96,9 +103,9 @@ class _App:
         return _Answer(200 if chain else 404, _SEALED, chain)
 
 
-def make_app(coordinator: Coordinator) -> Application:
-    """Return the guarded ASGI application of a coordinator."""
-    app, limits = _App(coordinator), coordinator.settings.limits
+def make_app(coordinator: Coordinator, beside: Sequence[Doing] = (do_here,)) -> Application:
+    """Return the guarded ASGI application of a coordinator; `beside` opens and seals short requests (`Crowd`)."""
+    app, limits = _App(coordinator, beside), coordinator.settings.limits
     return Guard(
         app,
         app.known,
@@ -115,9 +122,42 @@ async def refuse(_: Scope, __: Receive, send: Send) -> None:
 
 
 async def _done(pool: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
-    """Do work in a pool; `NotPassed` where the store failed before it was known who asks."""
+    """Do work in a pool; `NotPassed` as of `_told`."""
+    return await _told(asyncio.get_running_loop().run_in_executor(pool, work))
+
+
+async def _with_others(crowd: Crowd, work: Callable[[], Value]) -> Value:
+    """Have a crowd carry work on."""
+    future: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
+    crowd.run(work, future)
+    return await future
+
+
+def _tell(done: Told) -> None:
+    """Hand outcomes over to the event loops whose futures wait for them, of many at once."""
+    by_loop: dict[asyncio.AbstractEventLoop, Told] = {}
+    for future, outcome in done:
+        loop = future.get_loop()
+        by_loop[loop] = (*by_loop.get(loop, ()), (future, outcome))
+    for loop, found in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+            loop.call_soon_threadsafe(_set, found)
+
+
+def _set(done: Told) -> None:
+    for future, outcome in done:
+        if future.done():  # whoever asked is gone
+            continue
+        if outcome.error is not None:
+            future.set_exception(outcome.error)
+        else:
+            future.set_result(outcome.value)
+
+
+async def _told(doing: Awaitable[Value]) -> Value:
+    """Wait for work; `NotPassed` where the store failed before it was known who asks."""
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        return await doing
     except StorageError as error:
         log.error("storage: %s", error, extra={"once_a_minute": True})
         raise NotPassed(503, "busy") from error

@@ -1,63 +1,138 @@
 """uvicorn's HTTP protocol with a receive deadline.
 
-Guarantees: a connection whose request is not complete in time is closed, however slowly its bytes keep coming: the
-header within `header_deadline_s` of the first byte (or of connecting), the body within `body_deadline_s` of the header
-and a second more for each `body_bytes_per_s` that arrive, but never more than `body_deadline_s` ahead. So a body that
-comes at that rate or faster is never cut, and one that drips or stops is, whatever came of it before. What we do not
-read meanwhile is not held against its sender. uvicorn itself waits for ever. Source: docs/security.md, decision 8 and
-check 40.
+Guarantees:
+    A connection whose request is not complete in time is closed, however slowly its bytes keep coming: the header
+    within `header_deadline_s` of the first byte (or of connecting), the body within `body_deadline_s` of the header and
+    a second more for each `body_bytes_per_s` that arrive, but never more than `body_deadline_s` ahead. So a body that
+    comes at that rate or faster is never cut, and one that drips or stops is, whatever came of it before. What we do
+    not read meanwhile is not held against its sender. uvicorn itself waits for ever.
+    A header has at most `HEADER_BYTES`. A connection asks one thing at a time: what comes before the answer is not
+    read, and the connection closes with that answer. So nobody has more than one request in memory.
+Source: docs/security.md, decision 8 and check 40; RFC 9112 9.3.2 (a server may close where requests are pipelined).
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edgefl_coordinator.web.door import bound_buffer, let_in
 
+HEADER_BYTES = 64 * 2**10
 _FAREWELL_S = 0.5
 
 
-def deadline_protocol(header_deadline_s: float, body_deadline_s: float, body_bytes_per_s: float) -> type[H11Protocol]:
+def deadline_protocol(
+    header_deadline_s: float, body_deadline_s: float, body_bytes_per_s: float
+) -> type[HttpToolsProtocol]:
     """Return a protocol class for `uvicorn.Config(http=…)`."""
-    deadlines = {h11.IDLE: header_deadline_s, h11.SEND_BODY: body_deadline_s}
-    return type("DeadlineProtocol", (_DeadlineProtocol,), {"deadlines_s": deadlines, "bytes_per_s": body_bytes_per_s})
+    given = {"header_s": header_deadline_s, "body_s": body_deadline_s, "bytes_per_s": body_bytes_per_s}
+    return type("DeadlineProtocol", (_DeadlineProtocol,), given)
 
 
-class _DeadlineProtocol(H11Protocol):
-    """h11 with a clock that runs while a request is incomplete."""
+class _OneWrite:
+    """A transport for one answer, whose header and body leave together: each write is a TLS record and a packet."""
 
-    deadlines_s: ClassVar[Mapping[object, float]]  # what we wait for (h11's name of the sender's state) → seconds
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._waiting = list[bytes]()
+
+    def write(self, data: bytes) -> None:
+        """Keep a part of the answer; send what comes before it (100 Continue)."""
+        if self._cycle.response_started:
+            self._waiting.append(data)
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send what is kept."""
+        data, self._waiting = b"".join(self._waiting), []
+        if data:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send it, and close."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Tell whether the connection is on its way out."""
+        return self._transport.is_closing()
+
+
+class _DeadlineProtocol(HttpToolsProtocol):
+    """httptools with a clock that runs while a request is incomplete."""
+
+    header_s: ClassVar[float]
+    body_s: ClassVar[float]
     bytes_per_s: ClassVar[float]  # of a body
 
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
         self._clock: asyncio.TimerHandle | None = None
-        self._clock_state: object = None
+        self._waits_for: Literal["header", "body", ""] = ""  # the rest of which; "": the request is whole, or none came
+        self._deaf = False  # whether nothing is read any more
+        self._header_bytes = 0  # that came of the header under way, and of what came with them
         self._until = 0.0  # when its time is over, by the loop's
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         bound_buffer(transport)
-        self._watch()
+        self._wait_for("header")
 
     def data_received(self, data: bytes) -> None:
         let_in(self.transport)
-        if self._clock_state is h11.SEND_BODY:
-            gained = self._until + len(data) / self.bytes_per_s
-            self._until = min(gained, self.loop.time() + self.deadlines_s[h11.SEND_BODY])
+        if self._deaf:
+            return
+        before = self._waits_for
+        if before == "body":
+            self._until = min(self._until + len(data) / self.bytes_per_s, self.loop.time() + self.body_s)
+        elif not before and not self._answers:
+            self._waits_for, self._header_bytes = "header", 0
+        self._header_bytes += len(data)
         super().data_received(data)
-        self._watch()
+        if self._waits_for == "header" and self._header_bytes > HEADER_BYTES:
+            self.send_400_response("the header is too long")
+        if self.transport.is_closing():
+            self._wait_for("")
+        elif self._waits_for != before:
+            self._wait_for(self._waits_for)
+
+    @property
+    def _answers(self) -> bool:
+        """Whether the answer to a request that is whole is under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        if self._answers:
+            raise ConnectionAbortedError  # which ends in `send_400_response`
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.cycle.transport = _OneWrite(self.transport, self.cycle)  # type: ignore[assignment]
+        self._waits_for = "body"
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._waits_for = ""
 
     def on_response_complete(self) -> None:
+        self.cycle.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
-        # A pipelined request that is already there starts its own clock; an idle connection has uvicorn's.
-        self._watch(idle=not self.conn.trailing_data[0])
+        if self.transport.is_closing():
+            self._wait_for("")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; where an answer is under way, that is the last one, and no other comes before it."""
+        if self._answers:
+            self._deaf, self.cycle.keep_alive = True, False
+        else:
+            super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._wait_for("")
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -66,27 +141,24 @@ class _DeadlineProtocol(H11Protocol):
         if self.transport.is_closing():
             self.loop.call_later(_FAREWELL_S, self.transport.abort)
 
-    def _watch(self, *, idle: bool = False) -> None:
-        """Start the clock when what we wait for changes; stop it when a request is whole."""
-        state = self.conn.their_state
-        seconds = self.deadlines_s.get(state)
-        if self.transport.is_closing() or idle or seconds is None:
-            self._stop()
-        elif self._clock is None or self._clock_state is not state:
-            self._stop()
-            self._clock_state = state
-            self._until = self.loop.time() + seconds
-            self._clock = self.loop.call_at(self._until, self._expire)
-
-    def _stop(self) -> None:
+    def _wait_for(self, part: Literal["header", "body", ""]) -> None:
+        """Start the clock of a part of a request, or stop it."""
         if self._clock is not None:
             self._clock.cancel()
-        self._clock = None
+            self._clock = None
+        self._waits_for, self._header_bytes = part, 0
+        if part:
+            self._until = self.loop.time() + self._allowed_s
+            self._clock = self.loop.call_at(self._until, self._expire)
+
+    @property
+    def _allowed_s(self) -> float:
+        return self.header_s if self._waits_for == "header" else self.body_s
 
     def _expire(self) -> None:
         now = self.loop.time()
         if self.flow.read_paused:  # it waits for us
-            self._until = now + self.deadlines_s[self._clock_state]
+            self._until = now + self._allowed_s
         if self._until > now:
             self._clock = self.loop.call_at(self._until, self._expire)
         else:

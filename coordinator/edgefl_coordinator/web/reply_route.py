@@ -7,9 +7,11 @@ sent twice. Source: docs/security.md, replay window and idempotency, 2.2, reliab
 """
 
 import hashlib
+from functools import partial
 
 from sqlalchemy import Connection
 
+from edgefl_coordinator.beside.crowd import apart
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
 from edgefl_coordinator.members.membership import MemberRow
@@ -26,8 +28,8 @@ from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages.requests import ReplyReply, ReplyRequest
 
 
-def reply_route(call: Call) -> Payload:
-    """Take a member's reply of a round."""
+def reply_route(call: Call) -> bytes:
+    """Take a member's reply of a round; returns the payload of the answer as it was stored."""
     request = read(call, ReplyRequest.from_payload)
     if not isinstance(request.reply, BlobReference):
         return _take(call, request)
@@ -35,21 +37,24 @@ def reply_route(call: Call) -> Payload:
     if not store.waiting_large.acquire(blocking=False):  # the threads of small requests would all wait here
         refuse(call, RefusedError("busy", "other large replies are being read; send this one again in a moment"))
     try:
-        with store.large:
-            return _take(call, request)
+        return apart(partial(_take_large, call, request))
     finally:
         store.waiting_large.release()
 
 
-def _take(call: Call, request: ReplyRequest) -> Payload:
+def _take_large(call: Call, request: ReplyRequest) -> bytes:
+    with call.coordinator.store.large:
+        return _take(call, request)
+
+
+def _take(call: Call, request: ReplyRequest) -> bytes:
     store, settings, header = call.coordinator.store, call.coordinator.settings, call.opened.header
     sha256 = hashlib.sha256(call.opened.payload).hexdigest()
     found: stored_rounds.Accepted | None = None
     spare: list[str] = []  # files that no row names
 
-    def first(connection: Connection, member: MemberRow) -> Payload | None:
-        stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
-        return None if stored is None else Payload.from_bytes(stored)
+    def first(connection: Connection, member: MemberRow) -> bytes | None:
+        return inbox.first_answer(connection, member.skid, request.idem, sha256)
 
     if not _is_small(call, request):
         answered = transact(call, first)
@@ -58,7 +63,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         found = _store(call, request)
         spare = [found.blob.name]
 
-    def effect(connection: Connection, member: MemberRow) -> tuple[Payload, list[str]]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[bytes, list[str]]:
         twin = first(connection, member)  # a small one, or sent twice at once
         if twin is not None:
             return twin, spare
@@ -68,8 +73,8 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         assert reply is not None
         replaced = stored_rounds.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
         _check_handed_on(connection, settings.task.most_arrays)
-        answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
-        inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
+        answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload().to_bytes()
+        inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer)
         if not isinstance(request.reply, BlobReference):
             return answer, replaced
         return answer, [*replaced, *uploads.remove(connection, member.skid, request.reply.blob)]

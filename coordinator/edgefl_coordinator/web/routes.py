@@ -159,7 +159,7 @@ def _rotate(call: Call) -> Payload:
     return transact(call, effect)
 
 
-HANDLERS: Mapping[str, Callable[[Call], Payload]] = {
+HANDLERS: Mapping[str, Callable[[Call], Payload | bytes]] = {
     "enrol": _enrol,
     "enrol-proof": _enrol_proof,
     "task": _task,

@@ -14,10 +14,12 @@ up twice: by its start alone, before the rest is read (`known_sender`), and in (
 import logging
 from dataclasses import dataclass
 
+from edgefl_coordinator.beside.crowd import elsewhere
+from edgefl_coordinator.beside.cryptography_work import Opening, Sealing, catch_up
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
-from edgefl_coordinator.web.equal_work import SenderLookup, catch_up
+from edgefl_coordinator.web.equal_work import SenderLookup
 from edgefl_coordinator.web.routes import HANDLERS
 from edgefl_protocol import (
     EnvelopeError,
@@ -26,9 +28,10 @@ from edgefl_protocol import (
     Payload,
     PayloadError,
     PublicSealingKey,
+    SealingKey,
     unverified_header,
 )
-from edgefl_protocol.envelopes.envelope import Tolerance, open_enrolment, open_envelope, seal
+from edgefl_protocol.envelopes.envelope import Tolerance, open_enrolment
 from edgefl_protocol.envelopes.replies import reply_fields
 from edgefl_protocol.errors import KeyMaterialError, SenderError, StorageError
 from edgefl_protocol.messages.requests import EnrolRequest, Refusal, Route
@@ -54,10 +57,11 @@ class HttpResponse:
 def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     """Answer one sealed request."""
     now_ms, senders = coordinator.clock(), SenderLookup(coordinator, route, body)
+    if route.cty != "enrol":  # whose sender is unknown
+        senders.look_up()
     try:
         call = _open(coordinator, route, body, now_ms, senders)
     except EnvelopeError as error:
-        catch_up(error, senders, now_ms)
         _log_refused(route, error, senders)
         return HttpResponse(401, UNAUTHENTICATED, sealed=False)
     try:
@@ -78,15 +82,17 @@ def known_sender(coordinator: Coordinator, route: Route, start: bytes) -> str | 
     `start` is the first bytes of the request. Nothing is verified yet: it only says whether the rest is worth reading.
     """
     senders = SenderLookup(coordinator, route, start)
+    senders.look_up()
     try:
         header = unverified_header(start)
         limits, now_ms = coordinator.settings.limits, coordinator.clock()
         if abs(now_ms - header.iat) > limits.skew_ms + limits.lifetime_ms:
             raise SenderError("the request is not of now")  # a key that was replaced counts for its own time
-        if senders(header.skid) is None or (route.roles and senders.found.state != "approved"):
+        if senders.failed is not None:
+            raise senders.failed
+        if senders.signing is None or (route.roles and senders.found.state != "approved"):
             raise SenderError("the sender is unknown here, or may not call this route")
     except EnvelopeError as error:
-        senders.look_up_once()
         _log_refused(route, error, senders)
         return None
     return senders.found.skid
@@ -99,30 +105,51 @@ def _log_refused(route: Route, error: EnvelopeError, senders: SenderLookup) -> N
 
 
 def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int, senders: SenderLookup) -> Call:
-    """Run step (1); whatever the `EnvelopeError` is, the caller answers the same."""
-    settings = coordinator.settings
+    """Run step (1); whatever the `EnvelopeError` is, it takes as long, and the caller answers the same."""
+    settings, keys = coordinator.settings, coordinator.keys
     expected = Expected(pth=route.path, fed=settings.federation, typ="request", cty=route.cty)
     tolerance = Tolerance(skew_ms=settings.limits.skew_ms, lifetime_ms=settings.limits.lifetime_ms)
-    key = coordinator.keys.ring.opening(now_ms)
+    opening = keys.ring.opening(now_ms)
     if route.cty == "enrol":
-        opened = open_enrolment(body, key, expected, now_ms, JudgedByCaller(), tolerance=tolerance)
         try:
-            request = EnrolRequest.from_payload(Payload.from_bytes(opened.payload))
-            sealing = PublicSealingKey(request.sealing_suite, request.sealing_public)
-        except (PayloadError, KeyMaterialError) as error:
-            # There is no key to seal an answer to, so this is refused like a broken envelope.
-            raise EnvelopeError("the enrolment's payload does not fit the route", error.code) from error
-        return Call(coordinator, route, opened, sealing, now_ms)
+            return _opened_enrolment(coordinator, route, body, opening, expected, now_ms, tolerance)
+        except EnvelopeError as error:
+            catch_up(error, body, opening[0], keys.signing.public_key, enrols=True)
+            raise
     most = settings.limits.body_bytes
-    opened = open_envelope(body, key, senders, expected, now_ms, JudgedByCaller(), max_bytes=most, tolerance=tolerance)
-    return Call(coordinator, route, opened, senders.found.sealing, now_ms)
+    try:
+        work = Opening(body, opening, keys.signing, senders.signing, expected, now_ms, most, tolerance)
+        return Call(coordinator, route, elsewhere(work), senders.found.sealing, now_ms)
+    except SenderError:
+        if senders.failed is not None:
+            raise senders.failed from None
+        raise
 
 
-def _seal(call: Call, answer: Payload | Refusal) -> HttpResponse:
+def _opened_enrolment(
+    coordinator: Coordinator,
+    route: Route,
+    body: bytes,
+    keys: list[SealingKey],
+    expected: Expected,
+    now_ms: int,
+    tolerance: Tolerance,
+) -> Call:
+    opened = open_enrolment(body, keys, expected, now_ms, JudgedByCaller(), tolerance=tolerance)
+    try:
+        request = EnrolRequest.from_payload(Payload.from_bytes(opened.payload))
+        sealing = PublicSealingKey(request.sealing_suite, request.sealing_public)
+    except (PayloadError, KeyMaterialError) as error:
+        # There is no key to seal an answer to, so this is refused like a broken envelope.
+        raise EnvelopeError("the enrolment's payload does not fit the route", error.code) from error
+    return Call(coordinator, route, opened, sealing, now_ms)
+
+
+def _seal(call: Call, answer: Payload | bytes | Refusal) -> HttpResponse:
     """Run step (4)."""
     status = answer.status if isinstance(answer, Refusal) else 200
     payload = answer.to_payload() if isinstance(answer, Refusal) else answer
+    data = payload.to_bytes() if isinstance(payload, Payload) else payload
     fields = reply_fields(call.opened, sts=status, now_ms=call.now_ms)
-    return HttpResponse(
-        status, seal(payload.to_bytes(), fields, call.coordinator.keys.signing, call.sealing), sealed=True
-    )
+    sealed = elsewhere(Sealing(data, fields, call.coordinator.keys.signing, call.sealing))
+    return HttpResponse(status, sealed, sealed=True)

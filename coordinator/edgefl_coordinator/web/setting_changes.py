@@ -45,6 +45,7 @@ AT_RESTART: Final = (
     "host", "port", "certificate", "certificate_key",
     "limits.body_bytes", "limits.header_deadline_s", "limits.body_deadline_s", "limits.body_bytes_per_s",
     "limits.connections", "limits.one_address", "limits.waiting_bytes", "limits.open_per_minute",
+    "limits.cryptography_processes",
 )  # fmt: skip
 
 
@@ -57,6 +58,8 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
             does not fit the others or the public address, or rounds that could not finish.
         StorageError: nothing was changed.
     """
+    if not all(str(word).isprintable() for item in arguments["changes"].items() for word in item):
+        raise OperatorError("a setting and its value are one printable line each", USAGE)
     before = coordinator.settings
     table = settings_to_table(before)
     changed = {key: _place(table, key, str(text)) for key, text in arguments["changes"].items()}

@@ -14,7 +14,8 @@ X25519 scalar (32). `cryptography` has no file form for a suite-2 key, so `key_f
 import hashlib
 import hmac
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, Self
 
 import cryptography
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -69,7 +70,7 @@ class PublicSigningKey:
         if y >= _PRIME:
             raise KeyMaterialError("this Ed25519 key is not in its canonical encoding")
 
-    @property
+    @cached_property
     def key_id(self) -> str:
         """64 hex digits that name this key and its purpose."""
         return _key_id(_SIGNING_SUITE, b"sign", self.public)
@@ -145,7 +146,16 @@ class PublicSealingKey:
         if self.suite == SUITE_XWING:
             _load_mlkem(self.public[:-32])
 
-    @property
+    @classmethod
+    def checked_before(cls, suite: int, public: bytes) -> Self:
+        """Take a key again that was one of this class before, such as a member's from the store: to check costs more
+        than to load it. What was never checked does not belong here."""
+        key = object.__new__(cls)
+        object.__setattr__(key, "suite", suite)
+        object.__setattr__(key, "public", public)
+        return key
+
+    @cached_property
     def key_id(self) -> str:
         """64 hex digits that name this key, its suite and its purpose."""
         return _key_id(self.suite, b"seal", self.public)

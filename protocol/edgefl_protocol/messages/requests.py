@@ -213,13 +213,12 @@ class ReplyRequest:
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`. The method's part is judged by the coordinator."""
-        scalars = dict(payload.scalars)
-        idem = text(scalars.pop("idem", None), "idem", IDEM)
-        reply = Payload(payload.arrays, scalars)
+        idem = text(payload.scalars.get("idem"), "idem", IDEM)
+        reply = payload.without("idem")
         reference = BlobReference.from_payload(reply)
         if reference is not None:
             return cls(idem=idem, reply=reference)
-        clash = RESERVED_SCALARS & frozenset(scalars)
+        clash = RESERVED_SCALARS & frozenset(reply.scalars)
         if clash:
             raise bad_message(f"the reply uses the reserved names {', '.join(sorted(clash))}: rename them")
         return cls(idem=idem, reply=reply)

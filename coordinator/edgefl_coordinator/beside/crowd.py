@@ -1,0 +1,188 @@
+"""Many pieces of work in one thread: where one waits for a commit, the others go on, and one commit serves them all.
+
+Guarantees: work in a crowd is written as if it had a thread of its own. It stops only where it waits for its commit
+(`wait_for_commit`), or for what is done `elsewhere` or `apart`, so between two such places nobody else of the crowd
+runs. The crowd commits once none of them can go on without it. A thread of its own for each costs as much processor
+time as HTTP and the database together (docs/decisions/0055). Source: greenlet's documentation, "Greenlet
+Concepts".
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+Value = TypeVar("Value")
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What work returned or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, work: Work) -> "Outcome":
+        """Do the work."""
+        try:
+            return cls(work())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            return cls(error=error)
+
+    def get(self) -> Any:
+        """Return it, or raise it."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+Told = Sequence[tuple[Any, Outcome]]  # of what was asked, and what came of it
+Doing = Callable[[Sequence[Work]], Sequence[Outcome]]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    work: Work
+    by: Any
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Work that gets a thread of its own."""
+
+    work: Work
+
+
+_Came = _Asked | tuple[greenlet, Outcome]  # new work, or what a piece waited for
+_Queue = SimpleQueue[list[_Came] | None]
+_NOTHING: Final = Outcome()
+_COMMIT: Final = object()  # what a piece that waits for a commit hands to the crowd's thread
+_HERE = threading.local()  # `hub`: the greenlet that carries a crowd on, in its thread
+
+
+def do_here(works: Sequence[Work]) -> Sequence[Outcome]:
+    """Do works in the caller's thread."""
+    return [Outcome.of(work) for work in works]
+
+
+class Crowd:
+    """A thread that carries many pieces of work on at once, and threads beside it for what they do elsewhere."""
+
+    def __init__(
+        self, commit: Callable[[], None], tell: Callable[[Told], None], beside: Sequence[Doing] = (do_here,)
+    ) -> None:
+        """Make a crowd, whose threads begin with the first work.
+
+        Args:
+            commit: commits all that was done so far, and raises nothing.
+            tell: takes what came of works, in the crowd's thread, and raises nothing.
+            beside: each does, in a thread of its own, what the works do elsewhere.
+        """
+        self._carrying = (commit, tell, tuple(beside))
+        self._came: _Queue = SimpleQueue()
+        self._beginning = threading.Lock()
+        self._begun = False
+
+    def run(self, work: Work, by: object) -> None:
+        """Carry work on with that of others; what comes of it is told with `by`."""
+        if not self._begun:
+            self._begin()
+        self._came.put([_Asked(work, by)])
+
+    def _begin(self) -> None:
+        with self._beginning:
+            if self._begun:
+                return
+            self._begun = True
+            given = (self._came, *self._carrying)
+            threading.Thread(target=_carry_on, args=given, name="crowd", daemon=True).start()
+            weakref.finalize(self, self._came.put, None)
+
+
+def wait_for_commit() -> None:
+    """Let others of the crowd go on until all that was done so far is committed; outside of a crowd, nothing."""
+    if in_crowd():
+        _HERE.hub.switch(_COMMIT)
+
+
+def elsewhere(work: Callable[[], Value]) -> Value:
+    """Do what needs no store, and takes a while, beside the crowd's thread; outside of a crowd, here and now."""
+    if not in_crowd():
+        return work()
+    found: Value = _HERE.hub.switch(work).get()
+    return found
+
+
+def apart(work: Callable[[], Value]) -> Value:
+    """Do what waits for locks and files in a thread of its own; outside of a crowd, here and now."""
+    if not in_crowd():
+        return work()
+    found: Value = _HERE.hub.switch(_Apart(work)).get()
+    return found
+
+
+def in_crowd() -> bool:
+    """Tell whether the caller is a piece of work in a crowd."""
+    hub = getattr(_HERE, "hub", None)
+    return hub is not None and getcurrent() is not hub
+
+
+def _carry_on(came: _Queue, commit: Callable[[], None], tell: Callable[[Told], None], beside: Sequence[Doing]) -> None:
+    """The crowd's thread, until None comes."""
+    _HERE.hub = getcurrent()
+    committing: list[greenlet] = []
+    done: list[tuple[Any, Outcome]] = []
+    with contextlib.ExitStack() as ends:
+        pools = [(ends.enter_context(ThreadPoolExecutor(1, thread_name_prefix="beside-crowd")), do) for do in beside]
+        while (taken := _taken(came, wait=not committing)) is not None:
+            going = [(piece, _NOTHING) for piece in committing]
+            going += [(_piece(one, done), _NOTHING) if isinstance(one, _Asked) else one for one in taken]
+            committing, jobs = [], list[tuple[greenlet, Work]]()
+            for piece, outcome in going:
+                wants = piece.switch(outcome)
+                if wants is _COMMIT:
+                    committing.append(piece)
+                elif isinstance(wants, _Apart):
+                    given = (do_here, [(piece, wants.work)], came)
+                    threading.Thread(target=_do_all, args=given, name="apart", daemon=True).start()
+                elif not piece.dead:
+                    jobs.append((piece, wants))
+            for number, (pool, do) in enumerate(pools):
+                if share := jobs[number :: len(pools)]:
+                    pool.submit(_do_all, do, share, came)
+            if done:
+                tell(tuple(done))
+                done.clear()
+            commit()
+
+
+def _taken(came: _Queue, *, wait: bool) -> list[_Came] | None:
+    """Take all that came; None at the end."""
+    found: list[_Came] = []
+    with contextlib.suppress(Empty):
+        while True:
+            one = came.get(block=wait and not found)
+            if one is None:
+                return None
+            found += one
+    return found
+
+
+def _piece(asked: _Asked, done: list[tuple[Any, Outcome]]) -> greenlet:
+    def carried_out(_: Outcome) -> None:
+        done.append((asked.by, Outcome.of(asked.work)))
+
+    return greenlet(carried_out)
+
+
+def _do_all(do: Doing, jobs: Sequence[tuple[greenlet, Work]], came: _Queue) -> None:
+    pieces, works = zip(*jobs, strict=True)
+    came.put(list(zip(pieces, do(works), strict=True)))
