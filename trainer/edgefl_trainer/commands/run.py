@@ -202,7 +202,8 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
             raise
         from edgefl_trainer.data.survey import with_others
 
-        raise with_others(settings.data, error, settings.seed) from error
+        labels = settings.build_method().needs_labels
+        raise with_others(settings.data, error, settings.seed, labels=labels) from error
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
 
 
