@@ -169,6 +169,20 @@ def test_a_curve_says_on_how_many_rows_it_is(progress):
     assert "tune rows" not in progress({"one": [told], "two": [LINES]}).get_ylabel()  # of a run from before
 
 
+def test_where_a_part_of_the_sites_is_in_each_round_the_mean_is_said_to_be_over_those(progress):
+    """`--participation 0.34` judged one site of three a round, and the axis counted the sites of all rounds."""
+    one_each = [
+        {"round": number, "site": site, "balanced_accuracy": 0.5, "tune_rows": 5}
+        for number, site in enumerate("abb", 1)
+    ]
+    both = [{"round": 4, "site": site, "balanced_accuracy": 0.5, "tune_rows": 5} for site in "ab"]
+    axes = progress({"one": [one_each], "two": [one_each]})
+    assert "mean over 1 site of each round, n = 5 tune rows together" in axes.get_ylabel()
+    axes = progress({"one": [one_each], "two": [[*one_each, *both]]})
+    assert "mean over 1 to 2 sites of each round, n = 5 to 10 tune rows together" in axes.get_ylabel()
+    assert "mean of the sites of each round" in data_lines(progress({"one": [one_each]}))
+
+
 def test_nothing_to_draw_is_an_error():
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_progress({"one": [[{"round": 1, "site": "a"}]]})

@@ -54,6 +54,7 @@ class Survey:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height) → images, where read from files
     broken: list[str] = field(default_factory=list)  # a sentence for each picture that cannot be read
     blank: list[str] = field(default_factory=list)  # names of pictures of one colour
+    looked_for: list[str] = field(default_factory=list)  # a sentence on how the names of missing pictures came about
     warnings: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # a sentence for each thing that a run refuses
     without: list[str] = field(default_factory=list)  # a sentence for each source of questions without any picture
@@ -159,7 +160,7 @@ def survey(read: Tables) -> Survey:
     """Count rows and decode every picture that lies in a file."""
     found, tables = Survey(refused=[*read.refused, *read.unlearnable()]), read.rows
     for table, rows in tables:
-        found.warnings.extend(table.warnings)
+        found.warnings.extend(line for line in table.warnings if not any(line in told for told in found.refused))
         for row in rows:
             site = row.site or NO_SITE
             found.counts[site, column_of(row)] += 1
@@ -187,7 +188,7 @@ def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) 
         if not isinstance(table.pixels, FilePixels):
             continue
         if table.pixels.missing and table.pixels.note:
-            found.warnings.append(table.pixels.note)
+            found.looked_for.append(table.pixels.note)
         if table.asks and len(table.pixels.missing) == len(table.each_picture()):
             found.without.append(no_picture(table.pixels))
             continue

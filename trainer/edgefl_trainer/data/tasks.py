@@ -177,7 +177,7 @@ def alike_classes(rows: Sequence[Row], wanted: Sequence[str]) -> Iterator[str]:
         if (meant := by_fold.get(label.casefold(), label)) != label:
             yield (
                 f"The data has both the class {label!r} (image {first[label]}) and the class {meant!r}; spell a class "
-                "the same way in every source."
+                "the same way in every row."
             )
 
 

@@ -50,6 +50,7 @@ METRIC_NAMES = (
     "open_specificity",
 )
 
+HIGHEST = {"brier": 2.0}  # the most that a figure can be; 1 of all others
 OPEN_FIGURES = ("balanced_accuracy", "macro_precision", "macro_f1", "specificity")  # also of the likeliest class
 OF_RIGHT = ("accuracy", "open_accuracy")  # shares of right answers
 
