@@ -55,7 +55,8 @@ def test_evaluate_measures_the_maps_of_every_site(ward, finished):
         assert f"{name}: measuring how true its maps are: {site['pictures']} pictures" in outcome.err
     text = edgefl_train(*given).out
     for name, site in found.items():
-        assert f"{name:<16}a device shows no map (few_pictures), {site['pictures']} pictures" in text
+        assert f"{name:<16}a device shows no map: {site['pictures']} pictures were too few to find out" in text
+    assert "few_pictures" not in text and "`marked`, the quarter that the map marks" in text
         assert all(f"{name:<16}{kind:<12}" in text for kind in site["maps"])
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.evaluate.one_class import FEWER_SAYS
 from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.experiments.comparison import Found, bars_of, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
@@ -284,7 +285,7 @@ def test_a_figure_of_sites_without_a_row_of_some_class_is_marked_as_in_table():
         run = Measurement(seed=0, summary=told, lines=())
         found.append(Found(part=part.name, row=row, measured=run, settings=settings, environment={}))
     text = render_comparison(experiment, found)
-    sentence = "† judged on fewer classes than the run has: comes out too high, and the mean with it (b)."
+    sentence = f"† {FEWER_SAYS} (b)."
     assert sentence in text and sentence in render_table([found[0].measured.summary])
     assert sum("50.00 ± 14.14† |" in line for line in text.splitlines()) == 1 and "50.00 ± 14.14 |" in text
     assert "†" not in render_comparison(experiment, found[1:])

@@ -246,8 +246,8 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
-    limited = f"--images-per-site {images_per_site:,} bounds the train rows alone, so judging takes as long as without"
-    bound = f" ({limited})" if images_per_site else ""
+    judged = f"all tune and {federation.report_split} rows are judged, as without it"
+    bound = f" (--images-per-site {images_per_site:,} bounds the train rows; {judged})" if images_per_site else ""
     return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
 
 
