@@ -56,8 +56,8 @@ def test_evaluate_measures_the_maps_of_every_site(ward, finished):
     text = edgefl_train(*given).out
     for name, site in found.items():
         assert f"{name:<16}a device shows no map: {site['pictures']} pictures were too few to find out" in text
-    assert "few_pictures" not in text and "`marked`, the quarter that the map marks" in text
         assert all(f"{name:<16}{kind:<12}" in text for kind in site["maps"])
+    assert "few_pictures" not in text and "`marked`, the quarter that the map marks" in text
 
 
 def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, cached):
@@ -311,7 +311,7 @@ def test_a_caption_says_how_its_runs_were_made(finished, tmp_path):
     )
     told = edgefl_train("table", finished["local"], shorter).out
     assert "and tiny, 3 rounds of 4 epochs, at most 5 training images a site" in told
-    assert "data " in told and "folder:ward" in told and "/x/" not in told
+    assert "Data " in told and "folder:ward" in told and "/x/" not in told
 
 
 def test_figures_of_an_untrained_network_say_so_wherever_they_are_shown(finished, ward, tmp_path, monkeypatch):

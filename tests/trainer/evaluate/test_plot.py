@@ -161,7 +161,7 @@ def test_a_curve_says_on_how_many_rows_it_is(progress):
     told = [line | {"tune_rows": rows[line["site"]]} for line in LINES]
     axes = progress({"one": [told]})
     assert list(data_lines(axes)) == ["a (n = 24)", "b (n = 8)", "mean of 2 sites"]
-    assert "on the n tune rows of each site" in axes.get_ylabel()
+    assert "n: how many a site has" in axes.get_ylabel()
     axes = progress({"one": [told], "two": [[line for line in told if line["site"] == "a"]]})
     assert "mean over 1 to 2 sites, n = 24 to 32 tune rows together" in axes.get_ylabel()
     axes = progress({"one": [told], "two": [told]}, one_class={"one": {"b"}, "two": {"b"}})

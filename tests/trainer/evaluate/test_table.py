@@ -157,7 +157,7 @@ def test_sites_are_the_union_in_name_order_and_gaps_are_shown():
 
 def test_caption_names_what_a_reader_needs():
     text = render_table([ONE, summary("fedavg", 3, {"a": 0.5})], machine="2 cores, no GPU")
-    for part in ("`val` rows", "task nevus", "preset bench84", "seeds 0, 3", "ddof=1) over sites", "2 cores, no GPU."):
+    for part in ("`val` rows", "Task nevus", "Preset bench84", "Seeds 0, 3", "ddof=1) over sites", "2 cores, no GPU."):
         assert part in text
 
 

@@ -29,7 +29,7 @@ MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
 HALF = "half filled: a site that never trained"
-HELD_OUT, NO_ROUND = "it was held out, and no mean counts it", "it took part in no round, and the mean counts it"
+HELD_OUT, NO_ROUND = "held out: no mean counts it", "took part in no round: the mean counts it"
 STEP = 0.13  # of a row's height, between sites that have the same figure
 
 
@@ -81,7 +81,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.set_figheight(figure.get_figheight() + 0.3 * bool(title))
+    figure.set_figheight(figure.get_figheight() + 0.3 * bool(title) + 0.2 * notes.count("\n"))
     draw_legend(figure, axes, MAX_COLUMNS)
     return png(figure, metadata={"Software": None})
 
@@ -151,7 +151,7 @@ def _told_of_untrained(rows: Sequence[TableRow]) -> str:
     """What half filled means, and which of these sites the means count; nothing where there is none."""
     kinds = [(HELD_OUT, any(row.held_out for row in rows)), (NO_ROUND, any(row.no_round for row in rows))]
     told = [what for what, there in kinds if there]
-    return f"\n{HALF}: {'; or '.join(told)}" if told else ""
+    return f"\n{HALF}\n{'; '.join(told)}" if told else ""
 
 
 def _draw_means(axes: Axes, means: Sequence[Spread], over: str, most: float) -> None:

@@ -182,7 +182,7 @@ def _of_seeds(name: str, seeds: Sequence[Lines]) -> str:
 
 def _told_of_sites(found: Mapping[str, Sequence[Lines]]) -> str:
     kept = any(JUDGED_ROWS in line for seeds in found.values() for lines in seeds for line in lines)
-    return "\non the n tune rows of each site" if kept else ""
+    return "\nn: how many a site has" if kept else ""
 
 
 def _told_of_means(found: Mapping[str, Sequence[Lines]], metric: str, one_class: Mapping[str, Collection[str]]) -> str:
