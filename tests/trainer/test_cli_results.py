@@ -89,7 +89,7 @@ def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, 
     picture = ("--json", "--plot", tmp_path / "a.png")
     outcome = edgefl_train("evaluate", finished["local"], "--data", again, *picture)
     assert outcome.json()["rows_learned_from"] == learned
-    assert titles[0].startswith("local, 40 pictures (test rows) of 2 sites\n")
+    assert titles[0].startswith("local, all 40 pictures of 2 sites\n")
     assert f"TOO HIGH: the run learned from {learned} of these pictures" in titles[0]
     assert f"warning: {learned} of these 40 pictures, by their pixels, are among those that the run" in outcome.err
     fresh = edgefl_train("evaluate", finished["local"], "--data", ward, *picture)

@@ -327,7 +327,7 @@ def test_a_column_that_no_row_fills_is_left_out_and_named():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pep-fedpt-table-6", "Ours: what it took until open accuracy on tune rows, mean over sites, was 83.0%; data"),
+        ("pep-fedpt-table-6", "Ours: what it took until open accuracy on tune rows, mean over sites, was 83.0%. Data"),
         ("pep-fedpt-table-4", "Ours: open accuracy in per cent on `test` rows. Data"),
         ("fedevprompt-table-2", "Ours: open balanced accuracy, balanced accuracy in per cent on `test` rows. Data"),
     ],

@@ -95,8 +95,8 @@ def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
         )
     pictures = counted(sum(summary["sites"][name]["n_test"] for name in found), "picture")
     lent = f", model of {summary['model_of']}" if "model_of" in summary else ""
-    which = "all there are" if is_judged_whole(summary) else f"{summary['reported_rows']} rows"
-    title = f"{summary['method']}{lent}, {pictures} ({which}) of {counted(len(found), 'site')}"
+    judged = f"all {pictures}" if is_judged_whole(summary) else f"{pictures} ({summary['reported_rows']} rows)"
+    title = f"{summary['method']}{lent}, {judged} of {counted(len(found), 'site')}"
     if learned := summary["rows_learned_from"]:
         title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"
     if untrained:
