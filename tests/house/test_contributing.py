@@ -36,13 +36,21 @@ def block(root: Path, kind: str) -> str:
 
 
 def patched(text: str, diff: str) -> str:
-    """The text with the added lines of a diff, whose other lines say where: a place that occurs once, or has them."""
+    """The text with the added line of each hunk in its place by the alphabet, between the hunk's two other lines.
+
+    Whoever adds a method has a line more, which may stand there too.
+    """
+    lines = text.splitlines(keepends=True)
     for hunk in diff.split("@@\n"):
-        lines = hunk.splitlines(keepends=True)
-        before, following = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" ", " +"))
-        assert {line[0] for line in lines} == {" ", "+"} and text.count(before) + text.count(following) == 1, hunk
-        text = text.replace(before, following)
-    return text
+        (before, _), (added, sign), (following, _) = ((line[1:], line[0]) for line in hunk.splitlines(keepends=True))
+        assert sign == "+" and lines.count(before) == lines.count(following) == 1, hunk
+        between = range(lines.index(before) + 1, lines.index(following))
+        assert between.start <= between.stop and lines[between.start : between.stop] == sorted(
+            lines[between.start : between.stop]
+        ), hunk
+        if added not in lines:
+            lines.insert(next((place for place in between if lines[place] > added), between.stop), added)
+    return "".join(lines)
 
 
 @pytest.fixture
@@ -91,6 +99,22 @@ def test_the_shown_lines_find_their_place_in_the_table(root: Path) -> None:
     """The diff's context is the file's."""
     text = patched((root / TABLE).read_text(encoding="utf-8"), block(root, "diff"))
     assert "import LGFedAvg\n" in text and '    "lgfedavg": LGFedAvg,\n' in text
+
+
+def test_the_shown_lines_find_their_place_beside_those_of_a_method_that_a_reader_added(root: Path) -> None:
+    """`make rules` failed once a reader's own method stood between `head` and `local`."""
+    text, diff = (root / TABLE).read_text(encoding="utf-8"), block(root, "diff")
+    for name in ("heads", "lion"):
+        line, entry = f"from edgefl_trainer.methods.{name} import Mine\n", f'    "{name}": Mine,\n'
+        theirs = text.replace("from edgefl_trainer.methods.local ", f"{line}from edgefl_trainer.methods.local ")
+        theirs = theirs.replace('    "local": ', f'{entry}    "local": ')
+        found = patched(theirs, diff).splitlines(keepends=True)
+        own = "from edgefl_trainer.methods.lgfedavg import LGFedAvg\n"
+        assert (found.index(own) > found.index(line)) == (name < "lgfedavg")
+        assert (found.index('    "lgfedavg": LGFedAvg,\n') > found.index(entry)) == (name < "lgfedavg")
+        assert [one for one in found if one not in (own, '    "lgfedavg": LGFedAvg,\n')] == theirs.splitlines(
+            keepends=True
+        )
 
 
 def make_copy(root: Path, folder: Path) -> None:

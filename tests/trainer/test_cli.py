@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -370,3 +371,17 @@ def test_an_engine_whose_extra_is_missing_says_so(tmp_path: Path, monkeypatch) -
     table = Path(__file__).parents[2] / "experiments/fedevprompt-table-1.toml"
     study = edgefl_train("experiment", table, "--tiny", "--engine", "flower", "--out", tmp_path / "study")
     assert study.code == 2 and not (tmp_path / "study").exists() and study.err == done.err
+
+
+@pytest.mark.parametrize("dev_mode", [False, True])
+def test_a_mistake_of_a_method_ends_with_a_sentence_and_with_a_traceback_only_where_python_was_asked(
+    monkeypatch, tmp_path, ward, mae, dev_mode
+):
+    """CONTRIBUTING.md, "Add a method": PYTHONDEVMODE=1 is Python's own way to ask for more."""
+    monkeypatch.setattr("edgefl_trainer.methods.local.Local.start", lambda *_: nowhere)  # noqa: F821
+    monkeypatch.setattr("edgefl_trainer.cli.sys.flags", SimpleNamespace(dev_mode=dev_mode))
+    outcome = edgefl_train("run", "local", "--data", ward, "--backbone", f"run:{mae}", "--out", tmp_path / "run")
+    assert outcome.code == 1 and ("Traceback" in outcome.err) == dev_mode
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith("edgefl-train: start of local failed for 2 sites: NameError name 'nowhere' is not defined")
+    assert "test_cli.py, line " in last and "PYTHONDEVMODE=1" in last

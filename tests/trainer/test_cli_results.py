@@ -55,8 +55,9 @@ def test_evaluate_measures_the_maps_of_every_site(ward, finished):
         assert f"{name}: measuring how true its maps are: {site['pictures']} pictures" in outcome.err
     text = edgefl_train(*given).out
     for name, site in found.items():
-        assert f"{name:<16}a device shows no map (few_pictures), {site['pictures']} pictures" in text
+        assert f"{name:<16}a device shows no map: {site['pictures']} pictures were too few to find out" in text
         assert all(f"{name:<16}{kind:<12}" in text for kind in site["maps"])
+    assert "few_pictures" not in text and "`marked`, the quarter that the map marks" in text
 
 
 def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, cached):
@@ -88,7 +89,7 @@ def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, 
     picture = ("--json", "--plot", tmp_path / "a.png")
     outcome = edgefl_train("evaluate", finished["local"], "--data", again, *picture)
     assert outcome.json()["rows_learned_from"] == learned
-    assert titles[0].startswith("local, 40 pictures (test rows) of 2 sites\n")
+    assert titles[0].startswith("local, all 40 pictures of 2 sites\n")
     assert f"TOO HIGH: the run learned from {learned} of these pictures" in titles[0]
     assert f"warning: {learned} of these 40 pictures, by their pixels, are among those that the run" in outcome.err
     fresh = edgefl_train("evaluate", finished["local"], "--data", ward, *picture)
@@ -310,7 +311,7 @@ def test_a_caption_says_how_its_runs_were_made(finished, tmp_path):
     )
     told = edgefl_train("table", finished["local"], shorter).out
     assert "and tiny, 3 rounds of 4 epochs, at most 5 training images a site" in told
-    assert "data " in told and "folder:ward" in told and "/x/" not in told
+    assert "Data " in told and "folder:ward" in told and "/x/" not in told
 
 
 def test_figures_of_an_untrained_network_say_so_wherever_they_are_shown(finished, ward, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import TINY, edgefl_train
+from tests.trainer.conftest import TINY, edgefl_train, records, write_index
 
 from edgefl_trainer.live import SiteMembership
 
@@ -51,6 +51,21 @@ def test_a_fine_tuning_run(mae, tmp_path, stopped):
     assert edgefl_train(*goes_on[1:]).code == 0
     assert edgefl_train(*words[:-5], tmp_path / "other", *words[-4:]).code == 0
     assert digest(folder) == digest(tmp_path / "other")  # the run is the one that was asked for
+
+
+def test_a_run_whose_paths_are_relative_goes_on_from_any_folder(tmp_path, monkeypatch, stopped, mae):
+    """The command was good in the folder where the first one was typed alone: "No manifest at clean.csv"."""
+    home = tmp_path / "my work"
+    write_index(home, [{**one, "split": ""} for one in records()])
+    monkeypatch.chdir(home)
+    data = ("--data", "manifest:index.csv", "--backbone", f"run:{mae}", "--rounds", "1", *TINY)
+    outcome = stopped("run", "local", *data, "--out", "run")
+    line = outcome.err.splitlines()[-1]
+    assert line == f"{TOLD}cd '{home}' && edgefl-train run --resume --out run"
+    assert "manifest:index.csv" in (home / "run/config.toml").read_text()  # what was typed, and so is its digest
+    for words, away in ((("--out", home / "run2"), True), (("--out", "run3"), True), (("--out", home / "run4"), False)):
+        given = data if away else ("--data", f"manifest:{home}/index.csv", *data[2:])
+        assert ("cd '" in stopped("run", "local", *given, *words).err.splitlines()[-1]) == away
 
 
 def test_an_experiment(tmp_path, stopped, cached, monkeypatch):

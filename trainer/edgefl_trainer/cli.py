@@ -2,10 +2,11 @@
 
 Exit status: 0 done; 1 failed (data, disk, training, a damaged file); 2 what was asked for cannot be had (an option, a
 name, a setting, a missing extra), and nothing was begun; 3 refused (signature, trust, policy). A known failure is one
-sentence, never a traceback.
+sentence; only Python's development mode (PYTHONDEVMODE=1) shows a traceback before it.
 """
 
 import sys
+import traceback
 
 import click
 
@@ -21,9 +22,10 @@ from edgefl_trainer.commands.partition import partition
 from edgefl_trainer.commands.predict import predict
 from edgefl_trainer.commands.run import run
 from edgefl_trainer.commands.table import table
-from edgefl_trainer.errors import USAGE_CODES, FederationRefused
+from edgefl_trainer.errors import USAGE_CODES, FederationRefused, MethodError
 
 FAILED, USAGE, REFUSED = 1, 2, 3
+SEE_WHERE = " With PYTHONDEVMODE=1 before the command, Python shows each call that led there."
 
 
 def main() -> None:
@@ -39,7 +41,9 @@ def main() -> None:
         click.echo("stopped", err=True)  # what can go on says so itself: `commands.stopping`
         sys.exit(FAILED)
     except EdgeflError as error:
-        click.echo(f"edgefl-train: {error}", err=True)
+        if sys.flags.dev_mode:
+            traceback.print_exc()
+        click.echo(f"edgefl-train: {error}{SEE_WHERE if error.code == MethodError.code else ''}", err=True)
         sys.exit(exit_code(error))
     except OSError as error:
         click.echo(f"edgefl-train: {error.filename or 'a file'} cannot be used: {error.strerror or error}.", err=True)

@@ -5,8 +5,9 @@ not declare, so that what `run`, `init` and a device's owner are told of leaves 
 package itself passes as it is. Source: docs/design.md 4.
 """
 
+import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,14 +15,15 @@ import numpy as np
 import torch
 
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.rules.maps import renumbered
 from edgefl_protocol.rules.travels import KINDS, kind_of
-from edgefl_protocol.sentences import listed
-from edgefl_trainer.contract import Method, Phase, Predictor, Site, State
+from edgefl_protocol.sentences import counted, listed
+from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import MethodError, SettingError, TrainingError
 
 _RULE = "docs/design.md 4 says what each half accepts and returns"
-_MISTAKES = (LookupError, TypeError, AttributeError, ValueError)  # of the method's code; a full memory is none
+_NO_MISTAKES = (EdgeflError, OSError, MemoryError)  # of the method's code: what failed says so itself
 
 
 def check_travels(method: Method) -> None:
@@ -31,13 +33,22 @@ def check_travels(method: Method) -> None:
         raise SettingError(f"{_name(method)} declares travels {listed(unknown)}; known kinds are {', '.join(KINDS)}.")
 
 
+def call_start(method: Method, task: Task, sites: Sequence[str]) -> State:
+    """Call `Method.start`; a `MethodError` where it fails, or returns something else than a state."""
+    with _told(method, "start", f"for {counted(len(sites), 'site')}"):
+        found = method.start(task, sites)
+    _expect(found, State, method, "start", "the server's first State")
+    return found
+
+
 def call_broadcast(method: Method, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
     """Call `Method.broadcast`; a `MethodError` where it fails, or holds nothing for one of the sites."""
     with _told(method, "broadcast", f"in the {phase.kind} phase {phase.round}"):
         found = method.broadcast(state, phase, sites)
         lacking = [name for name in sites if not isinstance(found[name], Payload)]
     if lacking:
-        raise MethodError(f"broadcast of {_name(method)} gives no Payload for {listed(lacking)}: {_RULE}.")
+        place = _defined(method.broadcast)
+        raise MethodError(f"broadcast of {_name(method)} gives no Payload for {listed(lacking)}: {_RULE}{place}.")
     return found
 
 
@@ -64,14 +75,15 @@ def call_local_round(method: Method, site: Site, state: State, broadcast: Payloa
         kinds = listed([type(one).__name__ for one in pair])
         raise MethodError(
             f"local_round of {_name(method)} returned {kinds} for {site.name}, and not the site's new State and its "
-            f"reply, a Payload: {_RULE}."
+            f"reply, a Payload: {_RULE}{_defined(method.local_round)}."
         )
     beside = {name: kind_of(name) for name in found[1].arrays if kind_of(name) not in method.travels}
     if beside:
         name, kind = next(iter(beside.items()))
         raise MethodError(
             f"the reply of {site.name} holds {name}, which is of the kind {kind}, and {_name(method)} declares travels "
-            f"{listed(method.travels) or 'nothing'}: name {kind} in `travels`, or do not send it."
+            f"{listed(method.travels) or 'nothing'}: name {kind} in `travels`, or do not send it from "
+            f"local_round{_defined(method.local_round)}."
         )
     return found
 
@@ -83,7 +95,7 @@ def call_aggregate(method: Method, state: State, phase: Phase, replies: Mapping[
             found = method.aggregate(state, phase, replies)
     except TrainingError as error:  # of what the replies hold
         raise TrainingError(f"aggregate of {_name(method)}: {error}", error.code) from error
-    _expect(found, State, f"aggregate of {_name(method)}", "the server's new State")
+    _expect(found, State, method, "aggregate", "the server's new State")
     return found
 
 
@@ -92,14 +104,30 @@ def call_predictor(method: Method, site: Site, state: State, broadcast: Payload)
     with _told(method, "predictor", _of(site, state)):
         found = method.predictor(site, state, broadcast)
     if found is not None:
-        _expect(found, Predictor, f"predictor of {_name(method)}", "a Predictor or None")
+        _expect(found, Predictor, method, "predictor", "a Predictor or None")
     return found
 
 
-def _expect(found: object, kind: type, half: str, wanted: str) -> None:
+def _expect(found: object, kind: type, method: Method, half: str, wanted: str) -> None:
     """Refuse what a half returned where it is of another type."""
     if not isinstance(found, kind):
-        raise MethodError(f"{half} returned {type(found).__name__}, and not {wanted}: {_RULE}.")
+        told = f"{half} of {_name(method)} returned {type(found).__name__}, and not {wanted}"
+        raise MethodError(f"{told}: {_RULE}{_defined(getattr(method, half))}.")
+
+
+def _defined(half: Callable[..., object]) -> str:
+    """Say, in brackets, in which file and line a half begins; nothing where Python cannot tell."""
+    code = getattr(half, "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+
+
+def _failed_in(method: Method, error: Exception) -> str:
+    """Say in which file and line of the method an error arose, and where it was raised, if that is another file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(sys.modules.get(type(method).__module__), "__file__", None)
+    own = [frame for frame in frames if frame.filename == file]
+    places = dict.fromkeys(f"{Path(one.filename).name}, line {one.lineno}" for one in (*own[-1:], frames[-1]))
+    return "; raised in ".join(places)
 
 
 @contextmanager
@@ -112,15 +140,15 @@ def _told(method: Method, half: str, when: str, replies: Mapping[str, Payload] |
             f"the card's memory was full in {half} of {_name(method)} {when}: start again in another --out with a "
             "smaller --batch, or with --batch auto."
         ) from error
-    except _MISTAKES as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+    except _NO_MISTAKES:
+        raise
+    except Exception as error:
         what = f"{type(error).__name__} {error}"
         lacking = [] if not isinstance(error, KeyError) else _lacking(str(error.args[0]), replies or {})
         if lacking:
             what += f", which the reply of {listed(lacking)} does not hold"
         raise MethodError(
-            f"{half} of {_name(method)} failed {when}: {what} ({Path(place.filename).name}, line {place.lineno}); "
-            f"{_RULE}."
+            f"{half} of {_name(method)} failed {when}: {what} ({_failed_in(method, error)}); {_RULE}."
         ) from error
 
 

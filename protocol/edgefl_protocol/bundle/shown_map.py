@@ -171,7 +171,7 @@ def how_true(said: ShownMap | None, noun: str = "picture") -> str:
         return "No map is drawn: this model does not say how true its map is."
     least = said.least
     if least is None:
-        return f"No map is drawn: {_WHY[said.why or 'no_pictures'].format(f'{said.pictures} {noun}s')}."
+        return f"No map is drawn: {why_no_map(said.why or 'no_pictures', said.pictures, noun)}."
     marked = _answers(least.marked, said.pictures)
     other = _answers(least.random, RANDOM_QUARTERS * said.pictures)
     figures = (
@@ -196,6 +196,11 @@ def level_words(said: ShownMap) -> str:
             f"probability by less than {100 * LEAST_SHOWN_FALL:.0f} points."
         )
     return "No map is drawn: the map of this picture is nearly the same everywhere, so it marks no part."
+
+
+def why_no_map(why: str, pictures: int, noun: str = "picture") -> str:
+    """Say, as a clause, why no map is drawn; `pictures` were there to measure one on."""
+    return _WHY[why].format(f"{pictures} {noun}s")
 
 
 _WHY: Final[Mapping[str, str]] = {

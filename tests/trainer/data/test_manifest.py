@@ -108,6 +108,16 @@ def test_a_wrong_index_is_named_in_one_sentence(make_zip, cache: Path, change, w
         pytest.param(
             {"index.csv": b"isic_id,DX\na,NV\n"}, ["rename isic_id to image and DX to label."], id="other-names"
         ),
+        pytest.param(
+            {"index.csv": b"image,lable,centre,lesionid\na,NV,b,c\n"},
+            ["rename lable to label, and rename centre to center and lesionid to lesion_id where that is meant."],
+            id="all-at-once",
+        ),
+        pytest.param(
+            {"index.csv": b"Image,label,centre\na,NV,b\n"},
+            ["write image in small letters, and rename centre to center where that is meant."],
+            id="capital-and-misspelt",
+        ),
         pytest.param({"index.csv": b"image,colour\na,NV\n"}, ["columns are image, colour."], id="nothing-alike"),
     ],
 )

@@ -279,11 +279,13 @@ def test_pictures_of_one_colour_are_told_and_cut_off_ones_are_refused(tmp_path):
 def test_a_misspelt_center_is_told_before_what_else_could_be_done(tmp_path):
     sentence = edgefl_train("data", manifest(tmp_path, "center", "centre")).out
     assert sentence.index("its column centre is not read as center; rename it") < sentence.index("No row of")
+    assert "centre" not in edgefl_train("data", manifest(tmp_path, "center", "centre")).err  # told once
 
 
 def test_where_no_column_names_files_the_name_that_was_looked_for_is_told(tmp_path):
     spec = manifest(tmp_path, "file", "path")
-    assert "has no column file, so IMAGE.jpg was looked for" in edgefl_train("data", spec).err
+    *_, more, last = edgefl_train("data", spec).out.splitlines()  # the cause stands last, where it is seen
+    assert more == "  and 2 more" and last.endswith("has no column file, so IMAGE.jpg was looked for.")
     with pytest.raises(DataError, match="has no column file, so IMAGE"):
         load_federation([spec], image_px=8)
 
@@ -344,3 +346,32 @@ def test_drawn_pictures_are_written_with_a_table_that_a_device_takes(tmp_path):
     files = write_index(tmp_path / "w", records())
     other = edgefl_train("data", f"manifest:{files}", "--write", tmp_path / "other")
     assert other.code == 1 and "is not drawn" in other.err and not (tmp_path / "other").exists()
+
+
+def test_data_of_one_class_is_refused_as_a_run_refuses_it_and_the_advice_can_be_followed(tmp_path):
+    """`data` passed it, and `run` said to add classes with --classes, which the data does not have."""
+    root = write_index(tmp_path / "w", [{**one, "label": "NV"} for one in records()])
+    told = "The data has 1 class, NV, and learning from labels needs at least two: add pictures of another class"
+    shown = edgefl_train("data", f"manifest:{root}")
+    assert shown.code == 1 and f"a run refuses this data:\n  {told}" in shown.out
+    run = ("run", "local", "--data", f"manifest:{root}", "--preset", "tiny", "--out", tmp_path / "r")
+    outcome = edgefl_train(*run)
+    assert outcome.code == 1 and told in outcome.sentence() and "--classes" not in outcome.err
+    assert not (tmp_path / "r").exists()
+    nevi = edgefl_train(*run, "--task", "nevus")
+    assert nevi.code == 1 and "Task nevus needs a class beside the nevi; the data has NV" in nevi.err
+    assert "Task nevus needs a class beside the nevi" in edgefl_train("data", f"manifest:{root}", "--task", "nevus").out
+    without = write_index(tmp_path / "u", [{**one, "label": "", "split": "unlabelled"} for one in records()])
+    assert edgefl_train("data", f"manifest:{without}").code == 0  # meant for methods without labels
+
+
+def test_a_site_without_a_picture_to_train_on_is_refused_as_a_run_refuses_it(tmp_path):
+    """All rows of one site are test rows; a SPEC that leaves it out is taken."""
+    found = [{**one, "split": "test"} if one["center"] == "east" else one for one in records()]
+    root = write_index(tmp_path / "w", found)
+    shown = edgefl_train("data", f"manifest:{root}")
+    told = "site east has no labelled image to train on: add images, or leave the site out"
+    assert shown.code == 1 and f"  {told}" in shown.out
+    run = ("run", "local", "--data", f"manifest:{root}", "--preset", "tiny", "--out", tmp_path / "r")
+    assert told in edgefl_train(*run).sentence()
+    assert edgefl_train("data", f"manifest:{root}@site=west").code == 0

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
@@ -15,6 +16,7 @@ from edgefl_trainer.method_halves import (
     call_broadcast,
     call_local_round,
     call_predictor,
+    call_start,
     check_travels,
 )
 from edgefl_trainer.methods.fedavg import FedAvg
@@ -87,9 +89,48 @@ def test_what_leaves_is_what_is_declared():
     said = "the reply of site-1 holds head.weight, which is of the kind weights, and Mine declares travels maps"
     with pytest.raises(MethodError, match=said):
         call_local_round(wrong, SITE, State(), HEAD)
+    with pytest.raises(MethodError, match=r"do not send it from local_round \(test_halves\.py, line \d+\)\.$"):
+        call_local_round(wrong, SITE, State(), HEAD)
     site = make_dataclass("Named", [("name", str), ("report", object)])("site-1", None)
     with pytest.raises(MethodError, match=said):  # of the local engine and of a live federation: before it leaves
         InProcessSite(wrong, site).local_round(State(), HEAD, print)
+
+
+def divides(*_):
+    return 1 / 0
+
+
+def shapes_that_differ(*_):
+    return torch.zeros(2) @ torch.zeros(3)
+
+
+def a_name_that_is_none(*_):
+    return nowhere  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("half", "what"),
+    [
+        (divides, "ZeroDivisionError division by zero"),
+        (shapes_that_differ, "RuntimeError inconsistent tensor size"),
+        (a_name_that_is_none, "NameError name 'nowhere' is not defined"),
+    ],
+)
+def test_a_programming_error_is_told_with_half_method_site_file_and_line(half, what):
+    """CONTRIBUTING.md: a NameError in `aggregate` ended in a traceback of thirty lines."""
+    line = half.__code__.co_firstlineno + 1
+    with pytest.raises(MethodError, match=rf"^aggregate of Mine failed in the train phase 1: {what}.*line {line}\); "):
+        call_aggregate(a_method(aggregate=half), State(), PHASE, {})
+    with pytest.raises(MethodError, match=rf"^local_round of Mine failed for site-1: {what}.*line {line}\); "):
+        call_local_round(a_method(local_round=half), SITE, State({"a": np.zeros(1)}), HEAD)
+    with pytest.raises(MethodError, match=rf"^start of Mine failed for 2 sites: {what}.*line {line}\); "):
+        call_start(a_method(start=half), None, ["a", "b"])
+
+
+def test_the_line_of_the_method_stands_before_the_one_that_raised():
+    """An error inside numpy names the method's own line first, which is where to look."""
+    with pytest.raises(MethodError, match=r"\(test_halves\.py, line \d+; raised in \w+\.py, line \d+\); docs"):
+        call_predictor(a_method(predictor=lambda *_: np.stack([])), SITE, State(), HEAD)
 
 
 @pytest.mark.parametrize("error", [TrainingError("no picture"), MemoryError("full"), KeyboardInterrupt()])

@@ -59,5 +59,5 @@ def test_a_run_says_what_it_judges_and_what_a_bound_bounds(tmp_path):
         "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert "(--images-per-site 4 bounds the train rows alone, so judging takes as long as without)" in done.err
+    assert "(--images-per-site 4 bounds the train rows; all tune and test rows are judged, as without it)" in done.err
     assert "judging east: 5 test and 2 tune pictures\njudging west: 5 test and 2 tune pictures, " in done.err

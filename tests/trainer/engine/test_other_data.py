@@ -35,7 +35,9 @@ def test_data_without_splits_is_judged_whole(other, finished):
         found = judged(finished["local"], data, "--json").json()
         assert {name: site["n_test"] for name, site in found["sites"].items()} == {"east": 8, "west": 8}
         assert (found["labelled"], found["rows_learned_from"], found["reported_rows"]) == (16, 0, "test")
-    assert "not judged" not in judged(finished["local"], f"folder:{other}").out
+    told = judged(finished["local"], f"folder:{other}", "--plot", other.parent / "c.png")
+    assert "not judged" not in told.out and "reported on all 16 pictures" in told.err  # there is no split `test`
+    assert told.out.splitlines()[0].split()[:3] == ["site", "train", "judged"]
 
 
 def test_what_is_left_out_is_said(other, ward, finished, tmp_path):
@@ -45,11 +47,12 @@ def test_what_is_left_out_is_said(other, ward, finished, tmp_path):
     (other / "index.csv").write_text(
         "\n".join(line + ("train" if 0 < i < 6 else "test" * (i > 0)) for i, line in enumerate(text))
     )
-    assert "5 of 16 pictures are not judged: they are no `test` rows. " in judged(finished["local"], data).out
+    advice = " In a manifest, a column split that says test has all of them judged\n"
+    assert f"5 of 16 pictures are not judged: they are no `test` rows.{advice}" in judged(finished["local"], data).out
     own = judged(finished["local"], ward)
     summary = json.loads((finished["local"] / "summary.json").read_text())["sites"]
     left = 40 - sum(site["n_test"] for site in summary.values())
-    assert f"{left} of 40 pictures are not judged" in own.out
+    assert f"{left} of 40 pictures are not judged" in own.out and "manifest" not in own.out  # it is of a folder
     gone = tmp_path / "run"
     shutil.copytree(finished["local"], gone, ignore=shutil.ignore_patterns("checkpoints"))
     config = gone / "config.toml"
@@ -77,7 +80,9 @@ def test_another_hospitals_data_is_judged_with_the_model_of_one_site(other, fini
     assert (list(found["sites"]), found["model_of"], found["sites_without_model"]) == (["our-ward"], "west", [])
     (other / "our-ward").rename(other / "west")
     same = judged(finished["local"], f"folder:{other}", "--json").json()
-    assert found["sites"]["our-ward"] | {"took_part": same["sites"]["west"]["took_part"]} == same["sites"]["west"]
+    learned = {key: same["sites"]["west"][key] for key in ("took_part", "n_train", "n_labelled")}
+    assert found["sites"]["our-ward"] | learned == same["sites"]["west"]
+    assert found["sites"]["our-ward"]["n_train"] == 0 < learned["n_train"]  # that ward taught nothing
     text = judged(finished["local"], f"folder:{other}", "--site", "west", "--ood", "textures").out
     assert text.startswith("all sites of the data are judged with the model of west\n") and "AUROC of the unc" in text
     unknown = edgefl_train("evaluate", finished["local"], "--data", f"folder:{other}", "--site", "bcn")

@@ -35,6 +35,14 @@ def test_our_number_is_on_the_side_where_the_papers_is_not(ours, side):
     assert number.get_ha() == side  # the end of the text that lies at the dot
 
 
+def test_a_spread_ends_where_no_figure_can_lie():
+    """98 % ± 5 was drawn to 103 %."""
+    assert Bar(ours=98.0, std=5.0).spread == (5.0, 2.0) and Bar(ours=3.0, std=5.0).spread == (3.0, 5.0)
+    axes = _axes({"FedMAE": Bar(ours=98.0, std=5.0)})
+    drawn = [x for lines in axes.collections for x in np.array(lines.get_segments())[..., 0].flat]
+    assert (min(drawn), max(drawn)) == (93.0, 100.0)
+
+
 def test_columns_share_lines_and_each_line_begins_with_the_name_of_its_part():
     rows = {"FedMAE": [Bar(ours=float(place)) for place in range(6)]}
     lines = _lines("80 %\n", rows, ["Recall", "Precision", "F1", "Specificity", "AUC", "Accuracy"])

@@ -29,6 +29,14 @@ def test_no_bar_lies_below_0(drawn_metric):
     assert "mean ± std over 3 sites, ended at 0" in axes.get_legend_handles_labels()[1]
 
 
+@pytest.mark.parametrize(("metric", "most"), [("aurc", 1), ("brier", 2)])
+def test_no_bar_lies_above_what_a_figure_can_be(drawn_metric, metric, most):
+    """An area under a risk curve lies within [0, 1], a Brier score within [0, 2] (docs/methods.md 8.4)."""
+    axes, ends = drawn_metric({"a": {metric: most}, "b": {metric: most}, "c": {metric: 0.5 * most}}, metric)
+    assert max(ends) == most > min(ends) > 0
+    assert f"mean ± std over 3 sites, ended at {most}" in axes.get_legend_handles_labels()[1]
+
+
 def test_a_picture_of_a_figure_has_chance_and_a_mean_without_sites_of_one_class(drawn_metric):
     sites = {
         name: {"balanced_accuracy": figure, "classes_tested": tested}
@@ -67,7 +75,7 @@ def test_a_held_out_site_is_drawn_apart(drawn_metric):
     axes, ends = drawn_metric(HELD, "balanced_accuracy")
     styles = {line.get_label(): line.get_fillstyle() for line in axes.lines if line.get_label()[0] != "_"}
     assert styles == {"a": "full", "b": "full", "c (held out)": "left"}
-    assert "half filled: never trained; held out: in no mean; no round: in the mean" in axes.get_xlabel()
+    assert axes.get_xlabel().endswith("half filled: a site that never trained\nheld out: no mean counts it")
     assert np.mean(ends) == pytest.approx(0.65)
     axes, _ = drawn_metric({name: HELD[name] for name in "ab"}, "balanced_accuracy")
     assert "held out" not in axes.get_xlabel()

@@ -161,12 +161,26 @@ def test_a_curve_says_on_how_many_rows_it_is(progress):
     told = [line | {"tune_rows": rows[line["site"]]} for line in LINES]
     axes = progress({"one": [told]})
     assert list(data_lines(axes)) == ["a (n = 24)", "b (n = 8)", "mean of 2 sites"]
-    assert "on the n tune rows of each site" in axes.get_ylabel()
+    assert "n: how many a site has" in axes.get_ylabel()
     axes = progress({"one": [told], "two": [[line for line in told if line["site"] == "a"]]})
     assert "mean over 1 to 2 sites, n = 24 to 32 tune rows together" in axes.get_ylabel()
     axes = progress({"one": [told], "two": [told]}, one_class={"one": {"b"}, "two": {"b"}})
     assert "mean over 1 site, n = 24 tune rows together" in axes.get_ylabel()
     assert "tune rows" not in progress({"one": [told], "two": [LINES]}).get_ylabel()  # of a run from before
+
+
+def test_where_a_part_of_the_sites_is_in_each_round_the_mean_is_said_to_be_over_those(progress):
+    """`--participation 0.34` judged one site of three a round, and the axis counted the sites of all rounds."""
+    one_each = [
+        {"round": number, "site": site, "balanced_accuracy": 0.5, "tune_rows": 5}
+        for number, site in enumerate("abb", 1)
+    ]
+    both = [{"round": 4, "site": site, "balanced_accuracy": 0.5, "tune_rows": 5} for site in "ab"]
+    axes = progress({"one": [one_each], "two": [one_each]})
+    assert "mean over 1 site of each round, n = 5 tune rows together" in axes.get_ylabel()
+    axes = progress({"one": [one_each], "two": [[*one_each, *both]]})
+    assert "mean over 1 to 2 sites of each round, n = 5 to 10 tune rows together" in axes.get_ylabel()
+    assert "mean of the sites of each round" in data_lines(progress({"one": [one_each]}))
 
 
 def test_nothing_to_draw_is_an_error():

@@ -61,7 +61,8 @@ def test_a_site_without_a_row_of_some_class_is_marked():
     run = ONE | {"sites": sites | {"e": {"balanced_accuracy": None, "classes_tested": 2}}, "classes": list("wxyz")}
     text = render_table([run])
     assert "| 0.500 | 0.500† | 0.500* | 0.500† | – |" in text
-    assert "† judged on fewer classes than the run has: comes out too high, and the mean with it (b, d)." in text
+    assert "† judged on fewer classes than the run has: neither this figure nor the mean compares with one over" in text
+    assert "where the model can name no other class (b, d)." in text
     assert r"0.500\dag{} &" in render_table([run], "latex")
     assert "†" not in render_table([ONE | {"classes": ["x", "y"]}])
     assert "†" not in render_table([run | {"usual_answer": {}, "sites": sites}])  # most answers stand in no row
@@ -156,7 +157,7 @@ def test_sites_are_the_union_in_name_order_and_gaps_are_shown():
 
 def test_caption_names_what_a_reader_needs():
     text = render_table([ONE, summary("fedavg", 3, {"a": 0.5})], machine="2 cores, no GPU")
-    for part in ("`val` rows", "task nevus", "preset bench84", "seeds 0, 3", "ddof=1) over sites", "2 cores, no GPU."):
+    for part in ("`val` rows", "Task nevus", "Preset bench84", "Seeds 0, 3", "ddof=1) over sites", "2 cores, no GPU."):
         assert part in text
 
 
@@ -248,4 +249,4 @@ def test_the_caption_says_what_worst_is_and_which_end_is_good():
     told = "`worst` is the mean over seeds of each seed's worst site"
     assert told in render_table([ONE, ONE | {"seed": 1}]) and told not in render_table([ONE])
     run = ONE | {"sites": {"a": {"aurc": 0.1}}}
-    assert "lower is better; task" in render_table([run], metric="aurc") and "lower" not in render_table([ONE])
+    assert "Lower is better. ± is" in render_table([run], metric="aurc") and "ower" not in render_table([ONE])

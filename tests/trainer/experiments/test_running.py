@@ -14,6 +14,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.evaluate.one_class import FEWER_SAYS
 from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.experiments.comparison import Found, bars_of, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
@@ -123,7 +124,7 @@ def test_the_table_shows_ours_beside_the_papers_numbers(ran):
     assert (c5["paper"], c5["ours"], c5["seeds"]) == ("58.52", "", "")
     lines = first.out.splitlines()
     assert sum(line.startswith("| ") for line in lines) == 2 + 8
-    for words in ("seeds 0, 1", "preset tiny", "over sites", "commit ", "Table 1, page 7"):
+    for words in ("Seeds 0, 1", "Preset tiny", "over sites", "commit ", "Table 1, page 7"):
         assert words in first.out.rstrip().splitlines()[-1], words
 
 
@@ -284,7 +285,7 @@ def test_a_figure_of_sites_without_a_row_of_some_class_is_marked_as_in_table():
         run = Measurement(seed=0, summary=told, lines=())
         found.append(Found(part=part.name, row=row, measured=run, settings=settings, environment={}))
     text = render_comparison(experiment, found)
-    sentence = "† judged on fewer classes than the run has: comes out too high, and the mean with it (b)."
+    sentence = f"† {FEWER_SAYS} (b)."
     assert sentence in text and sentence in render_table([found[0].measured.summary])
     assert sum("50.00 ± 14.14† |" in line for line in text.splitlines()) == 1 and "50.00 ± 14.14 |" in text
     assert "†" not in render_comparison(experiment, found[1:])
@@ -326,9 +327,9 @@ def test_a_column_that_no_row_fills_is_left_out_and_named():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pep-fedpt-table-6", "ours: what it took until open accuracy on tune rows, mean over sites, was 83.0%; data"),
-        ("pep-fedpt-table-4", "ours: open accuracy in per cent on `test` rows; data"),
-        ("fedevprompt-table-2", "ours: open balanced accuracy, balanced accuracy in per cent on `test` rows; data"),
+        ("pep-fedpt-table-6", "Ours: what it took until open accuracy on tune rows, mean over sites, was 83.0%. Data"),
+        ("pep-fedpt-table-4", "Ours: open accuracy in per cent on `test` rows. Data"),
+        ("fedevprompt-table-2", "Ours: open balanced accuracy, balanced accuracy in per cent on `test` rows. Data"),
     ],
 )
 def test_a_caption_says_what_ours_are(name, said):
@@ -357,7 +358,7 @@ def test_a_caption_gives_a_random_start_no_rounds():
         )
     ]
     told = caption(experiment, part, found)
-    assert "network cnn:resnet18 after random-init, cnn:resnet18 after fedclf (bench84, 20 rounds of 2 epochs)" in told
+    assert "Network cnn:resnet18 after random-init, cnn:resnet18 after fedclf (bench84, 20 rounds of 2 epochs)" in told
 
 
 @pytest.mark.parametrize("style", ["md", "csv", "json", "latex"])

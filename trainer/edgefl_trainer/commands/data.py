@@ -14,7 +14,7 @@ from edgefl_trainer.commands.extra import needs_trainer
 if TYPE_CHECKING:
     from edgefl_trainer.data.survey import Survey
 
-MAX_SHOWN = 20  # broken pictures, or sizes
+MAX_SHOWN = 20  # sizes
 
 
 @click.command()
@@ -34,8 +34,8 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, folder: Path | None, force: bool) -> None:
     """Show what data holds and what is wrong with it.
 
-    Sites by classes, or by open and closed questions, lesions, splits, sizes, everything that `run` refuses, and every
-    picture that cannot be read: of these two it ends with status 1. SPEC is as for `run --data`:
+    Sites by classes, or by open and closed questions, lesions, splits, sizes, everything that `run` refuses, and
+    pictures that cannot be read: of these two it ends with status 1. SPEC is as for `run --data`:
     docs/reference/data.md.
     """
     from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey
@@ -63,6 +63,7 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, folder: P
 
 def survey_text(found: "Survey") -> str:
     """Write the tables for a person."""
+    from edgefl_trainer.data.sources.files import MOST_NAMED
     from edgefl_trainer.data.survey import REFUSES
 
     splits = [
@@ -92,7 +93,9 @@ def survey_text(found: "Survey") -> str:
     text += found.without
     if found.broken:
         text.append(f"{counted(len(found.broken), 'picture')} cannot be read:")
-        text += [f"  {line}" for line in found.broken]
+        text += [f"  {line}" for line in found.broken[:MOST_NAMED]]
+        text += [f"  and {len(found.broken) - MOST_NAMED:,} more"] * (len(found.broken) > MOST_NAMED)
+        text += found.looked_for
     return "\n".join(text)
 
 

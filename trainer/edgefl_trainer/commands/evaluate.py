@@ -55,7 +55,7 @@ def evaluate(
     if site is not None:
         check_model(run_dir, site)
     check_there(data)
-    from edgefl_trainer.commands.results_text import map_lines, not_judged, site_lines
+    from edgefl_trainer.commands.results_text import judged_words, map_lines, not_judged, site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.first_run import untrained_line
     from edgefl_trainer.engine.models import open_run
@@ -72,9 +72,9 @@ def evaluate(
     untrained = untrained_line(run.settings)
     if untrained:
         click.echo(f"warning: {untrained}", err=True)
-    click.echo(f"reported on {summary['reported_rows']} rows", err=True)
+    click.echo(f"reported on {judged_words(summary)}", err=True)
     own = [f"all sites of the data are judged with the model of {site}"] if site is not None else []
-    lines = [*own, *part_lines(summary), *site_lines(summary), *not_judged(summary), *map_lines(summary)]
+    lines = [*own, *part_lines(summary), *site_lines(summary), *not_judged(summary, data), *map_lines(summary)]
     click.echo(json.dumps(summary) if as_json else "\n".join(lines))
     if plot is not None:
         _draw(summary, plot, untrained)
@@ -83,6 +83,7 @@ def evaluate(
 def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.sentences import counted
+    from edgefl_trainer.commands.results_text import is_judged_whole
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.confusion import MAX_CLASSES, plot_confusion, pooled_matrix
     from edgefl_trainer.models.backbone_names import UNTRAINED
@@ -94,7 +95,8 @@ def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
         )
     pictures = counted(sum(summary["sites"][name]["n_test"] for name in found), "picture")
     lent = f", model of {summary['model_of']}" if "model_of" in summary else ""
-    title = f"{summary['method']}{lent}, {pictures} ({summary['reported_rows']} rows) of {counted(len(found), 'site')}"
+    judged = f"all {pictures}" if is_judged_whole(summary) else f"{pictures} ({summary['reported_rows']} rows)"
+    title = f"{summary['method']}{lent}, {judged} of {counted(len(found), 'site')}"
     if learned := summary["rows_learned_from"]:
         title += f"\nTOO HIGH: the run learned from {learned:,} of these pictures"
     if untrained:

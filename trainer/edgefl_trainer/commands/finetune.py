@@ -14,7 +14,7 @@ import click
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
-from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
+from edgefl_trainer.commands.stopping import named_from_here, resuming, tells_how_to_go_on
 
 if TYPE_CHECKING:
     from edgefl_trainer.engine.models import FinishedRun
@@ -104,7 +104,7 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, track: tuple
     from edgefl_trainer.tracking.following import followed
 
     settings = resolve("finetune", flags_of(open_run(run_dir), options), None, assignments)
-    with tells_how_to_go_on(resuming(out)):
+    with tells_how_to_go_on(resuming(out), named_from_here(out)):
         summary = run(settings, out, resume=resume, during=followed(tracks, out, settings))
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
 

@@ -168,10 +168,10 @@ def partition_text(partition: "Partition") -> str:
 
 def summary_line(partition: "Partition") -> str:
     """Write the line that tells a person what partition was made."""
-    sizes = [len(rows["train"]) + len(rows["tune"]) for rows in partition.sites.values()]
+    sizes = [len(rows["train"]) for rows in partition.sites.values()]
     held = f", {len(partition.held_out)} of them held out" if partition.held_out else ""
     return (
-        f"{counted(len(sizes), 'site')}{held}, {min(sizes)} to {max(sizes)} training images; "
+        f"{counted(len(sizes), 'site')}{held}, {min(sizes)} to {max(sizes)} train pictures; "
         f"partition_sha256 {partition.sha256[:16]}"
     )
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgefl_protocol.bundle.shown_map import why_no_map
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, on_white, suspicious_words, uncertainty_words
-from edgefl_protocol.sentences import of_file
+from edgefl_protocol.sentences import counted, of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.evaluate.one_class import (
@@ -49,7 +50,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write the balanced accuracy of each site, then mean, spread and worst; of answers how many are right."""
     if USUAL in summary:
         return answer_lines(summary)
-    lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy, 95 % interval"]
+    lines = [f"{'site':<18}{'train':>7}{_column(summary):>7}   balanced accuracy, 95 % interval"]
     tuned, marks = summary.get("select") in ("tune", "pooled"), set()
     for name, site in summary["sites"].items():
         chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
@@ -88,17 +89,37 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
     return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{between}, worst {worst}"
 
 
-def not_judged(summary: Mapping[str, Any]) -> list[str]:
-    """Say how many rows of the judged sites were left out, and what has them judged; nothing where none was."""
+def is_judged_whole(summary: Mapping[str, Any]) -> bool:
+    """Tell whether `evaluate` judged every labelled row of its sites; False for a run's own summary."""
+    return summary.get("labelled") == sum(site["n_test"] for site in summary["sites"].values())
+
+
+def judged_words(summary: Mapping[str, Any]) -> str:
+    """Say which rows `evaluate` judged: all, whatever their split is called, or those of a split."""
+    if not is_judged_whole(summary):
+        return f"{summary['reported_rows']} rows"
+    what = "question" if USUAL in summary else "picture"
+    return f"all {counted(summary['labelled'], what)}"
+
+
+def _column(summary: Mapping[str, Any]) -> str:
+    """The head of the column that counts the judged rows of each site."""
+    return "judged" if is_judged_whole(summary) else summary["reported_rows"]
+
+
+def not_judged(summary: Mapping[str, Any], data: Sequence[str] = ()) -> list[str]:
+    """Say how many rows of the judged sites were left out, and what has them judged; nothing where none was.
+
+    `data` are the SPECs: a column `split` is a table's alone.
+    """
     rows, judged = summary["labelled"], sum(site["n_test"] for site in summary["sites"].values())
-    what, how = "pictures", "In a manifest, a column split that says test has all of them judged"
+    manifest = any(text.startswith("manifest:") for text in data)
+    what, how = "pictures", " In a manifest, a column split that says test has all of them judged" * manifest
     if USUAL in summary:
-        what, how = "questions", "A file of questions that is named with @split=test is judged whole"
+        what, how = "questions", " A file of questions that is named with @split=test is judged whole"
     if judged == rows:
         return []
-    return [
-        f"{rows - judged:,} of {rows:,} {what} are not judged: they are no `{summary['reported_rows']}` rows. {how}"
-    ]
+    return [f"{rows - judged:,} of {rows:,} {what} are not judged: they are no `{summary['reported_rows']}` rows.{how}"]
 
 
 def answer_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -106,7 +127,7 @@ def answer_lines(summary: Mapping[str, Any]) -> list[str]:
 
     Beside it stands the share of the usual answer, which reads neither picture nor question.
     """
-    head = f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}"
+    head = f"{'site':<18}{'train':>7}{_column(summary):>7}"
     lines = [f"{head}   {'accuracy, 95 % interval':<23}{'open':>10}{'closed':>10}{'usual':>12}"]
     for name, site in summary["sites"].items():
         whole = f"{_pct(site['accuracy'])}{_interval_of(site, 'accuracy', 'pictures')}"
@@ -153,9 +174,11 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
         "a map is better than chance where hiding the quarter that it marks changes more answers than hiding a random "
         f"quarter: at least {LEAST_EFFECT:.0%} of the answers more, with mean colour and with blur, and the 95 % "
         "intervals of this difference and of the advantage lie above 0",
-        "answers that change where the marked quarter is hidden, and where all but that quarter is; in brackets the "
-        "same of a random quarter:",
-        f"{'site':<16}{'map':<12}{'mean colour':>14}{'all but':>14}{'blur':>14}{'all but':>14}  advantage (95 %)",
+        "each figure is the share of answers that change when a part of the picture is hidden: `marked`, the quarter "
+        "that the map marks; `the rest`, all but that quarter. It is hidden under the picture's mean colour, or under "
+        "a blur. In brackets: the same with a random quarter in place of the marked one",
+        f"{'':<28}{'mean colour':>28}{'blur':>28}",
+        f"{'site':<16}{'map':<12}" + f"{'marked':>14}{'the rest':>14}" * 2 + "  advantage (95 %)",
     ]
     for name, found in summary["maps"].items():
         for kind, one in found["maps"].items():
@@ -169,8 +192,9 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
                 told += f"; {lesion['marked']:.0%} of it in the lesion ({lesion['chance']:.0%} of the picture)"
             lines.append(f"{name:<16}{kind:<12}" + "".join(f"{cell:>14}" for cell in cells) + f"  {told}")
         said = found["shown"]
-        what = f"a device shows {said['kind']}" if said["shown"] else f"a device shows no map ({said['why']})"
-        lines.append(f"{name:<16}{what}, {found['pictures']} pictures")
+        why = "" if said["shown"] else why_no_map(said["why"], found["pictures"])
+        what = f"no map: {why}" if why else f"{said['kind']}; measured on {counted(found['pictures'], 'picture')}"
+        lines.append(f"{name:<16}a device shows {what}")
     return lines
 
 

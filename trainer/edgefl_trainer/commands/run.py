@@ -9,7 +9,7 @@ import click
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import check_engine, needs_trainer
 from edgefl_trainer.commands.options import names
-from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
+from edgefl_trainer.commands.stopping import named_from_here, resuming, tells_how_to_go_on
 
 if TYPE_CHECKING:
     from edgefl_trainer.engine.run import Drive
@@ -190,7 +190,7 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
     from edgefl_trainer.tracking.following import followed
 
     try:
-        with tells_how_to_go_on(resuming(out)):
+        with tells_how_to_go_on(resuming(out), named_from_here(out)):
             following = followed(tracks, out, settings)
             drive = _driver(engine, settings)
             summary = run_federation(
@@ -201,7 +201,8 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
             raise
         from edgefl_trainer.data.survey import with_others
 
-        raise with_others(settings.data, error, settings.seed) from error
+        labels = settings.build_method().needs_labels
+        raise with_others(settings.data, error, settings.seed, labels=labels) from error
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
 
 

@@ -16,6 +16,7 @@ from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError, TaskError
 from edgefl_trainer.data.federation import alike_sites, label_rows, wrong_sites
+from edgefl_trainer.data.learnable import unlearnable
 from edgefl_trainer.data.learned_from import picture_name, pixel_digest, told_of_lesions, told_of_pictures
 from edgefl_trainer.data.partition import sited_rows
 from edgefl_trainer.data.questions import (
@@ -53,6 +54,7 @@ class Survey:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height) → images, where read from files
     broken: list[str] = field(default_factory=list)  # a sentence for each picture that cannot be read
     blank: list[str] = field(default_factory=list)  # names of pictures of one colour
+    looked_for: list[str] = field(default_factory=list)  # a sentence on how the names of missing pictures came about
     warnings: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # a sentence for each thing that a run refuses
     without: list[str] = field(default_factory=list)  # a sentence for each source of questions without any picture
@@ -75,12 +77,19 @@ class Tables:
 
     rows: list[tuple[SourceRows, list[Row]]]  # of each SPEC its table, and its rows as a run deals them
     refused: list[str]  # a sentence for each thing that a run refuses of these rows
+    taking_part: list[Row]  # of the sites that the SPECs ask for
+
+    def unlearnable(self) -> list[str]:
+        """A sentence for each thing that a run which learns from labels refuses beside them."""
+        if asks([table for table, _ in self.rows]):
+            return []
+        return list(unlearnable([row for _, rows in self.rows for row in rows], self.taking_part))
 
 
 def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
     """Read each SPEC; a `DataError` where one is written wrongly, or its rows cannot be read."""
     parsed = [parse_spec(text) for text in specs]
-    read = Tables([], [])
+    read = Tables([], [], [])
     for spec, table in zip(parsed, read_specs(parsed, seed, gaps=True), strict=True):
         read.refused.extend(table.refused)
         try:
@@ -91,19 +100,23 @@ def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
         else:
             read.refused.extend(wrong_sites(spec, table, rows))
         read.rows.append((table, rows))
+        read.taking_part.extend(row for row in rows if spec.site in (None, row.site))
     if not asks([table for table, _ in read.rows]):
         rows = [row for _, found in read.rows for row in found]
         read.refused.extend(alike_classes(rows, sorted({row.label for row in rows if row.label is not None})))
     return read
 
 
-def with_others(specs: Sequence[str], found: DataError, seed: int) -> DataError:
-    """Add to what a run refuses of some data everything else that it refuses, as `edgefl-train data` lists it."""
+def with_others(specs: Sequence[str], found: DataError, seed: int, *, labels: bool) -> DataError:
+    """Add to what a run refuses of some data everything else that it refuses, as `edgefl-train data` lists it.
+
+    `labels`: whether the run learns from labels.
+    """
     try:
         tables = read_tables(specs, seed)
     except DataError:  # nothing can be read beyond it
         return found
-    told = [str(found), *tables.refused]
+    told = [str(found), *tables.refused, *(tables.unlearnable() if labels else ())]
     for table, _ in tables.rows:
         if isinstance(table.pixels, FilePixels) and not table.asks and table.pixels.missing:
             for check in (
@@ -145,9 +158,9 @@ def gathered(tables: Tables, task: str) -> Tables:
 
 def survey(read: Tables) -> Survey:
     """Count rows and decode every picture that lies in a file."""
-    found, tables = Survey(refused=read.refused), read.rows
+    found, tables = Survey(refused=[*read.refused, *read.unlearnable()]), read.rows
     for table, rows in tables:
-        found.warnings.extend(table.warnings)
+        found.warnings.extend(line for line in table.warnings if not any(line in told for told in found.refused))
         for row in rows:
             site = row.site or NO_SITE
             found.counts[site, column_of(row)] += 1
@@ -175,7 +188,7 @@ def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) 
         if not isinstance(table.pixels, FilePixels):
             continue
         if table.pixels.missing and table.pixels.note:
-            found.warnings.append(table.pixels.note)
+            found.looked_for.append(table.pixels.note)
         if table.asks and len(table.pixels.missing) == len(table.each_picture()):
             found.without.append(no_picture(table.pixels))
             continue

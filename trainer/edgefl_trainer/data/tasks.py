@@ -128,6 +128,8 @@ def gather(
     index = {name: 0 if name.lower() in NEVUS_NAMES else 1 for name in wanted}
     if 0 not in index.values():
         raise DataError(f"Task nevus needs a class named NV or nevus; the data has {listed(present)}.")
+    if whole and 1 not in index.values():
+        raise DataError(f"Task nevus needs a class beside the nevi; the data has {listed(present)}.")
     return (NEVUS, OTHER), index
 
 
@@ -175,7 +177,7 @@ def alike_classes(rows: Sequence[Row], wanted: Sequence[str]) -> Iterator[str]:
         if (meant := by_fold.get(label.casefold(), label)) != label:
             yield (
                 f"The data has both the class {label!r} (image {first[label]}) and the class {meant!r}; spell a class "
-                "the same way in every source."
+                "the same way in every row."
             )
 
 

@@ -52,7 +52,8 @@ def evaluate(
     All pictures of a source without splits are `test` rows where the run learned from none of them. Gives the keys of
     `summary.json` without bytes and seconds, `reported_rows`, `rows_learned_from` (those of them that the run learned
     from or was tuned on; null where that cannot be told), `labelled` (rows of the judged sites that could be judged),
-    and `sites_without_model`: sites of the data that are not judged; with foreign pictures `ood`.
+    and `sites_without_model`: sites of the data that are not judged; with foreign pictures `ood`. A site that is judged
+    with another's model has `n_train` 0.
 
     Args:
         data: SPECs; their sites are matched by name.
@@ -131,6 +132,8 @@ def _score_sites(
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
         own = (run.summary["further"][further] if further else run.summary)["sites"][model]
         facts[name] = {key: own[key] for key in KEPT_OF_SITES if key in own and (name == model or key != "took_part")}
+        if name != model:
+            facts[name] |= {"n_train": 0, "n_labelled": 0}  # it learned nothing: the model is another site's
         predictor = run.predictor(model, further)
         seen[name] = predictor.seen
         facts[name]["classes_learned"] = sum(map(bool, predictor.seen))

@@ -51,7 +51,7 @@ from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.environment import environment
 from edgefl_trainer.evaluate.tables.shares import SIZES
-from edgefl_trainer.method_halves import check_travels
+from edgefl_trainer.method_halves import call_start, check_travels
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.spec import BackboneSpec
@@ -91,7 +91,7 @@ def run(
     if fit_batch and begun_settings(folder) is None:
         settings = fitted(settings, sites)
         method = settings.build_method()
-    server = method.start(task, sorted(sites))  # what does not fit shows before the folder is taken
+    server = call_start(method, task, sorted(sites))  # what does not fit shows before the folder is taken
     tell_before(settings, method, federation, sites, server)
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device), during:
@@ -246,8 +246,8 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
     rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
     told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
     named = counted(len(federation.classes), *(("class", "classes") if federation.questions is None else ("answer",)))
-    limited = f"--images-per-site {images_per_site:,} bounds the train rows alone, so judging takes as long as without"
-    bound = f" ({limited})" if images_per_site else ""
+    judged = f"all tune and {federation.report_split} rows are judged, as without it"
+    bound = f" (--images-per-site {images_per_site:,} bounds the train rows; {judged})" if images_per_site else ""
     return f"data: {counted(len(federation.sites), 'site')}, {named}; rows: {told}{bound}"
 
 

@@ -8,7 +8,9 @@ import torch
 
 from edgefl_trainer.contract import Examples, Method, Site, Task, declared
 from edgefl_trainer.data import Federation, SiteRows, load_federation
+from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.labels import keep_labels
+from edgefl_trainer.data.learnable import LEAST_CLASSES, too_few_classes, without_images
 from edgefl_trainer.data.partition import Partition
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.own_networks import start_apart
@@ -26,11 +28,24 @@ def read_sites(
 ) -> tuple[Federation, Task, Mapping[str, Site]]:
     """Read the data of a run, and make what its sites learn from."""
     federation = load_data(settings, backbone.spec.image_px, partition)
+    if method.needs_labels and federation.questions is None:
+        _check_classes(settings, federation.classes)
     task = build_task(settings, method, federation, backbone)
     sites = build_sites(federation, task, backbone, settings, method)
     if declared(method).trains_network:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     return federation, task, sites
+
+
+def _check_classes(settings: RunSettings, classes: Sequence[str]) -> None:
+    """Refuse fewer than two classes: by a `SettingError` where the settings chose them, else by a `DataError`."""
+    if settings.classes and len(classes) < LEAST_CLASSES:
+        raise SettingError(
+            f"--classes names one class, {classes[0]}, and learning from labels needs at least two: name more of the "
+            "data's."
+        )
+    if told := too_few_classes(classes):
+        raise DataError(told)
 
 
 def load_data(
@@ -119,11 +134,7 @@ def build_sites(
     if few:
         kind = "labelled " * method.needs_labels
         needed = f", but {settings.method} needs {least}" if least > 1 else ""
-        held = [f"site {name} has {count or 'no'} {kind}image to train on" for name, count in few.items()]
-        raise TrainingError(
-            f"{', '.join(held)}{needed}: add images, or leave the site out (--data SPEC@site=NAME uses one site of "
-            "a source)."
-        )
+        raise TrainingError(without_images(few, kind, needed))
     return sites
 
 

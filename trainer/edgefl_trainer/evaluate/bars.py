@@ -8,6 +8,7 @@ out: no file, no display, no global state of the plotting library.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,6 +18,7 @@ PAPER = "the paper, in italics"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
 MAX_BARS = len(PALETTE)
 MAX_COLUMNS = 4  # of the legend
+MOST = 100.0  # per cent
 SPAN = 0.8  # share of a group's width that its bars take
 ROOM = 0.07  # share of the axis that a figure needs above its bar
 CLEAR = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.8}  # behind a figure
@@ -29,6 +31,12 @@ class Bar:
     ours: float | None = None
     std: float | None = None
     paper: float | None = None
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """How far the spread reaches down and up, in per cent: it ends at 0 and at 100, beyond which no figure lies."""
+        value, std = self.ours or 0.0, self.std or 0.0
+        return min(std, value), min(std, MOST - value)
 
 
 def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, title: str = "") -> bytes:
@@ -45,7 +53,7 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
     axes = figure.add_subplot()
     width = SPAN / len(rows)
     low = min(value for bar in bars for value in (bar.ours, bar.paper) if value is not None)
-    high = max((value or 0.0) + (bar.std or 0.0) for bar in bars for value in (bar.ours, bar.paper))
+    high = max(value for bar in bars for value in ((bar.ours or 0.0) + bar.spread[1], bar.paper or 0.0))
     floor = max(0.0, 5.0 * (low // 5.0) - 5.0)
     for place, (name, line) in enumerate(rows.items()):
         left = [column - SPAN / 2 + width * (place + 0.5) for column in range(len(columns))]
@@ -70,7 +78,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
         left,
         [bar.ours or 0.0 for bar in line],
         width * 0.92,
-        yerr=[bar.std or 0.0 for bar in line] if any(bar.std for bar in line) else None,
+        yerr=np.array([bar.spread for bar in line]).T if any(bar.std for bar in line) else None,
         capsize=3,
         color=PALETTE[place],
         hatch=HATCHES[place],
@@ -93,7 +101,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
 def _annotate(axes: Axes, x: float, bar: Bar, floor: float, room: float) -> None:
     """The figures of one bar; `room` is what a figure needs above it, in per cent of the axis."""
     ours = floor if bar.ours is None else bar.ours
-    end = ours + (bar.std or 0.0)
+    end = ours + bar.spread[1]
     inside = bar.paper is not None and ours <= bar.paper < end + room and ours - floor > room  # the line is in the way
     axes.annotate(
         "–" if bar.ours is None else f"{bar.ours:.2f}",

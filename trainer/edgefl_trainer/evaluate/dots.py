@@ -80,8 +80,10 @@ def _draw(axes: Axes, panel: Mapping[str, Bar], *, names: bool) -> None:
         if bar.paper is not None:
             axes.plot([bar.paper], [height], "D", color=PAPER, markerfacecolor="white", markersize=5)
         if bar.ours is not None:
-            axes.errorbar([bar.ours], [height], xerr=bar.std or None, fmt="o", color=OURS, markersize=5, capsize=2)
-            _number(axes, bar.ours, bar.std or 0.0, height, left=bar.paper is not None and bar.paper >= bar.ours)
+            ends = [[reach] for reach in bar.spread] if bar.std else None
+            axes.errorbar([bar.ours], [height], xerr=ends, fmt="o", color=OURS, markersize=5, capsize=2)
+            left = bar.paper is not None and bar.paper >= bar.ours
+            _number(axes, bar.ours, bar.spread[0 if left else 1], height, left=left)
     axes.set_yticks(range(len(panel)), list(panel) if names else [""] * len(panel), fontsize=8)
     axes.set_ylim(len(panel) - 0.5, -0.5)
     if values:

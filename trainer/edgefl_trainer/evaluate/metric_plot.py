@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
-from edgefl_trainer.evaluate.metrics import metric_words
+from edgefl_trainer.evaluate.metrics import HIGHEST, metric_words
 from edgefl_trainer.evaluate.one_class import MARK
 from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, draw_legend, png
 from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, TableRow, named
@@ -28,7 +28,8 @@ MAX_COLUMNS = 5  # of the legend
 MARGIN = 0.08  # share of the values' span that stays free on both sides
 LEAST_SPAN = 0.02
 NOTE = f"\n{MARK}, hollow: one class only, says nothing; in no mean"
-NOTE_UNTRAINED = "\nhalf filled: never trained; held out: in no mean; no round: in the mean"
+HALF = "half filled: a site that never trained"
+HELD_OUT, NO_ROUND = "held out: no mean counts it", "took part in no round: the mean counts it"
 STEP = 0.13  # of a row's height, between sites that have the same figure
 
 
@@ -53,10 +54,16 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     marked = {name for row in rows for name in row.one_class}
     _draw_sites(axes, rows, marked)
     means = [row.several if row.one_class else row.mean for row in rows]
-    _draw_means(axes, means, over[0] if alike else "over what its row says")
-    ends = [max(0.0, mean.mean + side * (mean.std or 0)) for mean in means for side in (-1, 1) if mean.mean is not None]
+    most = HIGHEST.get(metric, 1.0)
+    _draw_means(axes, means, over[0] if alike else "over what its row says", most)
+    ends = [
+        min(most, max(0.0, mean.mean + side * (mean.std or 0)))
+        for mean in means
+        for side in (-1, 1)
+        if mean.mean is not None
+    ]
     low, high = min([*values, *ends]), max([*values, *ends])
-    notes = (NOTE if marked else "") + (NOTE_UNTRAINED if any(row.held_out or row.no_round for row in rows) else "")
+    notes = (NOTE if marked else "") + _told_of_untrained(rows)
     told = ""
     guessed = [of | ({} if one.mean is None else {"the mean": one.mean}) for one in chance for of in [dict(one.sites)]]
     if known := sorted({value for of in guessed for value in of.values()}):
@@ -74,7 +81,7 @@ def plot_metric(rows: Sequence[TableRow], metric: str, chance: Sequence[Chance] 
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.set_figheight(figure.get_figheight() + 0.3 * bool(title))
+    figure.set_figheight(figure.get_figheight() + 0.3 * bool(title) + 0.2 * notes.count("\n"))
     draw_legend(figure, axes, MAX_COLUMNS)
     return png(figure, metadata={"Software": None})
 
@@ -140,13 +147,21 @@ def _beside(row: TableRow) -> dict[str, float]:
     }
 
 
-def _draw_means(axes: Axes, means: Sequence[Spread], over: str) -> None:
-    """Each row's mean below its sites; its spread ends at 0, below which no figure lies."""
-    cut = any(mean.mean is not None and (mean.std or 0.0) > mean.mean for mean in means)
+def _told_of_untrained(rows: Sequence[TableRow]) -> str:
+    """What half filled means, and which of these sites the means count; nothing where there is none."""
+    kinds = [(HELD_OUT, any(row.held_out for row in rows)), (NO_ROUND, any(row.no_round for row in rows))]
+    told = [what for what, there in kinds if there]
+    return f"\n{HALF}\n{'; '.join(told)}" if told else ""
+
+
+def _draw_means(axes: Axes, means: Sequence[Spread], over: str, most: float) -> None:
+    """Each row's mean below its sites; its spread ends at 0 and at `most`, beyond which no figure lies."""
+    known = [(mean.mean, mean.std or 0.0) for mean in means if mean.mean is not None]
+    cut = ["0"] * any(mean < std for mean, std in known) + [f"{most:g}"] * any(mean + std > most for mean, std in known)
     spread = " ± std" * any(mean.std is not None for mean in means)
-    told = f"mean{spread} {over}" + ", ended at 0" * cut
+    told = f"mean{spread} {over}" + (f", ended at {' and '.join(cut)}" if cut else "")
     for y, mean in enumerate(means):
         if mean.mean is not None:
-            ends = None if mean.std is None else [[min(mean.std, mean.mean)], [mean.std]]
+            ends = None if mean.std is None else [[min(mean.std, mean.mean)], [min(mean.std, most - mean.mean)]]
             axes.errorbar([mean.mean], [y + 0.3], xerr=ends, fmt="|", color="black", capsize=3, label=told)
             told = "_"

@@ -50,9 +50,11 @@ METRIC_NAMES = (
     "open_specificity",
 )
 
+HIGHEST = {"brier": 2.0}  # the most that a figure can be; 1 of all others
 OPEN_FIGURES = ("balanced_accuracy", "macro_precision", "macro_f1", "specificity")  # also of the likeliest class
 OF_RIGHT = ("accuracy", "open_accuracy")  # shares of right answers
 
+TUNE = "tune_"  # begins the key of a figure of tune rows
 METRIC_WORDS = {
     "auroc": "AUROC",
     "aurc": "AURC (area under the risk-coverage curve)",
@@ -64,6 +66,8 @@ METRIC_WORDS = {
 
 def metric_words(metric: str) -> str:
     """Name a figure for a person; `metric` is its key in ``summary.json``, or that of tune rows."""
+    if metric.startswith(TUNE):
+        return f"{metric_words(metric.removeprefix(TUNE))} on tune rows"
     return METRIC_WORDS.get(metric, metric.replace("_", " "))
 
 

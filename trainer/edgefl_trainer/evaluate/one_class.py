@@ -15,7 +15,10 @@ from edgefl_protocol.sentences import counted
 MARK, FEWER = "*", "†"
 SAYS = "one class only in the rows it learned from or is judged on: says nothing"
 
-FEWER_SAYS = "judged on fewer classes than the run has: comes out too high, and the mean with it"
+FEWER_SAYS = (
+    "judged on fewer classes than the run has: neither this figure nor the mean compares with one over all classes, "
+    "and both come out too high where the model can name no other class"
+)
 
 
 def is_one_class(site: Mapping[str, Any], *, tuned: bool = False) -> bool:

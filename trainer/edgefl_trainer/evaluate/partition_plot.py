@@ -1,6 +1,6 @@
 """A partition as a PNG: images of each class at each site, and below them the size and use of each site.
 
-Counts are training images (train and tune rows). A field of a class that a site does not have stays white. Values in,
+Counts are train and tune rows. A field of a class that a site does not have stays white. Values in,
 bytes out: no file, no display, no global state of the plotting library. As PEP-FedPT shows its splits (arXiv
 2510.25372, Fig. 4), with areas instead of discs so that 200 sites and 200 classes still fit.
 """
@@ -55,7 +55,7 @@ def _draw_counts(axes: Axes, counts: NDArray[np.int64], classes: list[str]) -> N
         norm=PowerNorm(0.5, 0, most),
         interpolation="none",
     )
-    axes.figure.colorbar(image, ax=axes, label="training images", pad=0.01)
+    axes.figure.colorbar(image, ax=axes, label="train and tune pictures", pad=0.01)
     axes.set_ylabel("class")
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     if len(classes) <= MAX_NAMED:
@@ -74,7 +74,7 @@ def _draw_sizes(axes: Axes, partition: Partition) -> None:
         if sizes.any():
             axes.bar(range(len(sizes)), sizes, bottom=bottom, color=PALETTE[(0, 5, 1, 2)[place]], width=0.8, label=kind)
             bottom += sizes
-    axes.set_ylabel("images")
+    axes.set_ylabel("pictures")
     axes.grid(alpha=0.25, axis="y")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

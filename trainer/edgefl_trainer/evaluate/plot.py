@@ -182,22 +182,31 @@ def _of_seeds(name: str, seeds: Sequence[Lines]) -> str:
 
 def _told_of_sites(found: Mapping[str, Sequence[Lines]]) -> str:
     kept = any(JUDGED_ROWS in line for seeds in found.values() for lines in seeds for line in lines)
-    return "\non the n tune rows of each site" if kept else ""
+    return "\nn: how many a site has" if kept else ""
 
 
 def _told_of_means(found: Mapping[str, Sequence[Lines]], metric: str, one_class: Mapping[str, Collection[str]]) -> str:
     """What the mean of a run is over, sites and rows, and what is thin: said below the name of the figure."""
-    counted = [[curves(lines, metric).keys() - one_class[name] for lines in seeds] for name, seeds in found.items()]
-    sites = _range([len(names) for some in counted for names in some])
-    rows = [rows_of(lines, metric) for seeds in found.values() for lines in seeds]
+    runs = [(lines, _sites_of_rounds(lines, metric, one_class[name])) for name, some in found.items() for lines in some]
+    sites = _range([len(names) for _, rounds in runs for names in rounds])
+    whole = all(names == set().union(*rounds) for _, rounds in runs for names in rounds)
+    rows = [(rows_of(lines, metric), rounds) for lines, rounds in runs]
     numbers = [
-        sum(known.get(site, 0) for site in names)
-        for known, names in zip(rows, [names for some in counted for names in some], strict=True)
-        if known.keys() >= names
+        sum(known[site] for site in names) for known, rounds in rows for names in rounds if known.keys() >= names
     ]
-    judged = f", n = {_range(numbers)} tune rows together" if len(numbers) == len(rows) else ""
+    told = len(numbers) == sum(len(rounds) for _, rounds in rows)
+    judged = f", n = {_range(numbers)} tune rows together" if told else ""
     thin = "\nthin: one seed; thick: mean over seeds" if any(len(seeds) > 1 for seeds in found.values()) else ""
-    return f"\nmean over {sites} site{'' if sites == '1' else 's'}{judged}{thin}"
+    return f"\nmean over {sites} site{'' if sites == '1' else 's'}{'' if whole else ' of each round'}{judged}{thin}"
+
+
+def _sites_of_rounds(lines: Lines, metric: str, without: Collection[str]) -> list[set[str]]:
+    """Of each round the sites that its mean is over: with a part of the sites in each round, those that took part."""
+    found: dict[int, set[str]] = {}
+    for site, curve in curves(lines, metric).items():
+        for number in curve.keys() if site not in without else ():
+            found.setdefault(number, set()).add(site)
+    return list(found.values())
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -228,7 +237,9 @@ def _site_tracks(lines: Lines, metric: str, one_class: Collection[str]) -> dict[
             tracks[told] = Drawn((([float(number) for number in sorted(curve)], figures), (sent, figures)))
     others = sites.keys() - set(one_class)
     if len(sites) != 1 and others:
-        told = f"{MEAN}{len(others)} sites{f' without {MARK}' if len(others) < len(sites) else ''}"
+        whole = all(names == others for names in _sites_of_rounds(lines, metric, one_class))
+        which = f"{len(others)} sites" if whole else "the sites of each round"
+        told = f"{MEAN}{which}{f' without {MARK}' if len(others) < len(sites) else ''}"
         tracks[told] = Drawn(_mean_tracks([lines], metric, one_class))
     return tracks
 

@@ -70,7 +70,7 @@ def _interval(
 def thin_sites(
     scored: Mapping[str, Scored], seen: Mapping[str, Sequence[bool]], classes: Sequence[str], rows: str
 ) -> list[str]:
-    """Write a sentence for each site whose figures come out too high, since they cover fewer classes than the run has.
+    """Write a sentence for each site whose figures cover fewer classes than the run has.
 
     In name order; from the tenth site on one for all that are left. `seen` are the classes that each site can name,
     `rows` is the kind of the scored rows, `test` or `val`.

@@ -200,31 +200,32 @@ def render_comparison(experiment: Experiment, found: Sequence[Found], style: str
 def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> str:
     """Return what a reader must know: source, figure, rows, data, network, schedule, seeds, spread, machine, commit."""
     source = experiment.source
-    parts = [f"{experiment.title}, {part.name}. Paper: {source.paper}, {source.place}, numbers as printed"]
+    head = f"{experiment.title}, {part.name}. Paper: {source.paper}, {source.place}, numbers as printed"
     if not found:
-        return "; ".join([*parts, "nothing was run yet"]) + "." + _notes(experiment)
+        return f"{head}; nothing was run yet.{_notes(experiment)}"
     seeds = sorted({one.measured.seed for one in found})
-    parts += [
-        f"ours: {_measured(experiment, part, found)}",
-        f"data {_all(without_folders(text) for one in found for text in one.settings.data)}",
-        f"network {_all(_network(one) for one in found)}",
-        f"preset {_all(schedule(one.settings) for one in found)}",
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+    parts = [
+        *unlike([one.measured.summary for one in found]),
+        *([f"A trial on small data with an untrained network: {TRIAL}"] if is_trial(found) else []),
+        head,
+        f"Ours: {_measured(experiment, part, found)}",
+        f"Data {_all(without_folders(text) for one in found for text in one.settings.data)}",
+        f"Network {_all(_network(one) for one in found)}",
+        f"Preset {_all(schedule(one.settings) for one in found)}",
+        f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
     if experiment.spread == "sites" or len(seeds) > 1:
         parts.append(f"± is the {SPREADS[ddof]} over {experiment.spread}")
     if any(row.pretrain is not None for row in experiment.rows):
-        parts.append("bytes and time are of the run itself, time before is of the one that it starts from")
+        parts.append("Bytes and time are of the run itself, time before is of the one that it starts from")
     if marked := one_class_sites(experiment, part, found):
         parts.append(f"{', '.join(marked)}: {SAYS}; left out of `{WITHOUT}`")
-    parts += [*share_words(lines_of(experiment, part, found)), *unlike([one.measured.summary for one in found])]
-    parts.append(origin([one.environment for one in found]))
+    parts += share_words(lines_of(experiment, part, found))
+    parts.append(f"Made on {origin([one.environment for one in found])}")
     pairs = [(column, one.measured) for column in part.columns for one in found]
     few = {name for column, run in pairs for name in fewer_sites(column, experiment.metric, run)}
-    told = "; ".join(parts) + "." + told_of_fewer(few)
-    if is_trial(found):
-        return f"{told} A trial on small data with an untrained network: {TRIAL}."
-    return told + _notes(experiment)
+    told = ". ".join(parts) + "." + told_of_fewer(few)
+    return told if is_trial(found) else told + _notes(experiment)
 
 
 def is_trial(found: Sequence[Found]) -> bool:

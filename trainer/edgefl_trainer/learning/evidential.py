@@ -151,8 +151,8 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
     """
     if classes < 2:
         raise SettingError(
-            f"the task has {counted(classes, 'class', 'classes')}, and an evidential head needs at least two: add "
-            "classes with --classes, or use other data."
+            f"the task has {counted(classes, 'class', 'classes')}, and an evidential head needs at least two: take "
+            "data with another class."
         )
     settled_readout(recipe.readout, spec)
     if recipe.prompts == "none":

@@ -112,7 +112,7 @@ def check_fits(task: Task, insert: Insert | None) -> None:
     if len(task.classes) < 2:
         raise SettingError(
             f"the task has {counted(len(task.classes), 'class', 'classes')}, and a classifier needs "
-            "at least two: add classes with --classes, or use other data."
+            "at least two: take data with another class."
         )
     if insert is None:
         return

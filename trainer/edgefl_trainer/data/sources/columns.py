@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Sequence
 
 KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
+OPTIONAL = ("center", "lesion_id", "split")  # bear on who learns from what
 _ALIKE = {  # how else people write it, without case and signs
     "image": {"filename", "imageid", "imagename", "isicid", "img", "imgid", "picture", "photo", "path", "filepath"},
     "label": {"diagnosis", "dx", "class", "target", "category", "diagnostic", "groundtruth"},

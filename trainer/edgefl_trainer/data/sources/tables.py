@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.sources.columns import KNOWN, column_meant
+from edgefl_trainer.data.sources.columns import KNOWN, OPTIONAL, column_meant
 from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore
 
 
@@ -80,16 +80,32 @@ def _check_header(header: Sequence[str], required: Sequence[str], where: str) ->
         lacks = f"no column {' and no column '.join(missing)}"
         if not any(header):
             raise DataError(f"{where} is empty, or its first line is: it has {lacks}.")
-        raise DataError(f"{where} has {lacks}; its columns are {', '.join(header)}{_remedy(header, missing)}.")
+        raise DataError(
+            f"{where} has {lacks}; its columns are {', '.join(header)}{_remedy(header, missing, required)}."
+        )
     if len(set(header)) != len(header):
         raise DataError(f"{where} names a column twice; column names must be unique.")
 
 
-def _remedy(header: Sequence[str], missing: Sequence[str]) -> str:
-    """What to change where the header is another program's, or another person's, way to write it."""
+def _remedy(header: Sequence[str], missing: Sequence[str], required: Sequence[str]) -> str:
+    """What to change where the header is another program's, or another person's, way to write it.
+
+    Of a table of images the columns that it may do without are named with them, so that one change is enough.
+    """
     if len(header) == 1 and any(sign in header[0] for sign in ";\t"):
         return ": separate them with commas"
     if set(missing) <= {column.casefold() for column in header}:
-        return f": write {', '.join(missing)} in small letters"
-    meant = {column: found for column in missing if column in KNOWN and (found := column_meant(column, header))}
-    return f": rename {' and '.join(f'{found} to {column}' for column, found in meant.items())}" if meant else ""
+        told = [f"write {', '.join(missing)} in small letters"]
+    else:
+        meant = _renamed(header, [column for column in missing if column in KNOWN])
+        told = [f"rename {meant}"] if meant else []
+    beside = [column for column in OPTIONAL if column not in header] if set(required) <= set(KNOWN) else []
+    if may_be := _renamed(header, beside):
+        told.append(f"rename {may_be} where that is meant")
+    return f": {', and '.join(told)}" if told else ""
+
+
+def _renamed(header: Sequence[str], columns: Sequence[str]) -> str:
+    """Write which column of the header to rename to each of these, where one looks like it."""
+    meant = {column: found for column in columns if (found := column_meant(column, header))}
+    return " and ".join(f"{found} to {column}" for column, found in meant.items())

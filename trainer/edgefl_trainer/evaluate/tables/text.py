@@ -122,7 +122,10 @@ def _shown(figure: Figure) -> str:
 def caption(
     summaries: Sequence[Summary], machine: str | None = None, metric: str = "balanced_accuracy", ddof: int = 1
 ) -> str:
-    """Return what a reader must know to judge the figures: rows, presets, seeds, spread, machine (if known)."""
+    """Return what a reader must know to judge the figures, in short sentences: what speaks against them first.
+
+    Then what they are, sites that learned nothing, equal rows, spread, and how the runs were made.
+    """
     rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
     seeds = sorted({seed for row in rows for seed in row.seeds})
@@ -131,26 +134,26 @@ def caption(
     held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
     bare = sorted({name for run in summaries for name, site in run["sites"].items() if without_head(site)})
     parts = [
+        *unlike(summaries),
+        *untrained(summaries),
         f"{capital(metric_words(metric))} per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
-        *(["lower is better"] if metric in LOWER_IS_BETTER else []),
-        f"task {summaries[0].get('task')}",
-        *_made(summaries),
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
-        f"± is the {SPREADS[ddof]} over {over}",
-        *(["`worst` is the mean over seeds of each seed's worst site"] if "seeds" in kinds else []),
+        *(["Lower is better"] if metric in LOWER_IS_BETTER else []),
         *no_round.caption_of(summaries, row_names(summaries)),
         *([f"{_named(held_out)} held out, never trained: in no mean, and never the worst"] if held_out else []),
         *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
         *_equal(rows),
+        f"± is the {SPREADS[ddof]} over {over}",
+        *(["`worst` is the mean over seeds of each seed's worst site"] if "seeds" in kinds else []),
+        f"Task {summaries[0].get('task')}",
+        *map(capital, _made(summaries)),
+        f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
         *share_words(rows),
-        *unlike(summaries),
-        *untrained(summaries),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
     if any(row.no_round for row in rows):
         marked += f" {no_round.MARK} {no_round.SAYS}; left out of `{TRAINED}`."
     marked += told_of_fewer(name for runs in runs_of_rows(summaries) for name in of_fewer(runs, metric))
-    return "; ".join(parts + ([machine] if machine else [])) + "." + marked
+    return ". ".join(parts + ([f"Made on {machine}"] if machine else [])) + "." + marked
 
 
 def _equal(rows: Sequence[TableRow]) -> list[str]:

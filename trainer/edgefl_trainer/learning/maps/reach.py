@@ -47,9 +47,9 @@ def measured_reach(
         return MeasuredBefore(NAME, figures)
     depth = require_vit(site.task.backbone, NAME).depth
     told = (
-        f"on this network the maps that sites share hardly follow the prompts: {steps} steps of distillation alone "
-        f"take away {100 * figures['moved']:.2g} % of the distance between two sites. Expect little from sharing them, "
-        f"or try --set rollout_from={depth - 1} (docs/methods.md 1.5)."
+        f"on this network the maps that sites share hardly follow the prompts: when the prompts of one site learned "
+        f"nothing but to match another site's maps, its maps came {100 * figures['moved']:.2g} % nearer in {steps} "
+        f"steps. Expect little from sharing maps, or try --set rollout_from={depth - 1} (docs/methods.md 1.5)."
     )
     return MeasuredBefore(NAME, figures, told)
 
