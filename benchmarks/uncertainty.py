@@ -1,0 +1,342 @@
+"""Which uncertainty of a finished run is worth referring by: of its answers, and of pictures that it cannot know.
+
+For each site, on its `tune` rows (which decide) and on its reported rows (which are told):
+
+    risk        error among the 70 % and 90 % most certain rows, over the error among all (1: no better than chance)
+    AURC        area under the risk-coverage curve
+    AUROC       of the uncertainty, against pictures that are not of the task, and against diagnoses that the run did
+                not learn: rows of the data whose class the run does not have, train and tune rows or reported ones
+    threshold   what `refer_threshold` chooses on tune rows: share referred, and error among the rest
+
+Measures of the run's model:
+
+    vacuity           K/S after the discount by distance: what `edgefl score` refers by
+    vacuity, no discount; dissonance
+    entropy, 1 - p    of the probabilities that are shown, p the largest
+    distance          d² of docs/methods.md 1.8: one Gaussian over all training rows
+    Mahalanobis       min over classes, shared covariance, on what the head reads (Lee et al., arXiv 1807.03888)
+
+and of heads learned anew on its prompted network, each from a seed of its own (Lakshminarayanan et al., arXiv
+1612.01474): of the first one alone, and of the mean of all; disagreement is the entropy of the mean less the mean
+entropy. They learn without turned and mirrored pictures, so compare several with one of them.
+
+Intervals draw lesions, 1,000 times; a foreign picture is a lesion of its own. Differences are paired: the same draws.
+
+    python benchmarks/uncertainty.py RUN --foreign textures --foreign vqa_rad.zip --plot out.png
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+from uncertainty_measures import (
+    TODAY,
+    Rows,
+    Said,
+    Values,
+    features_of,
+    fit_gaussians,
+    learned_heads,
+    said_by,
+    together,
+)
+
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.data.sources.foreign import read_foreign
+from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.sites import load_data
+from edgefl_trainer.evaluate.calibration import refer_threshold
+from edgefl_trainer.evaluate.intervals import Scored, aurc_of_draws, interval, lesion_weights, weighted_figures
+from edgefl_trainer.evaluate.plot import CHANCE, DASHES, PALETTE, draw_legend, png
+from edgefl_trainer.evaluate.risk_coverage import risk_at, told_apart
+
+DRAWS = 1000
+COVERAGES = (0.7, 0.9, 1.0)
+CURVE = tuple(np.linspace(0.1, 1.0, 46))
+RULE = ("referred", "error of the rest")
+DRAWN = (TODAY, "vacuity, no discount", "dissonance", "1 - p", "Mahalanobis", "5 heads, 1 - p")
+UNSEEN, LEAST_UNSEEN = "diagnoses not learned", 10  # rows at a site: of fewer an area says nothing
+MODELS = ("the model", "one new head", "all new heads")
+Draws = dict[str, dict[str, Values]]  # measure → figure → its value, then its draws, (1 + R,)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one kind at a site, with what is said of them and of the pictures that do not belong."""
+
+    targets: NDArray[np.int64]
+    lesions: tuple[str, ...]
+    said: tuple[Said, ...]  # the model; then all together, where there are several
+    outside: Mapping[str, tuple[tuple[str, ...], tuple[Said, ...]]]  # source → lesions, and what is said of them
+
+
+class SiteModels:
+    """A site's model, and heads that are learned anew on the same network and prompts."""
+
+    def __init__(self, run: FinishedRun, site: str, own: Federation, heads: int) -> None:
+        self.model, rows = run.predictor(site), own.sites[site]
+        train, tune = (
+            Rows(features_of(self.model, own.images[own.places(part)]), torch.from_numpy(own.labels[part]))
+            for part in (rows.train, rows.tune)
+        )
+        self.gaussians = fit_gaussians(train)
+        self.heads = learned_heads(self.model, train, tune, heads)
+
+    def said(self, images: NDArray[np.uint8]) -> tuple[Said, ...]:
+        """What the model says, then the first new head, then all new heads together."""
+        features = features_of(self.model, images)
+        new = [said_by(head, features) for head in self.heads]
+        counts = (1, len(new)) if new else ()
+        return (
+            said_by(self.model, features, self.gaussians),
+            *(together(new[:count], self.model.seen) for count in counts),
+        )
+
+
+def parts_of(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], heads: int) -> dict[str, dict[str, Part]]:
+    """Score every site: of each its `tune` part and its `reported` part.
+
+    Of foreign pictures every second one stands beside the tune rows, the others beside the reported ones.
+    """
+    path, px = run.folder / PARTITION_FILE, run.backbone.spec.image_px
+    own = load_data(run.settings, px, read_partition(path) if path.exists() else None)
+    whole = load_federation(run.settings.data, image_px=px, colour=run.settings.colour, task="all")
+    new = np.array([label >= 0 and whole.classes[label] not in run.classes for label in whole.labels])
+    new &= run.settings.task == "all"  # a task that gathers classes has learned from all of them
+    found: dict[str, dict[str, Part]] = {}
+    for site in run.sites:
+        click.echo(f"scoring {site}", err=True)
+        models, rows, everyone = SiteModels(run, site, own, heads), own.sites[site], whole.sites[site]
+        strangers = {source: models.said(images) for source, images in foreign.items()}
+        kinds = {
+            "tune": (rows.tune, np.concatenate([everyone.train, everyone.tune])),
+            "reported": (rows.rows(own.report_split), everyone.rows(whole.report_split)),
+        }
+        found[site] = {}
+        for number, (kind, (mine, theirs)) in enumerate(kinds.items()):
+            half = slice(number, None, 2)
+            outside = {
+                source: (_numbered(source, len(foreign[source][half])), tuple(each.take(half) for each in one))
+                for source, one in strangers.items()
+            }
+            unseen = theirs[new[theirs]]
+            if len(unseen) >= LEAST_UNSEEN:
+                names = tuple(whole.lesions[i] for i in unseen)
+                outside[UNSEEN] = names, models.said(whole.images[whole.places(unseen)])
+            lesions = tuple(own.lesions[i] for i in mine)
+            found[site][kind] = Part(own.labels[mine], lesions, models.said(own.images[own.places(mine)]), outside)
+    return found
+
+
+def _numbered(source: str, pictures: int) -> tuple[str, ...]:
+    """A lesion for each picture."""
+    return tuple(f"{source} {number}" for number in range(pictures))
+
+
+def draws_of(part: Part, thresholds: Mapping[str, float]) -> Draws:
+    """Every figure of every measure: first the figure itself, then its draws."""
+    weights = weights_of(part.lesions)
+    strangers = {source: weights_of(names) for source, (names, _) in part.outside.items()}
+    found: Draws = {}
+    for number, said in enumerate(part.said):
+        wrong = said.predicted != part.targets
+        model = {
+            name: values
+            for name, values in weighted_figures(
+                Scored(said.probabilities, part.targets, said.predicted, None, part.lesions), weights
+            ).items()
+            if name in ("ece", "brier", "accuracy", "balanced_accuracy")
+        }
+        found[MODELS[number]] = model
+        for name, values in said.measures.items():
+            risk = risk_at(values, wrong, weights, COVERAGES)
+            figures = {"aurc": aurc_of_draws(values, wrong, weights)}
+            for column, coverage in enumerate(COVERAGES[:-1]):
+                figures[f"risk {coverage:.0%}"] = risk[:, column] / np.where(risk[:, -1] > 0, risk[:, -1], np.nan)
+            for source, (_, others) in part.outside.items():
+                figures[source] = told_apart(values, others[number].measures[name], weights, strangers[source])
+            kept = values <= thresholds[name]
+            counted = (weights * kept).sum(axis=1)
+            figures["referred"] = 1 - counted / weights.sum(axis=1)
+            figures["error of the rest"] = (weights * (kept & wrong)).sum(axis=1) / np.where(
+                counted > 0, counted, np.nan
+            )
+            found[name] = figures
+    return found
+
+
+def weights_of(lesions: Sequence[str]) -> Values:
+    """A row of ones, then the draws, (1 + R, n)."""
+    return np.concatenate([np.ones((1, len(lesions))), *lesion_weights(lesions, DRAWS)])
+
+
+def thresholds_of(tune: Part, classes: int) -> dict[str, float]:
+    """What the rule of docs/methods.md 1.8 chooses for each measure, on tune rows."""
+    found = {}
+    for said in tune.said:
+        correct = said.predicted == tune.targets
+        for name, values in said.measures.items():
+            ceiling = 0.999 if "vacuity" in name else float(np.inf)
+            found[name] = refer_threshold(values, correct, ceiling=ceiling)
+    return found
+
+
+def mean_over(sites: Sequence[Draws]) -> Draws:
+    """The mean of every figure over the sites that have it."""
+    names = {name: {figure for site in sites for figure in site[name]} for name in sites[0]}
+    return {
+        name: {
+            figure: np.nanmean([site[name][figure] for site in sites if figure in site[name]], axis=0)
+            for figure in sorted(figures)
+        }
+        for name, figures in names.items()
+    }
+
+
+def figures_of(draws: Draws) -> dict[str, dict[str, object]]:
+    """Value and interval of every figure, and of its difference from that of vacuity as it is used today."""
+    found: dict[str, dict[str, object]] = {}
+    for name, figures in draws.items():
+        found[name] = {}
+        for figure, values in figures.items():
+            less = values - draws[TODAY][figure] if figure in draws[TODAY] else None
+            told = {"value": float(values[0]), "interval": interval(values[1:])}
+            if less is not None and name != TODAY:
+                told |= {"difference": float(less[0]), "difference_interval": interval(less[1:])}
+            found[name][figure] = told
+    return found
+
+
+def measured(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], heads: int) -> dict[str, object]:
+    """All figures: rows → site (and `mean`) → measure → figure."""
+    parts = parts_of(run, foreign, heads)
+    thresholds = {site: thresholds_of(both["tune"], len(run.classes)) for site, both in parts.items()}
+    found: dict[str, object] = {"run": run.folder.name, "heads": heads, "classes": list(run.classes)}
+    for kind in ("tune", "reported"):
+        draws = {site: draws_of(both[kind], thresholds[site]) for site, both in parts.items()}
+        found[kind] = {
+            name: figures_of(each) for name, each in (*draws.items(), ("mean", mean_over(list(draws.values()))))
+        }
+    found["rows"] = {site: {kind: len(part.targets) for kind, part in both.items()} for site, both in parts.items()}
+    found["outside"] = {
+        site: {source: len(names) for source, (names, _) in both["reported"].outside.items()}
+        for site, both in parts.items()
+    }
+    found["curves"] = {site: curves_of(both["reported"]) for site, both in parts.items()}
+    return found
+
+
+def curves_of(part: Part) -> dict[str, list[float]]:
+    """The risk at each coverage of `CURVE`, of each measure."""
+    once = np.ones((1, len(part.targets)))
+    return {
+        name: [float(value) for value in risk_at(values, said.predicted != part.targets, once, CURVE)[0]]
+        for said in part.said
+        for name, values in said.measures.items()
+    }
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """All figures as Markdown, the rows that decide first."""
+    sites = list(found["rows"])
+    for kind in ("tune", "reported"):
+        part = found[kind]
+        yield f"\n## {kind} rows: " + ", ".join(f"{site} {found['rows'][site][kind]:,}" for site in sites) + "\n"
+        models = [name for name in MODELS if name in part["mean"]]
+        names = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "ece": "ECE", "brier": "Brier"}
+        for figure, words in names.items():
+            yield from _table(words, part, models, figure, sites)
+        measures = [name for name in part["mean"] if name not in models]
+        told = {
+            "aurc": "AURC",
+            "risk 70%": "risk at 70 % over risk at all",
+            "risk 90%": "risk at 90 % over risk at all",
+        }
+        told |= {figure: f"AUROC against {figure}" for figure in part["mean"][TODAY] if figure not in {*told, *RULE}}
+        told |= {"referred": "share referred", "error of the rest": "error of the rest"}
+        for figure, title in told.items():
+            yield from _table(title, part, measures, figure, sites)
+
+
+def _table(
+    title: str, part: Mapping[str, Any], names: Sequence[str], figure: str, sites: Sequence[str]
+) -> Iterator[str]:
+    """One figure: a line for each measure, a column for each site, then the mean and how it differs from today's."""
+    yield f"| {title} | {' | '.join(sites)} | mean (95 %) | difference from {TODAY} (95 %) | clearly lower, higher at |"
+    yield "|---|" + "---:|" * (len(sites) + 3)
+    for name in names:
+        each = [part[site][name].get(figure) for site in sites]
+        mean = part["mean"][name][figure]
+        bounds = [one["difference_interval"] for one in each if one and one.get("difference_interval")]
+        clear = f"{sum(high < 0 for _, high in bounds)}, {sum(low > 0 for low, _ in bounds)}" if bounds else "–"
+        cells = ["–" if one is None else f"{one['value']:.3f}" for one in each]
+        less = _spoken(mean["difference"], mean["difference_interval"]) if "difference" in mean else "–"
+        yield f"| {name} | {' | '.join(cells)} | {_spoken(mean['value'], mean['interval'])} | {less} | {clear} |"
+    yield ""
+
+
+def _spoken(value: float, bounds: Sequence[float] | None) -> str:
+    return f"{value:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+
+
+def picture(found: Mapping[str, Any]) -> bytes:
+    """The risk-coverage curve of each site on its reported rows, as a PNG."""
+    curves = found["curves"]
+    figure = Figure(figsize=(11, 6.4), dpi=110, layout="constrained")
+    grid = figure.subplots(2, (len(curves) + 1) // 2, squeeze=False).flatten()
+    for axes in grid[len(curves) :]:
+        axes.set_axis_off()
+    for axes, (site, lines) in zip(grid, curves.items(), strict=False):
+        shown = [name for name in DRAWN if name in lines]
+        for place, name in enumerate(shown):
+            label = f"{name} (today)" if name == TODAY else name
+            axes.plot(
+                CURVE, lines[name], linestyle=DASHES[place % len(DASHES)], color=PALETTE[place], lw=1.8, label=label
+            )
+        axes.axhline(lines[TODAY][-1], **CHANCE)
+        axes.set_title(f"{site}, {found['rows'][site]['reported']:,} pictures", fontsize=10)
+        axes.set_xlim(CURVE[0], 1)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("share of pictures answered, the most certain first", fontsize=10)
+    figure.supylabel("wrong answers among them", fontsize=10)
+    draw_legend(figure, grid[0], len(DRAWN))
+    return png(figure, metadata={"Software": None})
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--heads", default=5, show_default=True, metavar="N", help="Heads of the ensemble.")
+@click.option("--foreign", multiple=True, metavar="textures|skin|PATH", help="Pictures not of the task; repeatable.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the risk-coverage curves.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def main(run: Path, heads: int, foreign: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
+    """Measure every uncertainty of a finished run."""
+    try:
+        finished = open_run(run)
+        px, colour = finished.backbone.spec.image_px, finished.settings.colour
+        strangers = {Path(source).stem: read_foreign(source, px, colour) for source in foreign}
+        found = measured(finished, strangers, heads)
+    except EdgeflError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(found) if as_json else "\n".join(tables(found)))
+    if plot is not None:
+        write_atomic(plot, picture(found))
+
+
+if __name__ == "__main__":
+    main()
