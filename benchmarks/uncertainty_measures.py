@@ -122,11 +122,11 @@ def learned_heads(
         head = (weight.requires_grad_(), bias.requires_grad_())
         optimizer = torch.optim.AdamW(head, lr=rate, weight_decay=1e-2)
         for epoch in range(epochs):
-            for batch in torch.split(torch.randperm(len(train.targets), generator=draws), 32):  # type: ignore[no-untyped-call]
+            for batch in torch.split(torch.randperm(len(train.targets), generator=draws), 32):
                 evidence = evidence_of(train.features[batch] @ weight.T + bias, options.evidence)
                 loss = evidential_loss(evidence, train.targets[batch], weights, float(min(1, epoch)))
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
         logits = (tune.features @ weight.T + bias).detach().double().numpy()
         warmth = fit_temperature(logits, tune.targets.numpy(), prior, softplus_evidence)
