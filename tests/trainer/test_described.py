@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.commands.described import purpose, settings_of
+from edgefl_trainer.reports.described import purpose, settings_of
 from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.settings import build, hyper_types, resolve
 from edgefl_trainer.errors import SettingError
