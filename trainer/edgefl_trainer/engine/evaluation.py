@@ -35,7 +35,8 @@ KEPT = (
     "settings_sha256", "images_per_second", "wait_share", *SIZES, *SIZES.values(),
 )  # fmt: skip
 KEPT_OF_SITES = (
-    "n_train", "n_labelled", "held_out", "readout", "classes_tuned", "selected_round", "selected_phase", "took_part",
+    "n_train", "n_tune", "n_labelled", "learned_images", "learned_lesions", "held_out", "readout", "classes_tuned",
+    "selected_round", "selected_phase", "took_part",
 )  # fmt: skip
 
 

@@ -191,7 +191,7 @@ def travels_section(facts: RunFacts) -> Section:
         blocks.append(Words(text="Which kinds of values leave a site is not recorded in this run."))
         kinds = []
     elif kinds:
-        rows = [[Cell(kind), Cell(KIND_WORDS.get(kind, kind))] for kind in kinds]
+        rows = [[Cell(kind), Cell(KIND_WORDS.get(str(kind), str(kind)))] for kind in kinds]
         blocks.append(Table(head=("leaves a site", "what it is"), rows=rows, text_columns=(0, 1)))
     else:
         blocks.append(Words(text="Nothing leaves a site: each learns alone."))
