@@ -39,11 +39,12 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from uncertainty_measures import (
     TODAY,
+    Features,
     Rows,
     Said,
     Values,
-    features_of,
     fit_gaussians,
+    frozen_model,
     learned_heads,
     said_by,
     together,
@@ -51,6 +52,7 @@ from uncertainty_measures import (
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.data.sources.foreign import read_foreign
@@ -60,6 +62,8 @@ from edgefl_trainer.evaluate.calibration import refer_threshold
 from edgefl_trainer.evaluate.intervals import Scored, aurc_of_draws, interval, lesion_weights, weighted_figures
 from edgefl_trainer.evaluate.plot import CHANCE, DASHES, PALETTE, draw_legend, png
 from edgefl_trainer.evaluate.risk_coverage import risk_at, told_apart
+from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.cnn import Backbone
 
 DRAWS = 1000
 COVERAGES = (0.7, 0.9, 1.0)
@@ -69,6 +73,17 @@ DRAWN = (TODAY, "vacuity, no discount", "dissonance", "1 - p", "Mahalanobis", "5
 UNSEEN, LEAST_UNSEEN = "diagnoses not learned", 10  # rows at a site: of fewer an area says nothing
 MODELS = ("the model", "one new head", "all new heads")
 Draws = dict[str, dict[str, Values]]  # measure → figure → its value, then its draws, (1 + R,)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The rows that models learned from and are judged on, and the pictures that they are to know apart."""
+
+    backbone: Backbone
+    own: Federation
+    whole: Federation  # with the rows of classes that were not learned
+    learned: Sequence[str]  # classes; empty where none was left out
+    features: Features
 
 
 @dataclass(frozen=True)
@@ -82,20 +97,25 @@ class Part:
 
 
 class SiteModels:
-    """A site's model, and heads that are learned anew on the same network and prompts."""
+    """A site's model, and heads that are learned anew on its network and prompts."""
 
-    def __init__(self, run: FinishedRun, site: str, own: Federation, heads: int) -> None:
-        self.model, rows = run.predictor(site), own.sites[site]
-        train, tune = (
-            Rows(features_of(self.model, own.images[own.places(part)]), torch.from_numpy(own.labels[part]))
-            for part in (rows.train, rows.tune)
+    def __init__(self, model: Predictor | None, study: Study, site: str, heads: int, seed: int) -> None:
+        """Take the model of a run; without one, a head is learned on the frozen network."""
+        rows, own, self.features = study.own.sites[site], study.own, study.features
+        train, tune = (own.places(part) for part in (rows.train, rows.tune))
+        network = model or frozen_model(study.backbone, self.features, train, own.labels[rows.train], len(own.classes))
+        taught, tuned = (
+            Rows(self.features.of(network, "own", places), torch.from_numpy(own.labels[part]))
+            for places, part in ((train, rows.train), (tune, rows.tune))
         )
-        self.gaussians = fit_gaussians(train)
-        self.heads = learned_heads(self.model, train, tune, heads)
+        self.gaussians = fit_gaussians(taught)
+        seeds = range(seed * (heads + 1), (seed + 1) * (heads + 1))
+        new = learned_heads(network, taught, tuned, seeds if model is None else seeds[1:])
+        self.model, self.heads = (new[0], new[1:]) if model is None else (model, new)
 
-    def said(self, images: NDArray[np.uint8]) -> tuple[Said, ...]:
+    def said(self, source: str, places: NDArray[np.int64]) -> tuple[Said, ...]:
         """What the model says, then the first new head, then all new heads together."""
-        features = features_of(self.model, images)
+        features = self.features.of(self.model, source, places)
         new = [said_by(head, features) for head in self.heads]
         counts = (1, len(new)) if new else ()
         return (
@@ -104,21 +124,49 @@ class SiteModels:
         )
 
 
-def parts_of(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], heads: int) -> dict[str, dict[str, Part]]:
+def study_of_run(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]]) -> Study:
+    """The rows that a run had, and those of its data whose class it did not learn."""
+    path, px = run.folder / PARTITION_FILE, run.backbone.spec.image_px
+    own = load_data(run.settings, px, read_partition(path) if path.exists() else None)
+    whole = load_federation(run.settings.data, image_px=px, colour=run.settings.colour)
+    gathered = run.settings.task != "all"  # such a task has learned from all classes
+    pictures = {"own": own.images, "whole": whole.images, **foreign}
+    return Study(run.backbone, own, whole, () if gathered else run.classes, Features(pictures, prompted=True))
+
+
+def study_of_data(
+    specs: Sequence[str],
+    backbone: Backbone,
+    without: Sequence[str],
+    limit: int,
+    foreign: Mapping[str, NDArray[np.uint8]],
+) -> Study:
+    """The rows that `bench84` would take of some data, but for those of some classes."""
+    px = backbone.spec.image_px
+    whole = load_federation(specs, image_px=px)
+    kept = [name for name in whole.classes if name not in without]
+    own = load_federation(specs, image_px=px, classes=kept, limit=limit)
+    pictures = {"own": own.images, "whole": whole.images, **foreign}
+    return Study(backbone, own, whole, kept, Features(pictures, prompted=False))
+
+
+def parts_of(study: Study, models: Mapping[str, Predictor], heads: int, seed: int) -> dict[str, dict[str, Part]]:
     """Score every site: of each its `tune` part and its `reported` part.
 
     Of foreign pictures every second one stands beside the tune rows, the others beside the reported ones.
     """
-    path, px = run.folder / PARTITION_FILE, run.backbone.spec.image_px
-    own = load_data(run.settings, px, read_partition(path) if path.exists() else None)
-    whole = load_federation(run.settings.data, image_px=px, colour=run.settings.colour, task="all")
-    new = np.array([label >= 0 and whole.classes[label] not in run.classes for label in whole.labels])
-    new &= run.settings.task == "all"  # a task that gathers classes has learned from all of them
+    own, whole = study.own, study.whole
+    unknown = [i for i, name in enumerate(whole.classes) if study.learned and name not in study.learned]
     found: dict[str, dict[str, Part]] = {}
-    for site in run.sites:
+    for site in models or own.sites:
         click.echo(f"scoring {site}", err=True)
-        models, rows, everyone = SiteModels(run, site, own, heads), own.sites[site], whole.sites[site]
-        strangers = {source: models.said(images) for source, images in foreign.items()}
+        scores, rows, everyone = (
+            SiteModels(models.get(site), study, site, heads, seed),
+            own.sites[site],
+            whole.sites[site],
+        )
+        sources = [name for name in study.features.pictures if name not in ("own", "whole")]
+        strangers = {name: scores.said(name, np.arange(len(study.features.pictures[name]))) for name in sources}
         kinds = {
             "tune": (rows.tune, np.concatenate([everyone.train, everyone.tune])),
             "reported": (rows.rows(own.report_split), everyone.rows(whole.report_split)),
@@ -127,15 +175,15 @@ def parts_of(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], heads: 
         for number, (kind, (mine, theirs)) in enumerate(kinds.items()):
             half = slice(number, None, 2)
             outside = {
-                source: (_numbered(source, len(foreign[source][half])), tuple(each.take(half) for each in one))
+                source: (_numbered(source, len(one[0].predicted[half])), tuple(each.take(half) for each in one))
                 for source, one in strangers.items()
             }
-            unseen = theirs[new[theirs]]
+            unseen = theirs[np.isin(whole.labels[theirs], unknown)]
             if len(unseen) >= LEAST_UNSEEN:
                 names = tuple(whole.lesions[i] for i in unseen)
-                outside[UNSEEN] = names, models.said(whole.images[whole.places(unseen)])
+                outside[UNSEEN] = names, scores.said("whole", whole.places(unseen))
             lesions = tuple(own.lesions[i] for i in mine)
-            found[site][kind] = Part(own.labels[mine], lesions, models.said(own.images[own.places(mine)]), outside)
+            found[site][kind] = Part(own.labels[mine], lesions, scores.said("own", own.places(mine)), outside)
     return found
 
 
@@ -181,7 +229,7 @@ def weights_of(lesions: Sequence[str]) -> Values:
     return np.concatenate([np.ones((1, len(lesions))), *lesion_weights(lesions, DRAWS)])
 
 
-def thresholds_of(tune: Part, classes: int) -> dict[str, float]:
+def thresholds_of(tune: Part) -> dict[str, float]:
     """What the rule of docs/methods.md 1.8 chooses for each measure, on tune rows."""
     found = {}
     for said in tune.said:
@@ -218,11 +266,11 @@ def figures_of(draws: Draws) -> dict[str, dict[str, object]]:
     return found
 
 
-def measured(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], heads: int) -> dict[str, object]:
+def measured(study: Study, models: Mapping[str, Predictor], heads: int, seed: int) -> dict[str, Any]:
     """All figures: rows → site (and `mean`) → measure → figure."""
-    parts = parts_of(run, foreign, heads)
-    thresholds = {site: thresholds_of(both["tune"], len(run.classes)) for site, both in parts.items()}
-    found: dict[str, object] = {"run": run.folder.name, "heads": heads, "classes": list(run.classes)}
+    parts = parts_of(study, models, heads, seed)
+    thresholds = {site: thresholds_of(both["tune"]) for site, both in parts.items()}
+    found: dict[str, Any] = {"heads": heads, "seed": seed, "classes": list(study.own.classes)}
     for kind in ("tune", "reported"):
         draws = {site: draws_of(both[kind], thresholds[site]) for site, both in parts.items()}
         found[kind] = {
@@ -319,18 +367,32 @@ def picture(found: Mapping[str, Any]) -> bytes:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("run", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--data", "specs", multiple=True, metavar="SPEC", help="Learn heads on this data, without a run.")
+@click.option("--backbone", default="derm-vit-tiny-84", show_default=True, help="Of these heads.")
+@click.option("--without", default="", metavar="A,B", help="Classes of the data that these heads do not learn.")
+@click.option("--images-per-site", "limit", default=1200, show_default=True, help="That these heads learn from.")
+@click.option("--seed", default=0, show_default=True, help="Of the heads.")
 @click.option("--heads", default=5, show_default=True, metavar="N", help="Heads of the ensemble.")
 @click.option("--foreign", multiple=True, metavar="textures|skin|PATH", help="Pictures not of the task; repeatable.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the risk-coverage curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(run: Path, heads: int, foreign: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
-    """Measure every uncertainty of a finished run."""
+def main(
+    run: Path | None, specs: tuple[str, ...], backbone: str, without: str, limit: int, seed: int, heads: int,
+    foreign: tuple[str, ...], plot: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure every uncertainty of a finished RUN, or of heads that are learned on data."""
     try:
-        finished = open_run(run)
-        px, colour = finished.backbone.spec.image_px, finished.settings.colour
-        strangers = {Path(source).stem: read_foreign(source, px, colour) for source in foreign}
-        found = measured(finished, strangers, heads)
+        finished = open_run(run) if run is not None else None
+        network = load_backbone(backbone, image_px=None, seed=0) if finished is None else finished.backbone
+        colour = "none" if finished is None else finished.settings.colour
+        strangers = {Path(source).stem: read_foreign(source, network.spec.image_px, colour) for source in foreign}
+        if finished is None:
+            study = study_of_data(specs, network, without.split(","), limit, strangers)
+            found = measured(study, {}, heads, seed)
+        else:
+            models = {site: finished.predictor(site) for site in finished.sites}
+            found = measured(study_of_run(finished, strangers), models, heads, seed)
     except EdgeflError as error:
         raise click.ClickException(str(error)) from error
     click.echo(json.dumps(found) if as_json else "\n".join(tables(found)))

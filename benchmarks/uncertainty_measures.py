@@ -1,6 +1,6 @@
 """Measures of uncertainty of one model, and of several together: what `uncertainty.py` compares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,11 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.evaluate.calibration import fit_temperature, softplus_evidence
 from edgefl_trainer.evaluate.metrics import entropy_nats, predicted_classes
-from edgefl_trainer.learning.unusual_features import SHRINKAGE, everything_usual
-from edgefl_trainer.losses import evidential_loss
+from edgefl_trainer.learning.unusual_features import SHRINKAGE, everything_usual, usual_features
+from edgefl_trainer.losses import class_prior, evidential_loss
+from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.head import evidence_of, init_head
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 BATCH = 64
 TODAY = "vacuity"  # the measure that refers today
@@ -69,14 +71,43 @@ def fit_gaussians(rows: Rows) -> ClassGaussians:
     return ClassGaussians(means, np.linalg.inv(np.linalg.cholesky(shrunk)))
 
 
-def features_of(predictor: Predictor, images: NDArray[np.uint8]) -> torch.Tensor:
-    """What the head reads of these pictures, (n, D)."""
-    module, tensors, parts = predictor.score_module.eval(), tensors_of(predictor.tensors), []
-    with torch.inference_mode():
-        for start in range(0, len(images), BATCH):
-            batch = torch.from_numpy(np.array(images[start : start + BATCH]))
-            parts.append(module.features(module.output(batch, tensors, need_attention=False), tensors))
-    return torch.cat(parts)
+class Features:
+    """What heads read of pictures: of a site's prompted network, or of a frozen one, which sees each picture once."""
+
+    def __init__(self, pictures: Mapping[str, NDArray[np.uint8]], *, prompted: bool) -> None:
+        """Name the pictures of each source; those of the federation are `own`."""
+        self.pictures, self.prompted = pictures, prompted
+        self.kept: dict[tuple[str, int], torch.Tensor] = {}
+
+    def of(self, predictor: Predictor, source: str, places: NDArray[np.int64]) -> torch.Tensor:
+        """Return what the predictor's head reads of these pictures, (n, D)."""
+        module, tensors = predictor.score_module.eval(), tensors_of(predictor.tensors)
+        missing = [int(i) for i in places if self.prompted or (source, int(i)) not in self.kept]
+        for start in range(0, len(missing), BATCH):
+            batch = missing[start : start + BATCH]
+            with torch.inference_mode():
+                output = module.output(
+                    torch.from_numpy(self.pictures[source][batch]), tensors, need_attention=False
+                ).readout(module.options.readout, module.options.prompted)
+            self.kept |= {(source, i): row for i, row in zip(batch, output.to(torch.float32), strict=True)}
+        raw = torch.stack([self.kept[source, int(i)] for i in places])
+        return module.standardised(raw, tensors)
+
+
+def frozen_model(
+    backbone: Backbone, features: Features, train: NDArray[np.int64], targets: NDArray[np.int64], classes: int
+) -> Predictor:
+    """Make a site's model without prompts and with an empty head: statistics, prior and what is usual are the site's."""
+    options = ScoreOptions(readout="mean", head_norm="standardise", prompts=(), discount="unusual")
+    counts = np.bincount(targets, minlength=classes)
+    width = backbone.spec.width
+    blank = {"features.mean": np.zeros(width, np.float32), "features.std": np.ones(width, np.float32)}
+    predictor = Predictor(ScoreModule(backbone, options), blank, tuple(bool(count) for count in counts))
+    raw = features.of(predictor, "own", train)
+    own = {"features.mean": raw.mean(dim=0).numpy(), "features.std": raw.std(dim=0).numpy()}
+    own["prior"] = class_prior(torch.from_numpy(counts)).to(torch.float32).numpy()
+    predictor = replace(predictor, tensors=own)
+    return replace(predictor, tensors={**own, **usual_features(features.of(predictor, "own", train).numpy())})
 
 
 def tensors_of(arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
@@ -108,15 +139,15 @@ def said_by(predictor: Predictor, features: torch.Tensor, gaussians: ClassGaussi
 
 
 def learned_heads(
-    predictor: Predictor, train: Rows, tune: Rows, heads: int, *, epochs: int = 10, rate: float = 5e-3
+    predictor: Predictor, train: Rows, tune: Rows, seeds: Iterable[int], *, epochs: int = 30, rate: float = 5e-3
 ) -> list[Predictor]:
-    """Learn fresh heads, one for each seed, on what the run's prompted network says of the training rows.
+    """Learn fresh heads, one for each seed, on what the site's network says of the training rows.
 
-    Loss, rates and epochs are those of `bench84`, without augmentation; each has a temperature of its own.
+    Loss and rates are those of `bench84`, without augmentation; each head has a temperature of its own.
     """
     found, options, prior = [], predictor.score_module.options, predictor.tensors["prior"]
     weights = torch.from_numpy(np.array(prior))
-    for seed in range(heads):
+    for seed in seeds:
         draws = torch.Generator().manual_seed(seed)
         weight, bias = init_head(len(prior), train.features.shape[1], draws)
         head = (weight.requires_grad_(), bias.requires_grad_())
