@@ -22,11 +22,14 @@ entropy. They learn without turned and mirrored pictures, so compare several wit
 
 Intervals draw lesions, 1,000 times; a foreign picture is a lesion of its own. Differences are paired: the same draws.
 
+Without RUN, a head alone is learned at each site of `--data` (`prompts=none`), and `--without` leaves classes out.
+
     python benchmarks/uncertainty.py RUN --foreign textures --foreign vqa_rad.zip --plot out.png
+    python benchmarks/uncertainty.py --data manifest:fed_isic2019_84.zip --without BCC,VASC --foreign skin
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +37,6 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from uncertainty_measures import (
     TODAY,
@@ -49,6 +50,7 @@ from uncertainty_measures import (
     said_by,
     together,
 )
+from uncertainty_shown import CURVE, MODELS, picture, tables
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
@@ -60,18 +62,13 @@ from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.sites import load_data
 from edgefl_trainer.evaluate.calibration import refer_threshold
 from edgefl_trainer.evaluate.intervals import Scored, aurc_of_draws, interval, lesion_weights, weighted_figures
-from edgefl_trainer.evaluate.plot import CHANCE, DASHES, PALETTE, draw_legend, png
 from edgefl_trainer.evaluate.risk_coverage import risk_at, told_apart
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.cnn import Backbone
 
 DRAWS = 1000
 COVERAGES = (0.7, 0.9, 1.0)
-CURVE = tuple(np.linspace(0.1, 1.0, 46))
-RULE = ("referred", "error of the rest")
-DRAWN = (TODAY, "vacuity, no discount", "dissonance", "1 - p", "Mahalanobis", "5 heads, 1 - p")
 UNSEEN, LEAST_UNSEEN = "diagnoses not learned", 10  # rows at a site: of fewer an area says nothing
-MODELS = ("the model", "one new head", "all new heads")
 Draws = dict[str, dict[str, Values]]  # measure → figure → its value, then its draws, (1 + R,)
 
 
@@ -293,77 +290,6 @@ def curves_of(part: Part) -> dict[str, list[float]]:
         for said in part.said
         for name, values in said.measures.items()
     }
-
-
-def tables(found: Mapping[str, Any]) -> Iterator[str]:
-    """All figures as Markdown, the rows that decide first."""
-    sites = list(found["rows"])
-    for kind in ("tune", "reported"):
-        part = found[kind]
-        yield f"\n## {kind} rows: " + ", ".join(f"{site} {found['rows'][site][kind]:,}" for site in sites) + "\n"
-        models = [name for name in MODELS if name in part["mean"]]
-        names = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "ece": "ECE", "brier": "Brier"}
-        for figure, words in names.items():
-            yield from _table(words, part, models, figure, sites)
-        measures = [name for name in part["mean"] if name not in models]
-        told = {
-            "aurc": "AURC",
-            "risk 70%": "risk at 70 % over risk at all",
-            "risk 90%": "risk at 90 % over risk at all",
-        }
-        told |= {figure: f"AUROC against {figure}" for figure in part["mean"][TODAY] if figure not in {*told, *RULE}}
-        told |= {"referred": "share referred", "error of the rest": "error of the rest"}
-        for figure, title in told.items():
-            yield from _table(title, part, measures, figure, sites)
-
-
-def _table(
-    title: str, part: Mapping[str, Any], names: Sequence[str], figure: str, sites: Sequence[str]
-) -> Iterator[str]:
-    """One figure: a line for each measure, a column for each site, then the mean and how it differs from today's."""
-    yield f"| {title} | {' | '.join(sites)} | mean (95 %) | difference from {TODAY} (95 %) | clearly lower, higher at |"
-    yield "|---|" + "---:|" * (len(sites) + 3)
-    for name in names:
-        each = [part[site][name].get(figure) for site in sites]
-        mean = part["mean"][name][figure]
-        bounds = [one["difference_interval"] for one in each if one and one.get("difference_interval")]
-        clear = f"{sum(high < 0 for _, high in bounds)}, {sum(low > 0 for low, _ in bounds)}" if bounds else "–"
-        cells = ["–" if one is None else f"{one['value']:.3f}" for one in each]
-        less = _spoken(mean["difference"], mean["difference_interval"]) if "difference" in mean else "–"
-        yield f"| {name} | {' | '.join(cells)} | {_spoken(mean['value'], mean['interval'])} | {less} | {clear} |"
-    yield ""
-
-
-def _spoken(value: float, bounds: Sequence[float] | None) -> str:
-    return f"{value:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
-
-
-def picture(found: Mapping[str, Any]) -> bytes:
-    """The risk-coverage curve of each site on its reported rows, as a PNG."""
-    curves = found["curves"]
-    figure = Figure(figsize=(11, 6.4), dpi=110, layout="constrained")
-    grid = figure.subplots(2, (len(curves) + 1) // 2, squeeze=False).flatten()
-    for axes in grid[len(curves) :]:
-        axes.set_axis_off()
-    for axes, (site, lines) in zip(grid, curves.items(), strict=False):
-        shown = [name for name in DRAWN if name in lines]
-        for place, name in enumerate(shown):
-            label = f"{name} (today)" if name == TODAY else name
-            axes.plot(
-                CURVE, lines[name], linestyle=DASHES[place % len(DASHES)], color=PALETTE[place], lw=1.8, label=label
-            )
-        axes.axhline(lines[TODAY][-1], **CHANCE)
-        axes.set_title(f"{site}, {found['rows'][site]['reported']:,} pictures", fontsize=10)
-        axes.set_xlim(CURVE[0], 1)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("share of pictures answered, the most certain first", fontsize=10)
-    figure.supylabel("wrong answers among them", fontsize=10)
-    draw_legend(figure, grid[0], len(DRAWN))
-    return png(figure, metadata={"Software": None})
 
 
 @click.command()

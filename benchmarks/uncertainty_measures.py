@@ -97,7 +97,7 @@ class Features:
 def frozen_model(
     backbone: Backbone, features: Features, train: NDArray[np.int64], targets: NDArray[np.int64], classes: int
 ) -> Predictor:
-    """Make a site's model without prompts and with an empty head: statistics, prior and what is usual are the site's."""
+    """Make a site's model without prompts and head: statistics, prior and what is usual are the site's."""
     options = ScoreOptions(readout="mean", head_norm="standardise", prompts=(), discount="unusual")
     counts = np.bincount(targets, minlength=classes)
     width = backbone.spec.width
@@ -157,7 +157,7 @@ def learned_heads(
                 evidence = evidence_of(train.features[batch] @ weight.T + bias, options.evidence)
                 loss = evidential_loss(evidence, train.targets[batch], weights, float(min(1, epoch)))
                 optimizer.zero_grad()
-                loss.backward()
+                torch.autograd.backward(loss)
                 optimizer.step()
         logits = (tune.features @ weight.T + bias).detach().double().numpy()
         warmth = fit_temperature(logits, tune.targets.numpy(), prior, softplus_evidence)

@@ -118,8 +118,7 @@ def predictor_results(
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    What a site's model is made of: `_rounds_of`. Further models are judged in the same way, under `further`. Held-out
-    sites follow, see `engine.held_out`.
+    What a site's model is made of: `_rounds_of`. Further models are judged alike. Held-out sites: `engine.held_out`.
     """
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}

@@ -201,7 +201,7 @@ def _confusion_figures(
 
 
 def by_level(values: Float[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " G"]]:
-    """The order of rows by ascending value, and where each level of equal values begins in it."""
+    """Order rows by ascending value; tell also where each level of equal values begins in that order."""
     order = np.argsort(values, kind="stable")
     return order, np.flatnonzero(np.diff(values[order], prepend=-np.inf))
 
@@ -226,7 +226,7 @@ def _auroc(scored: Scored, weights: Float[np.ndarray, "R B"]) -> Float[np.ndarra
 def aurc_of_draws(
     uncertainty: Float[np.ndarray, " B"], wrong: Bool[np.ndarray, " B"], weights: Float[np.ndarray, "R B"]
 ) -> Float[np.ndarray, " R"]:
-    """Mean error rate over all coverages; rows of equal uncertainty share their group's error rate.
+    """Compute, of each draw, the mean error rate over all coverages; rows of equal uncertainty share their group's.
 
     Inside a group of c rows with error rate r, after C rows with E errors, the rates (E + j·r)/(C + j), j = 1 … c, sum
     to c·r + (E − r·C)·(H(C+c) − H(C)), H the harmonic numbers.

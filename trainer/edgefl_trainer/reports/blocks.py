@@ -17,7 +17,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReportCell:
     """One place of a table."""
 
     text: str
@@ -28,11 +28,11 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ReportTable:
     """A table; `text_columns` are read as words, the others as numbers."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[ReportCell]]
     caption: str = ""
     text_columns: tuple[int, ...] = (0,)
     kind: Literal["table"] = "table"
@@ -42,15 +42,15 @@ class Table:
 class Beside:
     """Small tables beside one another, as many as fit."""
 
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     kind: Literal["beside"] = "beside"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FactList:
     """Terms, each with what it is."""
 
-    rows: Sequence[tuple[str, Cell]]
+    rows: Sequence[tuple[str, ReportCell]]
     kind: Literal["facts"] = "facts"
 
 
@@ -64,7 +64,7 @@ class Words:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class ShownPicture:
     """A PNG, with what it shows in words."""
 
     png: bytes
@@ -83,7 +83,7 @@ class Picture:
         return int.from_bytes(self.png[16:20], "big") * 96 // self.dots_per_inch  # the first field of a PNG's header
 
 
-Block = Table | Beside | Facts | Words | Picture
+ReportBlock = ReportTable | Beside | FactList | Words | ShownPicture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Section:
     """A heading and what stands below it."""
 
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[ReportBlock]
 
 
 def found_at(summary: Mapping[str, Any], path: Path) -> Any:
@@ -105,16 +105,16 @@ def found_at(summary: Mapping[str, Any], path: Path) -> Any:
     return found
 
 
-def figure(summary: Mapping[str, Any], path: Path, form: Form = "share", *, strong: bool = False) -> Cell:
+def figure(summary: Mapping[str, Any], path: Path, form: Form = "share", *, strong: bool = False) -> ReportCell:
     """Show a figure, with its 95 % interval where one is kept beside it as `NAME_interval`."""
     value = found_at(summary, path)
     if value == NOT_RECORDED or value is None:
-        return Cell(NOT_RECORDED if value == NOT_RECORDED else UNDEFINED, path)
+        return ReportCell(NOT_RECORDED if value == NOT_RECORDED else UNDEFINED, path)
     bounds = found_at(summary, (*path[:-1], f"{path[-1]}_interval"))
     below = ""
     if isinstance(bounds, list) and len(bounds) == 2:
         below = " to ".join(written(bound, form).removesuffix(" %") for bound in bounds)
-    return Cell(written(value, form), path, strong=strong, below=below)
+    return ReportCell(written(value, form), path, strong=strong, below=below)
 
 
 def written(value: float, form: Form) -> str:
@@ -124,6 +124,6 @@ def written(value: float, form: Form) -> str:
     return f"{value:,.0f}" if form == "count" else f"{value:.3f}"
 
 
-def plain(*texts: object) -> list[Cell]:
-    """Cells of words alone."""
-    return [Cell(str(text)) for text in texts]
+def plain(*texts: object) -> list[ReportCell]:
+    """Make cells of words alone."""
+    return [ReportCell(str(text)) for text in texts]

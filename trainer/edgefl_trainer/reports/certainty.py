@@ -2,12 +2,12 @@
 
 from edgefl_trainer.reports.blocks import (
     UNDEFINED,
-    Block,
-    Cell,
-    Facts,
-    Picture,
+    FactList,
+    ReportBlock,
+    ReportCell,
+    ReportTable,
     Section,
-    Table,
+    ShownPicture,
     Words,
     figure,
     found_at,
@@ -20,17 +20,17 @@ from edgefl_trainer.reports.run_facts import RunFacts
 
 
 def certainty_section(facts: RunFacts) -> Section | None:
-    """Whether certainty means what it says, and what the threshold for referral costs; None of a learned network."""
+    """Tell whether certainty means what it says, and what the threshold costs; None of a learned network."""
     if not facts.judged:
         return None
     summary = facts.summary
     curves = found_at(summary, ("curves",))
-    blocks: list[Block] = []
+    blocks: list[ReportBlock] = []
     if isinstance(curves, dict) and (kept := {name: one for name, one in curves.items() if one}):
         shown = dict(sorted(kept.items())[:MOST_PANELS])
         some = "" if len(kept) <= MOST_PANELS else f" The first {MOST_PANELS} sites by name."
         blocks.append(
-            Picture(
+            ShownPicture(
                 dots_per_inch=DOTS_PER_INCH,
                 png=plot_reliability(shown),
                 caption="Calibration: of pictures with a top probability of x, the share that is named rightly. On the "
@@ -39,7 +39,7 @@ def certainty_section(facts: RunFacts) -> Section | None:
         )
         points = {name: facts.sites[name].get("referral") for name in shown}
         blocks.append(
-            Picture(
+            ShownPicture(
                 dots_per_inch=DOTS_PER_INCH,
                 png=plot_risk(shown, points),
                 caption="Risk and coverage: wrong answers among the most certain pictures, by how many are answered. "
@@ -53,7 +53,7 @@ def certainty_section(facts: RunFacts) -> Section | None:
     return Section(title="Certainty and referral", blocks=blocks)
 
 
-def _referral(facts: RunFacts) -> list[Block]:
+def _referral(facts: RunFacts) -> list[ReportBlock]:
     summary, calibration = facts.summary, facts.run.calibration.get("sites", {})
     rows = []
     for name in shown_sites(facts):
@@ -65,10 +65,10 @@ def _referral(facts: RunFacts) -> list[Block]:
         )
         costs = [figure(summary, ("sites", name, "referral", key)) for key in ("referred", "error")]
         answered = facts.sites[name].get("accuracy")
-        wrong = Cell(UNDEFINED if answered is None else written(1 - answered, "share"))
-        rows.append([Cell(name), *fitted, *costs, wrong])
-    blocks: list[Block] = [
-        Table(
+        wrong = ReportCell(UNDEFINED if answered is None else written(1 - answered, "share"))
+        rows.append([ReportCell(name), *fitted, *costs, wrong])
+    blocks: list[ReportBlock] = [
+        ReportTable(
             head=("site", "temperature", "refers above", "referred", "wrong among the rest", "wrong among all"),
             rows=rows,
             caption="Above this uncertainty (vacuity; of methods without evidence, entropy) a picture is referred to a "
@@ -76,10 +76,10 @@ def _referral(facts: RunFacts) -> list[Block]:
             "most half referred; what they cost is measured on reported rows, by this rule alone.",
         )
     ]
-    told = [(name, Cell(text)) for name, text in sorted(facts.suspicion.items())[:MOST_PANELS]]
+    told = [(name, ReportCell(text)) for name, text in sorted(facts.suspicion.items())[:MOST_PANELS]]
     if told:
         blocks += [
             Words(text="A device refers suspicious classes beside that, by a threshold of their own:"),
-            Facts(rows=told),
+            FactList(rows=told),
         ]
     return blocks

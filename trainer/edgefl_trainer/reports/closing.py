@@ -13,7 +13,17 @@ from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
 from edgefl_trainer.experiments.pictures import of_runs
 from edgefl_trainer.experiments.variants import told_apart
 from edgefl_trainer.models.backbone_names import UNTRAINED
-from edgefl_trainer.reports.blocks import UNDEFINED, Block, Cell, Facts, Picture, Section, Table, Words, plain
+from edgefl_trainer.reports.blocks import (
+    UNDEFINED,
+    FactList,
+    ReportBlock,
+    ReportCell,
+    ReportTable,
+    Section,
+    ShownPicture,
+    Words,
+    plain,
+)
 from edgefl_trainer.reports.findings import mark_at, words_of
 from edgefl_trainer.reports.run_facts import RunFacts
 
@@ -21,14 +31,16 @@ AUDIT_FIRST = ("kind", "payload", "attack", "figure", "value", "interval", "low"
 
 
 def rounds_section(facts: RunFacts) -> Section:
-    """The course of the rounds, as a picture and as a table."""
+    """Show the course of the rounds, as a picture and as a table."""
     lines = [line for line in facts.lines if line.get("phase") == "train"]
     if not lines:
         return Section(title="The course of the rounds", blocks=[Words(text="Not recorded in this run.")])
-    blocks: list[Block] = []
+    blocks: list[ReportBlock] = []
     try:
         png = of_runs([facts.run.folder], told_apart([facts.run]))
-        blocks.append(Picture(png=png, caption="Figures on tune rows after each round, which select and calibrate."))
+        blocks.append(
+            ShownPicture(png=png, caption="Figures on tune rows after each round, which select and calibrate.")
+        )
     except ValueError:
         blocks.append(Words(text="The run was not judged between its rounds."))
     rows = []
@@ -39,7 +51,7 @@ def rounds_section(facts: RunFacts) -> Section:
                 *plain(number, len({line["site"] for line in here})),
                 *(_mean(here, key) for key in ("loss", "tune_balanced_accuracy", "tune_accuracy")),
                 *(
-                    Cell(f"{sum(line.get(key, 0) for line in here):,.0f}")
+                    ReportCell(f"{sum(line.get(key, 0) for line in here):,.0f}")
                     for key in ("bytes_up", "bytes_down", "seconds")
                 ),
             ]
@@ -47,7 +59,7 @@ def rounds_section(facts: RunFacts) -> Section:
     head = ["round", "sites", "loss", "balanced accuracy, tune", "accuracy, tune", "bytes up", "bytes down", "seconds"]
     kept = [i for i in range(len(head)) if any(row[i].text != UNDEFINED for row in rows)]
     blocks.append(
-        Table(
+        ReportTable(
             head=[head[i] for i in kept],
             rows=[[row[i] for i in kept] for row in rows],
             caption="Means over the sites of a round; bytes and seconds are sums (metrics.jsonl).",
@@ -56,23 +68,23 @@ def rounds_section(facts: RunFacts) -> Section:
     return Section(title="The course of the rounds", blocks=blocks)
 
 
-def _mean(lines: Sequence[Mapping[str, Any]], key: str) -> Cell:
+def _mean(lines: Sequence[Mapping[str, Any]], key: str) -> ReportCell:
     known = [float(line[key]) for line in lines if line.get(key) is not None]
-    return Cell(UNDEFINED if not known else f"{np.mean(known):.3f}")
+    return ReportCell(UNDEFINED if not known else f"{np.mean(known):.3f}")
 
 
 def audit_section(facts: RunFacts) -> Section | None:
-    """What `edgefl-train audit` found; None where it was not asked."""
+    """Show what `edgefl-train audit` found; None where it was not asked."""
     if facts.audit is None:
         return None
-    blocks: list[Block] = [
+    blocks: list[ReportBlock] = [
         Words(
             text="Attacks on what leaves a site, as `edgefl-train audit` made them. A figure stands beside its floor "
             "(what the attack reaches without the payload) and its control (what it reaches on an unprotected input)."
         )
     ]
-    scalars = [(name, Cell(_told(value))) for name, value in facts.audit.items() if not isinstance(value, list)]
-    blocks += [Facts(rows=scalars)] if scalars else []
+    scalars = [(name, ReportCell(_told(value))) for name, value in facts.audit.items() if not isinstance(value, list)]
+    blocks += [FactList(rows=scalars)] if scalars else []
     for name, value in facts.audit.items():
         if isinstance(value, list) and value and all(isinstance(line, dict) for line in value):
             blocks.append(_lines(name, value))
@@ -81,12 +93,12 @@ def audit_section(facts: RunFacts) -> Section | None:
     return Section(title="Audit of what leaves a site", blocks=blocks)
 
 
-def _lines(name: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+def _lines(name: str, lines: Sequence[Mapping[str, Any]]) -> ReportTable:
     keys = list(dict.fromkeys(str(key) for line in lines for key in line))
     ordered = [key for key in AUDIT_FIRST if key in keys] + [key for key in keys if key not in AUDIT_FIRST]
-    rows = [[Cell(_told(line.get(key))) for key in ordered] for line in lines]
+    rows = [[ReportCell(_told(line.get(key))) for key in ordered] for line in lines]
     words = tuple(i for i, key in enumerate(ordered) if any(isinstance(line.get(key), str) for line in lines))
-    return Table(head=[words_of(key) for key in ordered], rows=rows, text_columns=words, caption=words_of(name))
+    return ReportTable(head=[words_of(key) for key in ordered], rows=rows, text_columns=words, caption=words_of(name))
 
 
 def _told(value: Any) -> str:
@@ -105,7 +117,7 @@ def _told(value: Any) -> str:
 
 
 def limits_section(facts: RunFacts) -> Section:
-    """What the figures cannot say."""
+    """Tell what the figures cannot say."""
     told = ["For research only. An aid for study, not a diagnosis, and not a medical device."]
     if stays_untrained(facts.run.settings):
         told.append(f"The network was never trained: {UNTRAINED}.")

@@ -8,7 +8,7 @@ from edgefl_trainer.evaluate.metric_plot import plot_metric
 from edgefl_trainer.evaluate.tables.rows import Figure, named, runs_of_rows, table_rows, usual_metric
 from edgefl_trainer.evaluate.tables.text import MAX_SITE_COLUMNS, bytes_text, caption, origin, time_text
 from edgefl_trainer.experiments.variants import told_apart
-from edgefl_trainer.reports.blocks import UNDEFINED, Block, Cell, Picture, Section, Table, Words
+from edgefl_trainer.reports.blocks import UNDEFINED, ReportBlock, ReportCell, ReportTable, Section, ShownPicture, Words
 from edgefl_trainer.reports.run_facts import RunFacts
 
 
@@ -24,20 +24,22 @@ def comparison_section(runs: Sequence[RunFacts]) -> Section:
     shown = names if len(names) <= MAX_SITE_COLUMNS else []
     body = [
         [
-            Cell(name),
-            *(Cell(_shown(row.sites.get(site, Figure(mean=None)))) for site in shown),
-            *(Cell(_shown(one)) for one in (row.mean, Figure(mean=row.worst), row.pooled)),
-            *(Cell(bytes_text(count)) for count in (row.bytes_up_per_round, row.bytes_down_per_round)),
-            Cell(time_text(row.seconds)),
+            ReportCell(name),
+            *(ReportCell(_shown(row.sites.get(site, Figure(mean=None)))) for site in shown),
+            *(ReportCell(_shown(one)) for one in (row.mean, Figure(mean=row.worst), row.pooled)),
+            *(ReportCell(bytes_text(count)) for count in (row.bytes_up_per_round, row.bytes_down_per_round)),
+            ReportCell(time_text(row.seconds)),
         ]
         for name, row in zip(named(rows), rows, strict=True)
     ]
     told = caption(summaries, origin([facts.environment for facts in runs]), metric).replace("`", "")
     head = ("method", *shown, "mean ± std", "worst", "all rows", "up / round", "down / round", "time")
-    blocks: list[Block] = [Table(head=head, rows=body, caption=told)]
+    blocks: list[ReportBlock] = [ReportTable(head=head, rows=body, caption=told)]
     try:
         chance = [chance_of(some, metric) for some in runs_of_rows(summaries)]
-        blocks.append(Picture(png=plot_metric(rows, metric, chance), caption="Each site of each row, and its mean."))
+        blocks.append(
+            ShownPicture(png=plot_metric(rows, metric, chance), caption="Each site of each row, and its mean.")
+        )
     except ValueError as error:
         blocks.append(Words(text=f"No picture: {error}."))
     return Section(title="The runs compared", blocks=blocks)

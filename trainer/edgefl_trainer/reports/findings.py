@@ -16,11 +16,11 @@ from edgefl_trainer.reports.blocks import (
     NOT_RECORDED,
     UNDEFINED,
     Beside,
-    Block,
-    Cell,
     Form,
+    ReportBlock,
+    ReportCell,
+    ReportTable,
     Section,
-    Table,
     Words,
     figure,
     found_at,
@@ -38,30 +38,30 @@ OF_ANSWERS: Mapping[str, Form] = {f"accuracy{part}": "share" for part in PARTS}
 SHORT = {"auroc": "AUROC", "aurc": "AURC", "ece": "ECE", "brier": "Brier score"}
 
 
-def in_short(facts: RunFacts) -> list[tuple[str, Cell]]:
-    """The few facts at the top of a run's part."""
+def in_short(facts: RunFacts) -> list[tuple[str, ReportCell]]:
+    """Pick the few facts at the top of a run's part."""
     summary = facts.summary
     trained = [site for site in facts.sites.values() if not site.get("held_out")]
     pictures = sum(site.get("n_train") or 0 for site in trained)
-    told: list[tuple[str, Cell]] = [
-        ("sites that trained", Cell(str(len(trained)))),
-        ("training pictures", Cell(f"{pictures:,}")),
+    told: list[tuple[str, ReportCell]] = [
+        ("sites that trained", ReportCell(str(len(trained)))),
+        ("training pictures", ReportCell(f"{pictures:,}")),
     ]
     lesions = [site.get("learned_lesions") for site in trained]
     if all(lesions):
-        told.append(("lesions", Cell(f"{sum(map(sum, lesions)):,}")))  # type: ignore[arg-type]  # none is None
+        told.append(("lesions", ReportCell(f"{sum(map(sum, lesions)):,}")))  # type: ignore[arg-type]  # none is None
     if not facts.judged:
-        return [*told, ("what was learned", Cell("a network, without labels"))]
+        return [*told, ("what was learned", ReportCell("a network, without labels"))]
     name = "accuracy" if USUAL in summary else "balanced_accuracy"
     told.append((f"{words_of(name)}, mean of sites", figure(summary, (f"mean_{name}",), strong=True)))
     told.append((f"{words_of(name)}, worst site", figure(summary, (f"worst_{name}",))))
     sent = summary.get("travels")
-    told.append(("leaves a site", Cell(NOT_RECORDED if sent is None else ", ".join(sent) or "nothing")))
+    told.append(("leaves a site", ReportCell(NOT_RECORDED if sent is None else ", ".join(sent) or "nothing")))
     return told
 
 
 def figures_section(facts: RunFacts) -> Section:
-    """Figures of each site, then over sites and over all rows together."""
+    """Show the figures of each site, then over sites and over all rows together."""
     summary = facts.summary
     if not facts.judged:
         return Section(title="Figures", blocks=_probe(summary))
@@ -72,10 +72,10 @@ def figures_section(facts: RunFacts) -> Section:
     over = {"mean": "mean of sites that trained", "worst": "worst of them"}
     rows += [
         [
-            Cell(words, strong=True),
-            Cell(""),
+            ReportCell(words, strong=True),
+            ReportCell(""),
             *(
-                figure(summary, (f"{which}_{name}",), form) if name == main else Cell("")
+                figure(summary, (f"{which}_{name}",), form) if name == main else ReportCell("")
                 for name, form in forms.items()
             ),
         ]
@@ -84,7 +84,11 @@ def figures_section(facts: RunFacts) -> Section:
     if "pooled" in summary:
         cells = [figure(summary, ("pooled", name), form) for name, form in forms.items()]
         rows.append(
-            [Cell("all rows of them together", strong=True), figure(summary, ("pooled", "n_test"), "count"), *cells]
+            [
+                ReportCell("all rows of them together", strong=True),
+                figure(summary, ("pooled", "n_test"), "count"),
+                *cells,
+            ]
         )
     kept = found_at(summary, ("reported_rows",))
     caption = (
@@ -93,21 +97,23 @@ def figures_section(facts: RunFacts) -> Section:
     if forms is OF_PICTURES:
         caption += f" Lower is better: {', '.join(METRIC_WORDS[name] for name in ('ece', 'brier', 'aurc'))}."
     said = {MARK: SAYS, FEWER: FEWER_SAYS, ABSENT: "took part in no round"}
-    notes: list[Block] = [
+    notes: list[ReportBlock] = [
         Words(text=f"{mark} {words}.") for mark, words in said.items() if any(mark in each for each in marks.values())
     ]
     head = ("site", "pictures", *(capital(SHORT.get(name, words_of(name))) for name in forms))
-    return Section(title="Figures", blocks=[Table(head=head, rows=rows, caption=caption), *notes, *left_out(facts)])
+    return Section(
+        title="Figures", blocks=[ReportTable(head=head, rows=rows, caption=caption), *notes, *left_out(facts)]
+    )
 
 
-def _site_row(facts: RunFacts, name: str, forms: Mapping[str, Form], mark: str) -> list[Cell]:
+def _site_row(facts: RunFacts, name: str, forms: Mapping[str, Form], mark: str) -> list[ReportCell]:
     site, cells = facts.sites[name], []
     for place, (key, form) in enumerate(forms.items()):
         cell = figure(facts.summary, ("sites", name, key), form)
         if place == 0 and site.get(key) is None and key in site:
-            cell = Cell(why_undefined({"n_test": 0, **site}, str(facts.summary.get("reported_rows", "reported"))))
+            cell = ReportCell(why_undefined({"n_test": 0, **site}, str(facts.summary.get("reported_rows", "reported"))))
         cells.append(cell)
-    return [Cell(f"{name}{mark}"), figure(facts.summary, ("sites", name, "n_test"), "count"), *cells]
+    return [ReportCell(f"{name}{mark}"), figure(facts.summary, ("sites", name, "n_test"), "count"), *cells]
 
 
 def mark_at(facts: RunFacts, name: str) -> str:
@@ -124,24 +130,23 @@ def words_of(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _probe(summary: Mapping[str, Any]) -> list[Block]:
+def _probe(summary: Mapping[str, Any]) -> list[ReportBlock]:
     """Of a learned network: what a linear probe makes of it."""
     probe = found_at(summary, ("probe",))
     if not isinstance(probe, dict):
         return [Words(text="No site has labelled rows, so nothing was judged.")]
     rows = [
-        [Cell(name), *(figure(summary, ("probe", name, key)) for key in ("mean", "pooled"))] for name in sorted(probe)
+        [ReportCell(name), *(figure(summary, ("probe", name, key)) for key in ("mean", "pooled"))]
+        for name in sorted(probe)
     ]
     return [
         Words(text="This run learned a network without labels. A linear probe on it is judged on tune rows."),
-        Table(head=("readout", "balanced accuracy, mean of sites", "all their rows together"), rows=rows),
+        ReportTable(head=("readout", "balanced accuracy, mean of sites", "all their rows together"), rows=rows),
     ]
 
 
 def recall_section(facts: RunFacts) -> Section | None:
-    """The recall of each class at each site, and which class is taken for which; None where none is kept for want of
-    classes.
-    """
+    """Show the recall of each class at each site, and which is taken for which; None of answers and of a network."""
     summary, classes = facts.summary, list(facts.summary.get("classes") or ())
     if not facts.judged or USUAL in summary:
         return None
@@ -151,9 +156,9 @@ def recall_section(facts: RunFacts) -> Section | None:
     rows = []
     for where, path in [*((name, ("sites", name)) for name in names), ("all together", ("pooled",))]:
         cells = [_recall(summary, path, place) for place in range(len(classes))]
-        rows.append([Cell(where, strong=where == "all together"), *cells])
-    blocks: list[Block] = [
-        Table(
+        rows.append([ReportCell(where, strong=where == "all together"), *cells])
+    blocks: list[ReportBlock] = [
+        ReportTable(
             head=("site", *classes),
             rows=rows,
             caption="Share of each class's pictures that is named rightly, its 95 % interval, and the number n of "
@@ -165,24 +170,24 @@ def recall_section(facts: RunFacts) -> Section | None:
     return Section(title="Recall of each class", blocks=blocks)
 
 
-def _recall(summary: Mapping[str, Any], path: tuple[str, ...], place: int) -> Cell:
+def _recall(summary: Mapping[str, Any], path: tuple[str, ...], place: int) -> ReportCell:
     share, lesions, bounds = (
         found_at(summary, (*path, key, place)) for key in ("recall", "recall_lesions", "recall_interval")
     )
     if share is None or share == NOT_RECORDED:
-        return Cell(UNDEFINED, (*path, "recall", place))
+        return ReportCell(UNDEFINED, (*path, "recall", place))
     told = [f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}"] if isinstance(bounds, list) else []
     told += [] if lesions == NOT_RECORDED else [f"n = {lesions:,}"]
-    return Cell(written(share, "share"), (*path, "recall", place), shade=share, below="; ".join(told))
+    return ReportCell(written(share, "share"), (*path, "recall", place), shade=share, below="; ".join(told))
 
 
-def _confusions(facts: RunFacts, classes: Sequence[str]) -> list[Block]:
+def _confusions(facts: RunFacts, classes: Sequence[str]) -> list[ReportBlock]:
     """The confusion matrix of all sites together, then of each, where they are few."""
     found = facts.summary.get("confusion")
     if not found:
         return [Words(text="Which class is taken for which is not recorded in this run.")]
     pooled = np.sum([np.array(matrix) for matrix in found.values()], axis=0)
-    blocks: list[Block] = [
+    blocks: list[ReportBlock] = [
         _matrix(pooled.tolist(), classes, "All sites together: pictures by true class (down) and answer (across).")
     ]
     if 1 < len(found) <= MOST_PANELS:
@@ -190,16 +195,18 @@ def _confusions(facts: RunFacts, classes: Sequence[str]) -> list[Block]:
     return blocks
 
 
-def _matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str], caption: str, site: str = "") -> Table:
+def _matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str], caption: str, site: str = "") -> ReportTable:
     answered = any(row[-1] for row in matrix)
     columns = len(classes) + answered
     rows = []
     for place, (name, row) in enumerate(zip(classes, matrix, strict=True)):
         whole = sum(row)
         cells = [
-            Cell(f"{count:,}", ("confusion", site, place, to) if site else None, shade=count / whole if whole else 0.0)
+            ReportCell(
+                f"{count:,}", ("confusion", site, place, to) if site else None, shade=count / whole if whole else 0.0
+            )
             for to, count in enumerate(row[:columns])
         ]
-        rows.append([Cell(f"{name} ({whole:,})"), *cells])
+        rows.append([ReportCell(f"{name} ({whole:,})"), *cells])
     head = ("true class", *classes, *(["no answer"] if answered else []))
-    return Table(head=head, rows=rows, caption=caption)
+    return ReportTable(head=head, rows=rows, caption=caption)

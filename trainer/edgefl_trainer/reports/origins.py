@@ -16,11 +16,11 @@ from edgefl_trainer.experiments.run_words import schedule
 from edgefl_trainer.reports.blocks import (
     NOT_RECORDED,
     UNDEFINED,
-    Block,
-    Cell,
-    Facts,
+    FactList,
+    ReportBlock,
+    ReportCell,
+    ReportTable,
     Section,
-    Table,
     Words,
     figure,
     found_at,
@@ -46,16 +46,16 @@ def shown_sites(facts: RunFacts) -> list[str]:
     return sorted(facts.sites)[:MOST_ROWS]
 
 
-def left_out(facts: RunFacts) -> list[Block]:
+def left_out(facts: RunFacts) -> list[ReportBlock]:
     """Say that a table does not show every site; nothing where it does."""
     more = len(facts.sites) - MOST_ROWS
     return [Words(text=f"{counted(more, 'more site')}, by name, stand in summary.json alone.")] if more > 0 else []
 
 
 def learned_from(facts: RunFacts) -> Section:
-    """Sites by classes: pictures that the model learned from, and of how many lesions they are."""
+    """Show, site by class, the pictures that the model learned from, and of how many lesions they are."""
     classes = list(facts.summary.get("classes") or ())
-    blocks: list[Block] = [Facts(rows=_task_facts(facts))]
+    blocks: list[ReportBlock] = [FactList(rows=_task_facts(facts))]
     told = [name for name in shown_sites(facts) if facts.sites[name].get("learned_images")]
     if told:
         blocks.append(_classes_table(facts, told, classes))
@@ -68,50 +68,53 @@ def learned_from(facts: RunFacts) -> Section:
         blocks.append(Words(text=capital(f"{why}.")))
     blocks.append(_rows_table(facts))
     if meanings := [(name, KNOWN[name]) for name in classes if name in KNOWN]:
-        rows = [[Cell(name), *plain(info.name, info.malignancy, info.meaning)] for name, info in meanings]
+        rows = [[ReportCell(name), *plain(info.name, info.malignancy, info.meaning)] for name, info in meanings]
         caption = "What EdgeFL knows of the labels of ISIC and HAM10000. Other classes count as suspicious."
         head = ("class", "name", "malignancy", "meaning")
-        blocks.append(Table(head=head, rows=rows, text_columns=(0, 1, 2, 3), caption=caption))
+        blocks.append(ReportTable(head=head, rows=rows, text_columns=(0, 1, 2, 3), caption=caption))
     return Section(title="What was learned, and from whom", blocks=[*blocks, *left_out(facts)])
 
 
-def _task_facts(facts: RunFacts) -> list[tuple[str, Cell]]:
+def _task_facts(facts: RunFacts) -> list[tuple[str, ReportCell]]:
     settings, summary = facts.run.settings, facts.summary
     classes = list(summary.get("classes") or ())
     what = "answers" if facts.run.questions is not None else "classes"
     return [
-        ("task", Cell(settings.task)),
-        (f"{what} that are told apart", Cell(f"{len(classes)}: {listed(classes)}" if classes else UNDEFINED)),
-        ("data", Cell(", ".join(map(without_folders, settings.data)))),
-        ("frozen or first network", Cell(without_folders(settings.backbone))),
-        ("figures are of", Cell(f"the {summary.get('reported_rows', NOT_RECORDED)} rows, which nothing learned from")),
+        ("task", ReportCell(settings.task)),
+        (f"{what} that are told apart", ReportCell(f"{len(classes)}: {listed(classes)}" if classes else UNDEFINED)),
+        ("data", ReportCell(", ".join(map(without_folders, settings.data)))),
+        ("frozen or first network", ReportCell(without_folders(settings.backbone))),
+        (
+            "figures are of",
+            ReportCell(f"the {summary.get('reported_rows', NOT_RECORDED)} rows, which nothing learned from"),
+        ),
     ]
 
 
-def _classes_table(facts: RunFacts, names: Sequence[str], classes: Sequence[str]) -> Table:
+def _classes_table(facts: RunFacts, names: Sequence[str], classes: Sequence[str]) -> ReportTable:
     sites = facts.sites
     most = max(max(sites[name]["learned_images"]) for name in names) or 1
     rows = []
     for name in names:
-        cells = [Cell(name)]
+        cells = [ReportCell(name)]
         for place, count in enumerate(sites[name]["learned_images"]):
             lesions = sites[name]["learned_lesions"][place]
             path, below = ("sites", name, "learned_images", place), f"of {lesions:,}" if count else ""
-            cells.append(Cell(f"{count:,}", path, shade=count / most, below=below))
-        rows.append([*cells, Cell(f"{sites[name]['n_train']:,}", ("sites", name, "n_train"), strong=True)])
+            cells.append(ReportCell(f"{count:,}", path, shade=count / most, below=below))
+        rows.append([*cells, ReportCell(f"{sites[name]['n_train']:,}", ("sites", name, "n_train"), strong=True)])
     totals, lesions = (
         np.sum([sites[name][key] for name in names], axis=0) for key in ("learned_images", "learned_lesions")
     )
-    last = [Cell(f"{n:,}", strong=True, below=f"of {of:,}") for n, of in zip(totals, lesions, strict=True)]
-    rows.append([Cell("together", strong=True), *last, Cell(f"{totals.sum():,}", strong=True)])
-    return Table(
+    last = [ReportCell(f"{n:,}", strong=True, below=f"of {of:,}") for n, of in zip(totals, lesions, strict=True)]
+    rows.append([ReportCell("together", strong=True), *last, ReportCell(f"{totals.sum():,}", strong=True)])
+    return ReportTable(
         head=("site", *classes, "all"),
         rows=rows,
         caption="Training pictures by site and class; below, of how many lesions they are. Darker: more pictures.",
     )
 
 
-def _rows_table(facts: RunFacts) -> Table:
+def _rows_table(facts: RunFacts) -> ReportTable:
     rows = []
     for name in shown_sites(facts):
         site = facts.sites[name]
@@ -119,8 +122,8 @@ def _rows_table(facts: RunFacts) -> Table:
         role = "never trained (held out)" if site.get("held_out") else "trained"
         rounds = f"{part['rounds']} of {part['of']}" if part else (UNDEFINED if site.get("held_out") else NOT_RECORDED)
         counts = [figure(facts.summary, ("sites", name, key), "count") for key in ("n_train", "n_tune", "n_test")]
-        rows.append([Cell(name), *counts, Cell(rounds), Cell(role)])
-    return Table(
+        rows.append([ReportCell(name), *counts, ReportCell(rounds), ReportCell(role)])
+    return ReportTable(
         head=("site", "to learn", "to tune", "to report", "rounds taken part", "part"),
         rows=rows,
         text_columns=(0, 5),
@@ -130,31 +133,34 @@ def _rows_table(facts: RunFacts) -> Table:
 
 
 def method_section(facts: RunFacts) -> Section:
-    """The method, its paper, every setting with its value, and where that comes from."""
+    """Show the method, its paper, every setting with its value, and where that comes from."""
     settings = facts.run.settings
     method = settings.build_method()
     asked = facts.run.questions is not None
     values = hyper_values(method)
     described: Sequence[Described] = settings_of(settings.method, asked=asked) or settings_of(settings.method)
     rows = [
-        [Cell(one.key), Cell(_text(values.get(one.key, one.default))), *plain(one.source, one.meaning)]
+        [ReportCell(one.key), ReportCell(_text(values.get(one.key, one.default))), *plain(one.source, one.meaning)]
         for one in described
     ]
-    first: list[tuple[str, Cell]] = [
-        ("method", Cell(settings.method)),
-        ("what it does", Cell(purpose(type(method)))),
-        ("paper", Cell(type(method).paper)),
-        ("schedule", Cell(schedule(settings))),
-        ("model that is kept", Cell(_kept(facts))),
+    first: list[tuple[str, ReportCell]] = [
+        ("method", ReportCell(settings.method)),
+        ("what it does", ReportCell(purpose(type(method)))),
+        ("paper", ReportCell(type(method).paper)),
+        ("schedule", ReportCell(schedule(settings))),
+        ("model that is kept", ReportCell(_kept(facts))),
         ("seed", figure(facts.summary, ("seed",), "count")),
-        ("draws of training pictures", Cell("classes equally often" if settings.balance == "class" else "as they are")),
-        ("colour of the light", Cell("kept" if settings.colour == "none" else f"removed ({settings.colour})")),
+        (
+            "draws of training pictures",
+            ReportCell("classes equally often" if settings.balance == "class" else "as they are"),
+        ),
+        ("colour of the light", ReportCell("kept" if settings.colour == "none" else f"removed ({settings.colour})")),
     ]
     return Section(
         title="Method and settings",
         blocks=[
-            Facts(rows=first),
-            Table(
+            FactList(rows=first),
+            ReportTable(
                 head=("setting", "value", "source", "meaning"),
                 rows=rows,
                 text_columns=(0, 1, 2, 3),
@@ -183,20 +189,20 @@ def _text(value: Any) -> str:
 
 
 def travels_section(facts: RunFacts) -> Section:
-    """What a site sends and receives, in kinds and bytes, and what never leaves it."""
+    """Tell what a site sends and receives, in kinds and bytes, and what never leaves it."""
     summary = facts.summary
     kinds = found_at(summary, ("travels",))
-    blocks: list[Block] = [Words(text=_where(facts))]
+    blocks: list[ReportBlock] = [Words(text=_where(facts))]
     if not isinstance(kinds, list):
         blocks.append(Words(text="Which kinds of values leave a site is not recorded in this run."))
         kinds = []
     elif kinds:
-        rows = [[Cell(kind), Cell(KIND_WORDS.get(str(kind), str(kind)))] for kind in kinds]
-        blocks.append(Table(head=("leaves a site", "what it is"), rows=rows, text_columns=(0, 1)))
+        rows = [[ReportCell(kind), ReportCell(KIND_WORDS.get(str(kind), str(kind)))] for kind in kinds]
+        blocks.append(ReportTable(head=("leaves a site", "what it is"), rows=rows, text_columns=(0, 1)))
     else:
         blocks.append(Words(text="Nothing leaves a site: each learns alone."))
     blocks.append(
-        Facts(
+        FactList(
             rows=[
                 ("bytes up in a round, all sites", _bytes(summary, "bytes_up_per_round")),
                 ("bytes down in a round, all sites", _bytes(summary, "bytes_down_per_round")),
@@ -248,14 +254,14 @@ def _never(kinds: Sequence[str], *, audited: bool) -> list[str]:
     return [text.strip() for text in told]
 
 
-def _bytes(summary: Mapping[str, Any], key: str) -> Cell:
+def _bytes(summary: Mapping[str, Any], key: str) -> ReportCell:
     value = found_at(summary, (key,))
     if value == NOT_RECORDED or value is None:
-        return Cell(NOT_RECORDED)
-    return Cell(f"{bytes_text(value)} ({value:,.0f} bytes)", (key,))
+        return ReportCell(NOT_RECORDED)
+    return ReportCell(f"{bytes_text(value)} ({value:,.0f} bytes)", (key,))
 
 
-def _site_bytes(facts: RunFacts) -> Table | None:
+def _site_bytes(facts: RunFacts) -> ReportTable | None:
     """Mean bytes of each site in the rounds that it took part in; None where no line tells."""
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for line in facts.lines:
@@ -264,10 +270,14 @@ def _site_bytes(facts: RunFacts) -> Table | None:
     if not found:
         return None
     rows = [
-        [Cell(name), *(Cell(f"{np.mean([one[side] for one in pairs]):,.0f}") for side in (0, 1)), Cell(str(len(pairs)))]
+        [
+            ReportCell(name),
+            *(ReportCell(f"{np.mean([one[side] for one in pairs]):,.0f}") for side in (0, 1)),
+            ReportCell(str(len(pairs))),
+        ]
         for name, pairs in sorted(found.items())[:MOST_ROWS]
     ]
-    return Table(
+    return ReportTable(
         head=("site", "bytes up", "bytes down", "rounds"),
         rows=rows,
         caption="Mean bytes of a round in which the site took part (metrics.jsonl).",
@@ -275,21 +285,21 @@ def _site_bytes(facts: RunFacts) -> Table | None:
 
 
 def environment_section(facts: RunFacts, written_at: str) -> Section:
-    """Versions, machine, dates and digests, by which the run can be repeated, and this page be checked."""
+    """Show versions, machine, dates and digests, by which the run can be repeated, and this page be checked."""
     found, summary = facts.environment, facts.summary
     machine = found.get("machine", {}) if isinstance(found.get("machine"), dict) else {}
     versions = found.get("versions", {}) if isinstance(found.get("versions"), dict) else {}
-    rows: list[tuple[str, Cell]] = [
-        ("begun", Cell(_date(found.get("begun")))),
-        ("finished", Cell(_date(found.get("finished")))),
-        ("this page written", Cell(_date(written_at))),
-        ("working time of all sites", Cell(time_text(summary.get("seconds")), ("seconds",))),
-        ("processor", Cell(str(machine.get("processor", NOT_RECORDED)))),
-        ("graphics card", Cell(str(machine.get("cuda") or "none"))),
-        ("system", Cell(str(machine.get("system", NOT_RECORDED)))),
-        ("threads", Cell(str(machine.get("threads", NOT_RECORDED)))),
-        ("versions", Cell(", ".join(f"{name} {version}" for name, version in versions.items()) or NOT_RECORDED)),
-        ("commit", Cell(str(found.get("commit") or NOT_RECORDED))),
+    rows: list[tuple[str, ReportCell]] = [
+        ("begun", ReportCell(_date(found.get("begun")))),
+        ("finished", ReportCell(_date(found.get("finished")))),
+        ("this page written", ReportCell(_date(written_at))),
+        ("working time of all sites", ReportCell(time_text(summary.get("seconds")), ("seconds",))),
+        ("processor", ReportCell(str(machine.get("processor", NOT_RECORDED)))),
+        ("graphics card", ReportCell(str(machine.get("cuda") or "none"))),
+        ("system", ReportCell(str(machine.get("system", NOT_RECORDED)))),
+        ("threads", ReportCell(str(machine.get("threads", NOT_RECORDED)))),
+        ("versions", ReportCell(", ".join(f"{name} {version}" for name, version in versions.items()) or NOT_RECORDED)),
+        ("commit", ReportCell(str(found.get("commit") or NOT_RECORDED))),
     ]
     digests = {
         "state_sha256": "the state of server and sites at the end",
@@ -298,11 +308,13 @@ def environment_section(facts: RunFacts, written_at: str) -> Section:
         "backbone_sha256": "the weights of the network",
         "settings_sha256": "all settings but the seed",
     }
-    kept: list[tuple[str, Cell]] = [
-        (f"{name}: {what}", Cell(str(summary[name]), (name,))) for name, what in digests.items() if summary.get(name)
+    kept: list[tuple[str, ReportCell]] = [
+        (f"{name}: {what}", ReportCell(str(summary[name]), (name,)))
+        for name, what in digests.items()
+        if summary.get(name)
     ]
-    kept.append(("SHA-256 of summary.json, which holds the figures of this page", Cell(facts.summary_sha256)))
-    return Section(title="Environment and digests", blocks=[Facts(rows=rows), Facts(rows=kept)])
+    kept.append(("SHA-256 of summary.json, which holds the figures of this page", ReportCell(facts.summary_sha256)))
+    return Section(title="Environment and digests", blocks=[FactList(rows=rows), FactList(rows=kept)])
 
 
 def _date(found: Any) -> str:

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.reports.blocks import Cell, Section
+from edgefl_trainer.reports.blocks import ReportCell, Section
 from edgefl_trainer.reports.certainty import certainty_section
 from edgefl_trainer.reports.closing import audit_section, limits_section, rounds_section
 from edgefl_trainer.reports.comparison import comparison_section
@@ -76,6 +76,6 @@ def _titles(runs: Sequence[RunFacts]) -> list[str]:
     ]
 
 
-def _path(cell: Cell) -> str:
+def _path(cell: ReportCell) -> str:
     """Where a cell's figure stands in `summary.json`, as JSON."""
     return json.dumps(cell.path)
