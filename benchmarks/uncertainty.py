@@ -81,6 +81,7 @@ class Study:
     whole: Federation  # with the rows of classes that were not learned
     learned: Sequence[str]  # classes; empty where none was left out
     features: Features
+    epochs: int  # of heads that are learned anew
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class SiteModels:
         )
         self.gaussians = fit_gaussians(taught)
         seeds = range(seed * (heads + 1), (seed + 1) * (heads + 1))
-        new = learned_heads(network, taught, tuned, seeds if model is None else seeds[1:])
+        new = learned_heads(network, taught, tuned, seeds if model is None else seeds[:-1], study.epochs)
         self.model, self.heads = (new[0], new[1:]) if model is None else (model, new)
 
     def said(self, source: str, places: NDArray[np.int64]) -> tuple[Said, ...]:
@@ -121,14 +122,14 @@ class SiteModels:
         )
 
 
-def study_of_run(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]]) -> Study:
+def study_of_run(run: FinishedRun, epochs: int, foreign: Mapping[str, NDArray[np.uint8]]) -> Study:
     """The rows that a run had, and those of its data whose class it did not learn."""
     path, px = run.folder / PARTITION_FILE, run.backbone.spec.image_px
     own = load_data(run.settings, px, read_partition(path) if path.exists() else None)
     whole = load_federation(run.settings.data, image_px=px, colour=run.settings.colour)
     gathered = run.settings.task != "all"  # such a task has learned from all classes
     pictures = {"own": own.images, "whole": whole.images, **foreign}
-    return Study(run.backbone, own, whole, () if gathered else run.classes, Features(pictures, prompted=True))
+    return Study(run.backbone, own, whole, () if gathered else run.classes, Features(pictures, prompted=True), epochs)
 
 
 def study_of_data(
@@ -136,6 +137,7 @@ def study_of_data(
     backbone: Backbone,
     without: Sequence[str],
     limit: int,
+    epochs: int,
     foreign: Mapping[str, NDArray[np.uint8]],
 ) -> Study:
     """The rows that `bench84` would take of some data, but for those of some classes."""
@@ -144,7 +146,7 @@ def study_of_data(
     kept = [name for name in whole.classes if name not in without]
     own = load_federation(specs, image_px=px, classes=kept, limit=limit)
     pictures = {"own": own.images, "whole": whole.images, **foreign}
-    return Study(backbone, own, whole, kept, Features(pictures, prompted=False))
+    return Study(backbone, own, whole, kept, Features(pictures, prompted=False), epochs)
 
 
 def parts_of(study: Study, models: Mapping[str, Predictor], heads: int, seed: int) -> dict[str, dict[str, Part]]:
@@ -298,14 +300,15 @@ def curves_of(part: Part) -> dict[str, list[float]]:
 @click.option("--backbone", default="derm-vit-tiny-84", show_default=True, help="Of these heads.")
 @click.option("--without", default="", metavar="A,B", help="Classes of the data that these heads do not learn.")
 @click.option("--images-per-site", "limit", default=1200, show_default=True, help="That these heads learn from.")
+@click.option("--epochs", default=30, show_default=True, help="Of heads that are learned anew.")
 @click.option("--seed", default=0, show_default=True, help="Of the heads.")
 @click.option("--heads", default=5, show_default=True, metavar="N", help="Heads of the ensemble.")
 @click.option("--foreign", multiple=True, metavar="textures|skin|PATH", help="Pictures not of the task; repeatable.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the risk-coverage curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
-    run: Path | None, specs: tuple[str, ...], backbone: str, without: str, limit: int, seed: int, heads: int,
-    foreign: tuple[str, ...], plot: Path | None, as_json: bool,
+    run: Path | None, specs: tuple[str, ...], backbone: str, without: str, limit: int, epochs: int, seed: int,
+    heads: int, foreign: tuple[str, ...], plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure every uncertainty of a finished RUN, or of heads that are learned on data."""
     try:
@@ -314,11 +317,11 @@ def main(
         colour = "none" if finished is None else finished.settings.colour
         strangers = {Path(source).stem: read_foreign(source, network.spec.image_px, colour) for source in foreign}
         if finished is None:
-            study = study_of_data(specs, network, without.split(","), limit, strangers)
+            study = study_of_data(specs, network, without.split(","), limit, epochs, strangers)
             found = measured(study, {}, heads, seed)
         else:
             models = {site: finished.predictor(site) for site in finished.sites}
-            found = measured(study_of_run(finished, strangers), models, heads, seed)
+            found = measured(study_of_run(finished, epochs, strangers), models, heads, seed)
     except EdgeflError as error:
         raise click.ClickException(str(error)) from error
     click.echo(json.dumps(found) if as_json else "\n".join(tables(found)))

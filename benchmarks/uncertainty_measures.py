@@ -139,7 +139,7 @@ def said_by(predictor: Predictor, features: torch.Tensor, gaussians: ClassGaussi
 
 
 def learned_heads(
-    predictor: Predictor, train: Rows, tune: Rows, seeds: Iterable[int], *, epochs: int = 30, rate: float = 5e-3
+    predictor: Predictor, train: Rows, tune: Rows, seeds: Iterable[int], epochs: int, *, rate: float = 5e-3
 ) -> list[Predictor]:
     """Learn fresh heads, one for each seed, on what the site's network says of the training rows.
 

@@ -13,6 +13,7 @@ from edgefl_trainer.evaluate.plot import CHANCE, DASHES, PALETTE, draw_legend, p
 CURVE = tuple(np.linspace(0.1, 1.0, 46))
 RULE = ("referred", "error of the rest")
 DRAWN = (TODAY, "vacuity, no discount", "dissonance", "1 - p", "Mahalanobis", "5 heads, 1 - p")
+ACROSS = 3  # panels beside one another
 MODELS = ("the model", "one new head", "all new heads")
 
 
@@ -62,8 +63,9 @@ def _spoken(value: float, bounds: Sequence[float] | None) -> str:
 def picture(found: Mapping[str, Any]) -> bytes:
     """The risk-coverage curve of each site on its reported rows, as a PNG."""
     curves = found["curves"]
-    figure = Figure(figsize=(11, 6.4), dpi=110, layout="constrained")
-    grid = figure.subplots(2, (len(curves) + 1) // 2, squeeze=False).flatten()
+    lines_of_panels = -(-len(curves) // ACROSS)
+    figure = Figure(figsize=(11, 0.7 + 3.1 * lines_of_panels), dpi=110, layout="constrained")
+    grid = figure.subplots(lines_of_panels, min(ACROSS, len(curves)), squeeze=False).flatten()
     for axes in grid[len(curves) :]:
         axes.set_axis_off()
     for axes, (site, lines) in zip(grid, curves.items(), strict=False):
