@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.commands.described import purpose, settings_of
 from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.settings import build, hyper_types, resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.reports.described import purpose, settings_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = r"ours|docs/decisions/\d{4}|(public code of )?arXiv \d{4}\.\d{5}(, default ours)?"

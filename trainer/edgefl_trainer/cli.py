@@ -20,6 +20,7 @@ from edgefl_trainer.commands.join import join
 from edgefl_trainer.commands.methods import methods
 from edgefl_trainer.commands.partition import partition
 from edgefl_trainer.commands.predict import predict
+from edgefl_trainer.commands.report import report
 from edgefl_trainer.commands.run import run
 from edgefl_trainer.commands.table import table
 from edgefl_trainer.errors import USAGE_CODES, FederationRefused, MethodError
@@ -63,5 +64,5 @@ def cli() -> None:
     """Train federations of sites on skin images that never leave them."""
 
 
-for command in (data, evaluate, experiment, finetune, join, methods, partition, predict, run, table):
+for command in (data, evaluate, experiment, finetune, join, methods, partition, predict, report, run, table):
     cli.add_command(command)

@@ -1,7 +1,14 @@
-"""The machine and the code of a run: versions, commit, seed, threads, by which a reader judges or repeats it."""
+"""The machine and the code of a run: versions, commit, seed, threads and dates, by which a reader judges or repeats it.
 
+`environment.json` of a run's folder holds it. `begun` stays when a run goes on; `finished` is added at its end. Both
+are UTC, to the second.
+"""
+
+import json
 import platform
 import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,8 +16,39 @@ from typing import Any
 import torch
 
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
+from edgefl_protocol.durable import write_atomic
 
+ENVIRONMENT = "environment.json"
 MODIFIED = "(modified)"  # of a commit: its tracked files were changed
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """Read a run's `environment.json`; empty where it cannot be read, since whoever shows it can do without."""
+    try:
+        found = json.loads((folder / ENVIRONMENT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_environment(folder: Path, seed: int) -> None:
+    """Write what a run begins with; where it goes on, it began when it began."""
+    begun = environment_of(folder).get("begun") or _now()
+    _write(folder, {**environment(seed), "begun": begun})
+
+
+def write_finished(folder: Path) -> None:
+    """Add when a run was finished, where its environment was written."""
+    if found := environment_of(folder):
+        _write(folder, {**found, "finished": _now()})
+
+
+def _write(folder: Path, found: Mapping[str, Any]) -> None:
+    write_atomic(folder / ENVIRONMENT, json.dumps(found, indent=2).encode() + b"\n")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def environment(seed: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.evaluate.answer_figures import answer_figures, answer_summary, usual_answers, usual_runs
 from edgefl_trainer.evaluate.intervals import AskedRows, Scored, pooled
-from edgefl_trainer.evaluate.report import sites_report
+from edgefl_trainer.evaluate.site_figures import figures_of_sites
 from edgefl_trainer.evaluate.tables.rows import usual_metric
 from edgefl_trainer.evaluate.tables.shares import share_text
 from edgefl_trainer.evaluate.tables.text import render_table
@@ -52,7 +52,7 @@ def test_answers_that_are_all_wrong_have_an_interval_of_the_pictures_they_are_ab
 
 def test_means_count_each_site_once():
     """Site b has no open question: it counts in the mean of the others alone."""
-    sites = sites_report({"a": ONE, "b": OTHER}, {"a": {}, "b": {}})["sites"]
+    sites = figures_of_sites({"a": ONE, "b": OTHER}, {"a": {}, "b": {}})["sites"]
     found = answer_summary(sites)
     assert (found["mean_accuracy"], found["worst_accuracy"]) == (0.75, 0.5)
     assert (found["mean_accuracy_open_questions"], found["mean_accuracy_closed_questions"]) == (0.0, 1.0)
@@ -75,7 +75,7 @@ def test_the_usual_answer_is_the_most_frequent_of_its_kind():
 
 
 def summary(seed: int) -> dict:
-    report = sites_report({"a": ONE, "b": OTHER}, {"a": {}, "b": {}})
+    report = figures_of_sites({"a": ONE, "b": OTHER}, {"a": {}, "b": {}})
     head = {"method": "pfl-vqa", "task": "all", "seed": seed, "rounds": 2, "preset": "tiny", "reported_rows": "test"}
     return {**head, **report, **answer_summary(report["sites"])}
 

@@ -20,7 +20,7 @@ from edgefl_trainer.evaluate.intervals import (
     weighted_figures,
 )
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
-from edgefl_trainer.evaluate.report import sites_report, thin_sites
+from edgefl_trainer.evaluate.site_figures import figures_of_sites, thin_sites
 
 
 def draw(seed, rows=60, classes=3, lesions=None, ties=False, softmax=False) -> Scored:
@@ -136,7 +136,7 @@ def test_where_all_draws_are_alike_a_share_has_the_exact_interval_of_its_lesions
     names = tuple(str(i % lesions) for i in range(correct.size))
     rows = Scored(np.full((correct.size, 2), 0.5), target, np.where(correct, target, 1 - target), None, names)
     expected = binomtest(right, lesions).proportion_ci(0.95, method="exact")
-    found = sites_report({"a": rows}, {"a": {}})
+    found = figures_of_sites({"a": rows}, {"a": {}})
     for figures in (found["sites"]["a"], found["pooled"]):
         assert figures["accuracy_interval"] == pytest.approx([expected.low, expected.high])
     assert found["sites"]["a"]["balanced_accuracy_interval"] == [right / lesions] * 2  # no share of rows
@@ -147,7 +147,7 @@ def test_lesions_that_are_all_half_right_are_no_certainty():
     target = np.arange(24) % 2
     rows = Scored(np.full((24, 2), 0.5), target, np.zeros(24, int), None, tuple(str(i // 2) for i in range(24)))
     expected = binomtest(6, 12).proportion_ci(0.95, method="exact")
-    found = sites_report({"a": rows}, {"a": {}})["sites"]["a"]
+    found = figures_of_sites({"a": rows}, {"a": {}})["sites"]["a"]
     assert found["accuracy_interval"] == pytest.approx([expected.low, expected.high])
 
 
@@ -210,7 +210,7 @@ def test_what_most_draws_do_not_define_has_no_interval():
 
 
 def report(sites, facts=None):
-    return sites_report(sites, {name: (facts or {}).get(name, {}) for name in {*sites, *(facts or {})}})
+    return figures_of_sites(sites, {name: (facts or {}).get(name, {}) for name in {*sites, *(facts or {})}})
 
 
 def test_the_report_pools_rows_and_counts_sites_once():

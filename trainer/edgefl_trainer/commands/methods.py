@@ -10,7 +10,7 @@ import click
 from edgefl_trainer.commands.extra import needs_trainer
 
 if TYPE_CHECKING:
-    from edgefl_trainer.commands.described import Described
+    from edgefl_trainer.reports.described import Described
 
 
 @click.command()
@@ -29,8 +29,8 @@ def methods(name: str | None, as_json: bool) -> None:
 
     if name is not None:
         check_method(name)  # needs no PyTorch, whose import takes seconds
-    from edgefl_trainer.commands.described import settings_of
     from edgefl_trainer.methods import METHODS
+    from edgefl_trainer.reports.described import settings_of
 
     if name is None:
         facts = [_facts(one, METHODS[one]) for one in sorted(METHODS)]
@@ -49,8 +49,8 @@ def methods(name: str | None, as_json: bool) -> None:
 
 
 def _facts(name: str, kind: Any) -> dict[str, Any]:
-    from edgefl_trainer.commands.described import purpose
     from edgefl_trainer.contract import declared
+    from edgefl_trainer.reports.described import purpose
 
     return {
         "name": name,

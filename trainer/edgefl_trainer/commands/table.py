@@ -67,6 +67,7 @@ def table(
     for one in (path for folder in runs for path in run_folders(folder)):
         check_finished(one)  # needs no PyTorch, whose import takes seconds
     from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.environment import environment_of
     from edgefl_trainer.evaluate.chance import chance_of
     from edgefl_trainer.evaluate.metric_plot import plot_metric
     from edgefl_trainer.evaluate.tables.recalls import render_recall
@@ -75,7 +76,7 @@ def table(
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.finished import environment_of, find_runs
+    from edgefl_trainer.experiments.finished import find_runs
     from edgefl_trainer.experiments.variants import told_apart
 
     ddof = 1 if spread == "sample" else 0

@@ -17,7 +17,7 @@ from edgefl_trainer.data.site_rows import REPORTED
 from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.data.specs import asks_questions
 from edgefl_trainer.engine.display import warn
-from edgefl_trainer.engine.held_out import federation_report
+from edgefl_trainer.engine.held_out import federation_figures
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device, examples_of, load_data
@@ -26,7 +26,7 @@ from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.measured_maps import measure_maps
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.no_round import part_lines
-from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.evaluate.site_figures import thin_sites
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
@@ -35,7 +35,8 @@ KEPT = (
     "settings_sha256", "images_per_second", "wait_share", *SIZES, *SIZES.values(),
 )  # fmt: skip
 KEPT_OF_SITES = (
-    "n_train", "n_labelled", "held_out", "readout", "classes_tuned", "selected_round", "selected_phase", "took_part",
+    "n_train", "n_tune", "n_labelled", "learned_images", "learned_lesions", "held_out", "readout", "classes_tuned",
+    "selected_round", "selected_phase", "took_part",
 )  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def evaluate(
         warn(line)
     trained = {name: model for name, model in known.items() if not facts[name].get("held_out")}
     further = {
-        way: federation_report(*_score_sites(run, federation, labels, trained, where, way)[:2]) for way in run.further
+        way: federation_figures(*_score_sites(run, federation, labels, trained, where, way)[:2]) for way in run.further
     }
     return {
         **{key: run.summary[key] for key in (*KEPT, "backbone_sha256") if key in run.summary},
@@ -90,7 +91,7 @@ def evaluate(
         "rows_learned_from": learned,
         "labelled": sum(_labelled(federation, labels, name) for name in known),
         **({"model_of": site} if site is not None else {}),
-        **federation_report(scored, facts),
+        **federation_figures(scored, facts),
         **({"further": further} if further else {}),
         **({"maps": map_tables(run, federation, known, where, maps)} if maps is not None else {}),
         "sites_without_model": without,
@@ -137,6 +138,8 @@ def _score_sites(
         predictor = run.predictor(model, further)
         seen[name] = predictor.seen
         facts[name]["classes_learned"] = sum(map(bool, predictor.seen))
+        if not further:  # a further model's threshold is not kept
+            facts[name]["refer_above"] = float(run.calibration["sites"][model]["refer_above"])
         examples = replace(examples_of(federation, rows), labels=labels)
         scored[name] = score(predictor, examples, federation, name, device)
     return scored, facts, seen

@@ -17,7 +17,7 @@ from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
 from edgefl_trainer.evaluate.no_round import trained_sites
 from edgefl_trainer.evaluate.one_class import others
-from edgefl_trainer.evaluate.report import sites_report
+from edgefl_trainer.evaluate.site_figures import figures_of_sites
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS
 from edgefl_trainer.method_halves import call_broadcast, call_predictor, stamped
 
@@ -50,9 +50,9 @@ def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Sit
     return {name: predictor for name, predictor in found.items() if predictor is not None}
 
 
-def federation_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute all figures of some sites' models (`sites_report`), and means over trained and over held-out sites."""
-    report = sites_report(scored, facts)
+def federation_figures(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Compute all figures of some sites' models, and means over trained and over held-out sites."""
+    report = figures_of_sites(scored, facts)
     return {**report, **summary_of(report["sites"])}
 
 

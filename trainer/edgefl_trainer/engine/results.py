@@ -21,13 +21,13 @@ from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.display import judging_of, tell, warn
 from edgefl_trainer.engine.folder import read_metrics
-from edgefl_trainer.engine.held_out import federation_report, newcomers
+from edgefl_trainer.engine.held_out import federation_figures, newcomers
 from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.selection import WATCHED_ROWS, judged_rows
-from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.engine.sites import learned_rows, report_rows
 from edgefl_trainer.engine.suspicion import save_tune_scores
 from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
@@ -40,7 +40,7 @@ from edgefl_trainer.evaluate.calibration import (
 from edgefl_trainer.evaluate.intervals import AskedRows, Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.no_round import trained_sites
-from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.evaluate.site_figures import thin_sites
 from edgefl_trainer.evaluate.tables.shares import FULL_MODEL
 from edgefl_trainer.learning.learners.answer_rows import answer_rows
 from edgefl_trainer.learning.unusual_features import with_usual
@@ -118,8 +118,7 @@ def predictor_results(
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    What a site's model is made of: `_rounds_of`. Further models are judged in the same way, under `further`. Held-out
-    sites follow, see `engine.held_out`.
+    What a site's model is made of: `_rounds_of`. Further models are judged alike. Held-out sites: `engine.held_out`.
     """
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
@@ -139,6 +138,7 @@ def predictor_results(
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         tuned = judged_rows(site, None if name in final.selected or own is not None else WATCHED_ROWS)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
+        facts[name] |= {"refer_above": calibrated.figures["refer_above"], **learned_rows(federation, site)}
         seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
         for way, (one, of) in further_models(method, site, kept, own).items():
@@ -158,13 +158,13 @@ def predictor_results(
             scored[name] = score(model, rows, federation, name, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
-    reports = {way: federation_report(found, told[way]) for way, found in further.items()}
+    reports = {way: federation_figures(found, told[way]) for way, found in further.items()}
     return {
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
         **sizes,
-        **federation_report(scored, facts),
+        **federation_figures(scored, facts),
         **({"further": reports} if reports else {}),
     }
 

@@ -1,7 +1,7 @@
 """One run from settings to results: read the data, run the federation, judge it, leave a directory that says it all.
 
 DIR/config.toml        the resolved settings
-DIR/environment.json   versions, machine, commit, seed, threads
+DIR/environment.json   versions, machine, commit, seed, threads, dates
 DIR/partition.json     who has which image, where a partition was named
 DIR/metrics.jsonl      a line for each phase and site
 DIR/checkpoints/       see `engine.checkpoint`
@@ -49,7 +49,7 @@ from edgefl_trainer.engine.selection import judge_for, most_judged, selecting_si
 from edgefl_trainer.engine.settings import RunSettings, check_start, hyper_values
 from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one_class_sites, read_sites, repeatable
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
-from edgefl_trainer.environment import environment
+from edgefl_trainer.environment import write_environment, write_finished
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.method_halves import call_start, check_travels
 from edgefl_trainer.models.backbone_names import is_trained
@@ -126,7 +126,7 @@ def _measured_before(method: Method, sites: Mapping[str, Site]) -> dict[str, Any
 
 def _write_inputs(folder: Path, settings: RunSettings, task: Task, partition: Partition | None) -> None:
     """Leave what a run begins with, so that the directory says it all."""
-    write_atomic(folder / "environment.json", _json(environment(settings.seed)))
+    write_environment(folder, settings.seed)
     if task.questions is not None:
         save_questions(folder, task.questions)
     if partition is not None:
@@ -170,6 +170,7 @@ def write_summary(
         "seconds": round(sum(float(line["seconds"]) for line in lines) + evaluated, 1),
         **digests,
     }
+    write_finished(folder)
     write_atomic(folder / "summary.json", _json(summary))
     return summary
 

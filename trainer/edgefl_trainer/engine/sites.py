@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError, TrainingError
+from edgefl_trainer.evaluate.confusion import MAX_CLASSES
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import weights_of
 from edgefl_trainer.models.cnn import Backbone
@@ -193,3 +195,18 @@ def examples_of(federation: Federation, rows: np.ndarray) -> Examples:
         pictures=federation.pictures,
         tokens=None if federation.questions is None else federation.questions.tokens,
     )
+
+
+def learned_rows(federation: Federation, site: Site) -> dict[str, Any]:
+    """Count the rows that a site learned from, and their lesions, by class; None beyond `MAX_CLASSES`, or of questions.
+
+    Gives `n_tune`, `learned_images` and `learned_lesions`.
+    """
+    told: dict[str, Any] = {"n_tune": len(site.tune), "learned_images": None, "learned_lesions": None}
+    classes = len(federation.classes)
+    if classes > MAX_CLASSES or federation.questions is not None:
+        return told
+    lesions: list[set[str]] = [set() for _ in range(classes)]
+    for row, label in zip(site.train.rows, site.train.targets, strict=True):
+        lesions[label].add(federation.lesions[row])
+    return told | {"learned_images": site.train.counts(classes).tolist(), "learned_lesions": [*map(len, lesions)]}

@@ -130,7 +130,7 @@ def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[
     figures["accuracy"] = weights @ correct.astype(np.float64) / total
     figures["ece"] = np.abs(weights @ bins).sum(axis=1) / total
     figures["brier"] = weights @ brier / total
-    figures["aurc"] = _aurc(scored.uncertainty, ~correct, weights)
+    figures["aurc"] = aurc_of_draws(scored.uncertainty, ~correct, weights)
     return figures
 
 
@@ -200,8 +200,8 @@ def _confusion_figures(
     }
 
 
-def _by_level(values: Float[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " G"]]:
-    """The order of rows by ascending value, and where each level of equal values begins in it."""
+def by_level(values: Float[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " G"]]:
+    """Order rows by ascending value; tell also where each level of equal values begins in that order."""
     order = np.argsort(values, kind="stable")
     return order, np.flatnonzero(np.diff(values[order], prepend=-np.inf))
 
@@ -211,7 +211,7 @@ def _auroc(scored: Scored, weights: Float[np.ndarray, "R B"]) -> Float[np.ndarra
     classes = scored.probabilities.shape[1]
     areas = []
     for k in [1] if classes == 2 else np.unique(scored.target):  # the others have no row inside in any draw
-        order, starts = _by_level(scored.probabilities[:, k])
+        order, starts = by_level(scored.probabilities[:, k])
         inside = (scored.target == k)[order]
         ordered = weights[:, order]
         own = np.add.reduceat(ordered * inside, starts, axis=1)  # (R, G)
@@ -223,15 +223,15 @@ def _auroc(scored: Scored, weights: Float[np.ndarray, "R B"]) -> Float[np.ndarra
     return _mean(stacked, np.isfinite(stacked))
 
 
-def _aurc(
+def aurc_of_draws(
     uncertainty: Float[np.ndarray, " B"], wrong: Bool[np.ndarray, " B"], weights: Float[np.ndarray, "R B"]
 ) -> Float[np.ndarray, " R"]:
-    """Mean error rate over all coverages; rows of equal uncertainty share their group's error rate.
+    """Compute, of each draw, the mean error rate over all coverages; rows of equal uncertainty share their group's.
 
     Inside a group of c rows with error rate r, after C rows with E errors, the rates (E + j·r)/(C + j), j = 1 … c, sum
     to c·r + (E − r·C)·(H(C+c) − H(C)), H the harmonic numbers.
     """
-    order, starts = _by_level(uncertainty)
+    order, starts = by_level(uncertainty)
     ordered = weights[:, order]
     rows = np.add.reduceat(ordered, starts, axis=1)  # (R, G)
     errors = np.add.reduceat(ordered * wrong[order], starts, axis=1)

@@ -1,6 +1,5 @@
 """Finds the finished runs of an experiment: by where they lie, else by their settings."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,12 @@ from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import CONFIG, finished_summary, read_metrics, run_folders
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
+from edgefl_trainer.environment import environment_of
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.experiments.comparison import Found
 from edgefl_trainer.experiments.files import Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import Measurement
 from edgefl_trainer.experiments.planning import federation_of, place_of
-
-
-def environment_of(folder: Path) -> dict[str, Any]:
-    """Read a run's `environment.json`; empty where it cannot be read, since a table can do without."""
-    try:
-        found = json.loads((folder / "environment.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:

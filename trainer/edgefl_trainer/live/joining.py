@@ -6,7 +6,6 @@ it does not know the site's keys. The same command, given again at any time
 and after any kill, goes on where it stopped. Source: docs/design.md 10; docs/security.md, order of checks and 5.
 """
 
-import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,6 @@ from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
-from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
 from edgefl_protocol.sentences import counted
@@ -27,7 +25,7 @@ from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.sites import repeatable
-from edgefl_trainer.environment import environment
+from edgefl_trainer.environment import write_environment
 from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS
 from edgefl_trainer.live.exchanges import Exchanges
@@ -94,9 +92,7 @@ def join(call: Join) -> dict[str, Any]:
     check_claim(call.folder, work.settings, resume=True)
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
         check_inputs(call.folder, work.federation.partition_sha256, work.backbone.spec.sha256)
-        write_atomic(
-            call.folder / "environment.json", json.dumps(environment(work.settings.seed), indent=2).encode() + b"\n"
-        )
+        write_environment(call.folder, work.settings.seed)
         return _take_part(call, seat, membership, work, told)
 
 

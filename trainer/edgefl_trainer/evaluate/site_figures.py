@@ -14,27 +14,35 @@ from edgefl_trainer.evaluate.answer_figures import answer_figures
 from edgefl_trainer.evaluate.confusion import confusions, recalls
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample, share_interval
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, OF_RIGHT, site_metrics
+from edgefl_trainer.evaluate.risk_coverage import curves_of, referral_figures
 
 Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
+MAX_CURVES = 100  # sites; of more, curves would fill the file, and nobody reads them
 NO_FIGURES = dict.fromkeys(
     [*(name + end for name in (*METRIC_NAMES, "recall") for end in ("", "_interval")), "recall_lesions"]
 )
 
 
-def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def figures_of_sites(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Compute the figures of `summary.json` that need every row: of each site, and of all rows of sites not held out.
 
-    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites, and `confusion`: the rows
-    of each site that is not held out, by true and by answered class.
+    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites, and of each site that is not held
+    out `confusion`: its rows by true and by answered class, and `curves`: see `risk_coverage.curves_of`; null beyond
+    `MAX_CURVES` sites.
 
     Args:
         scored: scored rows by site; without the sites for which there is no model.
-        facts: of every site, what else stands beside its figures; `held_out` where it never trained.
+        facts: of every site, what else stands beside its figures; `held_out` where it never trained, `refer_above`
+            where what that threshold costs is wanted (`referral`).
     """
     draws = {name: _draws_of(rows) for name, rows in scored.items()}
     figures = {
-        name: {**facts[name], **(figures_of(scored[name], draws[name]) if name in scored else NO_FIGURES)}
+        name: {
+            **facts[name],
+            **(figures_of(scored[name], draws[name]) if name in scored else NO_FIGURES),
+            **(_referral(scored[name], facts[name]) if name in scored else {}),
+        }
         for name in sorted(facts)
     }
     trained = [name for name in sorted(scored) if not facts[name].get("held_out")]
@@ -45,7 +53,12 @@ def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, 
         "pooled": figures_of(everything, _draws_of(everything)),
         "mean_balanced_accuracy_interval": interval(np.mean(drawn, axis=0)) if drawn else None,
         "confusion": confusions({name: scored[name] for name in trained}),
+        "curves": {name: curves_of(scored[name]) for name in trained} if len(trained) <= MAX_CURVES else None,
     }
+
+
+def _referral(scored: Scored, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"referral": referral_figures(scored, facts["refer_above"])} if "refer_above" in facts else {}
 
 
 def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:

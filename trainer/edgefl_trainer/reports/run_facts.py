@@ -1,0 +1,92 @@
+"""Everything that a report reads of a finished run, read once.
+
+A file that may be missing is empty here; a run that cannot be opened is an `EdgeflError` of one sentence.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.pictures.class_info import known_among
+from edgefl_trainer.engine.folder import SUMMARY, read_metrics
+from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.suspicion import site_suspicion
+from edgefl_trainer.environment import environment_of
+from edgefl_trainer.errors import RunError
+
+AUDIT = "audit.json"
+MAX_AUDIT_BYTES = 1 << 24
+MAX_SUMMARY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """A finished run, as a report shows it."""
+
+    run: FinishedRun
+    lines: Sequence[Mapping[str, Any]]  # of `metrics.jsonl`
+    environment: Mapping[str, Any]
+    suspicion: Mapping[str, str]  # site → what its rule for suspicious classes reached, in words
+    audit: Mapping[str, Any] | None  # what `edgefl-train audit` found; None where it was not asked
+    summary_sha256: str  # of the file
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The content of `summary.json`."""
+        return self.run.summary
+
+    @property
+    def sites(self) -> Mapping[str, Mapping[str, Any]]:
+        """The figures of each site, by name."""
+        found: Mapping[str, Mapping[str, Any]] = self.summary.get("sites", {})
+        return found
+
+    @property
+    def judged(self) -> bool:
+        """Whether the run has models that score pictures or answer questions, and not a backbone alone."""
+        return "probe" not in self.summary
+
+    @property
+    def live(self) -> bool:
+        """Whether this is one site of a live federation, and not all of them on one machine."""
+        return "site_sha256" in self.summary
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Read a finished run; a `RunError` where there is none, or a file of it is damaged."""
+    run = open_run(folder)
+    return RunFacts(
+        run=run,
+        lines=read_metrics(folder),
+        environment=environment_of(folder),
+        suspicion=_suspicion(run),
+        audit=_audit(folder / AUDIT),
+        summary_sha256=hashlib.sha256(read_bounded(folder / SUMMARY, MAX_SUMMARY_BYTES)).hexdigest(),
+    )
+
+
+def _suspicion(run: FinishedRun) -> dict[str, str]:
+    """What a bundle of each site would say of its suspicious classes; nothing of a run that answers questions."""
+    if run.questions is not None:
+        return {}
+    info = known_among(run.classes, None)
+    return {site: site_suspicion(run, site, info).statement for site in run.sites}
+
+
+def _audit(path: Path) -> Mapping[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(read_bounded(path, MAX_AUDIT_BYTES))
+        if not isinstance(found, dict) or not all(isinstance(line, dict) for line in found.get("lines", [])):
+            raise ValueError("it holds no lines")
+    except (EdgeflError, ValueError, TypeError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}): make it anew with `edgefl-train audit {path.parent}`.", "damaged"
+        ) from error
+    return found
