@@ -68,7 +68,7 @@ FLOORS = {
         "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
-        "cli", "commands", "flower", "live", "experiments", "tracking", "engine", "method_halves", "methods",
+        "cli", "commands", "flower", "live", "experiments", "tracking", "audit", "engine", "method_halves", "methods",
         "learning", "evaluate", "data", "contract", "models", "losses", "rollout", "augment", "torch_seed", "bounds",
         "typed_values", "declared_ranges", "declared_names", "environment", "errors",
     ),

@@ -11,6 +11,7 @@ import click
 
 from edgefl_protocol.distribution import VERSION, VERSION_LINE
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_trainer.commands.audit import audit
 from edgefl_trainer.commands.data import data
 from edgefl_trainer.commands.evaluate import evaluate
 from edgefl_trainer.commands.experiment import experiment
@@ -59,5 +60,5 @@ def cli() -> None:
     """Train federations of sites on skin images that never leave them."""
 
 
-for command in (data, evaluate, experiment, finetune, join, methods, partition, predict, run, table):
+for command in (audit, data, evaluate, experiment, finetune, join, methods, partition, predict, run, table):
     cli.add_command(command)
