@@ -22,7 +22,7 @@ from edgefl_trainer.commands.partition import partition
 from edgefl_trainer.commands.predict import predict
 from edgefl_trainer.commands.run import run
 from edgefl_trainer.commands.table import table
-from edgefl_trainer.errors import USAGE_CODES, FederationRefused
+from edgefl_trainer.errors import USAGE_CODES, BudgetError, FederationRefused
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 def exit_code(error: EdgeflError) -> int:
     """Return the exit status of a command that ends with this error."""
-    if isinstance(error, BundleError | EnvelopeError | RecordError | FederationRefused):
+    if isinstance(error, BundleError | EnvelopeError | RecordError | FederationRefused | BudgetError):
         return REFUSED
     return USAGE if error.code in USAGE_CODES else FAILED
 

@@ -24,6 +24,7 @@ from edgefl_protocol.rules.feature_rows import SENT, first_order
 from edgefl_trainer.audit.line import NotAttacked
 from edgefl_trainer.contract import Examples, Method, Phase, Predictor, Site, State
 from edgefl_trainer.engine.models import BATCH, FinishedRun, predict
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.method_halves import call_broadcast, call_local_round, call_predictor, stamped
 from edgefl_trainer.models.cnn import Backbone
@@ -69,11 +70,17 @@ class Release:
 def release_of(run: FinishedRun, method: Method, server: State, site: Site, kind: str) -> Release | NotAttacked:
     """Say what of one kind a site sends of its pictures; where single pictures cannot be read so, why not."""
     if kind == "features" and not run.sites:
-        read = _exchanged(method, server, site)
-        return Release(kind, "picture", read(1), read(GUESSES))
+        sent, guessed = (_exchanged(one, server, site) for one in (method, without_noise(run.settings)))
+        return Release(kind, "picture", sent(1), guessed(GUESSES))
     if kind == "features":
         return _moments(run.backbone, site)
     return _of_model(kind, run.predictor(site.name), site)
+
+
+def without_noise(settings: RunSettings) -> Method:
+    """Make the method of a run without the noise of its settings, `dp_…`: an attacker computes features without it."""
+    quiet = {name: value for name, value in settings.hyper.items() if not name.startswith("dp_")}
+    return replace(settings, hyper=quiet).build_method()
 
 
 def _of_model(kind: str, predictor: Predictor, site: Site) -> Release | NotAttacked:
@@ -127,16 +134,19 @@ def _moments(backbone: Backbone, site: Site) -> Release:
 def _exchanged(method: Method, server: State, site: Site) -> Callable[[int], Read]:
     """Have the site half send features of given pictures, as it does before the first round.
 
-    A row of such a bank belongs to the picture that `rules.feature_rows.first_order` puts there.
+    A row of such a bank belongs to the picture that `rules.feature_rows.first_order` puts there; under noise the order
+    is that of the release.
     """
     warm = Phase("warm", 0)
     broadcast: Payload = stamped(call_broadcast(method, server, warm, [site.name])[site.name], warm, site.task.rounds)
 
     def once(pictures: UInt8[np.ndarray, "n px px 3"], seed: int) -> Float[np.ndarray, "n P"]:
         asked = replace(site, unlabelled=_examples(pictures), task=replace(site.task, seed=seed))
-        rows = np.asarray(call_local_round(method, asked, State(), broadcast)[1].arrays[SENT], dtype=np.float32)
+        reply = call_local_round(method, asked, State(), broadcast)[1]
+        drawn = asked.rng("release", warm.round) if "dp_noise" in reply.scalars else bank_rng(seed, site.name)
+        rows = np.asarray(reply.arrays[SENT], dtype=np.float32)
         found = np.empty_like(rows)
-        found[first_order(bank_rng(seed, site.name), len(pictures))] = rows
+        found[first_order(drawn, len(pictures))] = rows
         return found
 
     def many(pictures: UInt8[np.ndarray, "n px px 3"], seed: int) -> Float[np.ndarray, "n P"]:
