@@ -2,43 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
-from tests.shared import Shared
-from tests.trainer.conftest import edgefl_train, run
+from tests.trainer.audit.conftest import METHODS
+from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.audit import member_lines, payload_lines, pictures
 from edgefl_trainer.audit.line import AuditLine, table
-
-METHODS = {"fedevprompt": ("maps",), "fedproto": ("prototypes", "features"), "fedavg": ("features",)}
-
-
-@pytest.fixture
-def small() -> Iterator[None]:
-    """Ten candidates, and few rows on either side: drawn lesions are dear."""
-    with (
-        mock.patch.object(pictures, "CANDIDATES", 10),
-        mock.patch.object(payload_lines, "CANDIDATES", 10),
-        mock.patch.object(member_lines, "LEAST_ROWS", 10),
-        mock.patch.object(pictures, "LEAST_QUERIES", 5),
-    ):
-        yield
-
-
-@pytest.fixture(scope="module")
-def runs(shared: Shared, cached: None) -> dict[str, Path]:
-    data = "lesions:sites=3,images=60,px=36"
-
-    def make(root: Path) -> None:
-        for method in METHODS:
-            outcome = run(method, data, root / method, "tiny")
-            assert outcome.code == 0, outcome.err
-
-    root = shared.made("audited", make)
-    return {method: root / method for method in METHODS}
 
 
 @pytest.mark.slow

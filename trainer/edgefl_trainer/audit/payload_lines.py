@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from edgefl_trainer.audit.audited import Audited
+from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.identification import (
     Game,
     Whitening,
@@ -33,12 +34,14 @@ from edgefl_trainer.audit.pictures import (
 from edgefl_trainer.audit.reconstruction import class_pictures, fit_decoder, similarities, thumbnails
 from edgefl_trainer.contract import Site
 
-PICTURE_KINDS: Final = ("maps", "features", "prototypes", "logits")
+PICTURE_KINDS: Final = ("maps", "features", "prototypes", "logits", "weights")
+ALONE: Final = 30  # pictures a site from which it learns alone
 THUMBNAIL: Final = 14  # px a side of the picture that is the control
 PUBLIC: Final = 600  # pictures of other sites
 RE_IDENTIFIED, RESEMBLANCE = 0.05, 0.30  # targets of docs/security.md 7, check 53
 NEEDED: Final = {VIEWS[0]: 0.5, VIEWS[1]: 0.25}  # top-1 of the control, ten and five times the target
 CLEARER: Final = 0.1  # than the floor that the control of a reconstruction has to be
+LEARNED_ALONE: Final = "one step from this picture alone"
 CONTROL: Final = f"the picture itself, {THUMBNAIL} px a side"
 
 
@@ -70,7 +73,11 @@ def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
 
 def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | NotAttacked:
     site = audited.sites[name]
-    release = release_of(audited.run, audited.method, audited.server, site, kind)
+    audited.report(f"{kind}: what {name} sends")
+    if kind == "weights":
+        release = _head_release(audited, name)
+    else:
+        release = release_of(audited.run, audited.method, audited.server, site, kind)
     if isinstance(release, NotAttacked):
         return release
     others = [one for other, one in audited.sites.items() if other != name]
@@ -78,7 +85,6 @@ def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | Not
     if len(public.pictures) < CANDIDATES:
         why = f"the other sites have {len(public.pictures)} training pictures, and {CANDIDATES} are needed"
         return NotAttacked(kind, "re-identification and reconstruction", why)
-    audited.report(f"{kind}: what {name} sends")
     return SitePayloads(site, release, release.means(site), public, release.guessed(public.pictures))
 
 
@@ -110,14 +116,21 @@ def _identified(
     payload_games, control_games, floors = [], [], []
     for part, queries in chosen:
         audited.report(f"{kind}: {attack}, {part.site.name}")
+        candidates = _candidates(view, part.release.guessed, queries)
+        usual = Whitening.of(part.known)
         payloads = part.release.payloads(part.means, queries.pictures, queries.labels)
-        own = _games(view, payloads, part.release.guessed, queries, Whitening.of(part.known))
-        if part.release.names_class:
-            own = {name: knowing_classes(game, queries.labels, queries.rival_labels) for name, game in own.items()}
-        payload_games.append(own)
-        small = partial(thumbnails, side=THUMBNAIL)
-        usual = Whitening.of(small(part.public.pictures))
-        control_games.append(_games(view, small(queries.pictures), small, queries, usual))
+        payload_games.append(_games(part.release, queries, payloads, candidates, usual))
+        if part.release.alone is not None:
+            alone = part.release.alone(queries.pictures[:ALONE], queries.labels[:ALONE])
+            control_games.append(_games(part.release, queries, alone, candidates, usual))
+        else:
+            small = partial(thumbnails, side=THUMBNAIL)
+            raw = games(
+                small(queries.pictures),
+                *_candidates(view, small, queries),
+                Whitening.of(small(part.public.pictures)),
+            )
+            control_games.append(raw)
         floors.append(guessed_hits(queries.labels, queries.rival_labels))
     hits, measure = best_hits(together(payload_games))
     control, _ = best_hits(together(control_games))
@@ -131,7 +144,7 @@ def _identified(
         floor=float(np.concatenate(floors).mean()),
         floor_of="the class alone",
         control=float(control.mean()),
-        control_of=CONTROL,
+        control_of=CONTROL if parts[0].release.alone is None else LEARNED_ALONE,
         needs=NEEDED[view],
         target=RE_IDENTIFIED,
         pictures=len(hits),
@@ -140,8 +153,8 @@ def _identified(
     )
 
 
-def _games(view: View, payloads: np.ndarray, guessed: Read, queries: Queries, whitening: Whitening) -> dict[str, Game]:
-    """Compare payloads with what candidates give, a changed picture in each orientation."""
+def _candidates(view: View, guessed: Read, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
+    """Compute what the right candidates and the rivals give, a changed picture in each orientation; (n, V, P) each."""
 
     def views(pictures: np.ndarray) -> np.ndarray:
         if view != VIEWS[0]:
@@ -150,7 +163,30 @@ def _games(view: View, payloads: np.ndarray, guessed: Read, queries: Queries, wh
         found = guessed(np.ascontiguousarray(turned.reshape(-1, *turned.shape[2:])))
         return found.reshape(*turned.shape[:2], -1)
 
-    return games(payloads, views(queries.others), views(queries.rivals), whitening)
+    return views(queries.others), views(queries.rivals)
+
+
+def _games(
+    release: Release,
+    queries: Queries,
+    payloads: np.ndarray,
+    candidates: tuple[np.ndarray, np.ndarray],
+    usual: Whitening,
+) -> dict[str, Game]:
+    """Compare the first payloads with their candidates, of their class alone where the payload names it."""
+    own, rivals = candidates
+    found = games(payloads, own[: len(payloads)], rivals, usual)
+    if not release.names_class:
+        return found
+    labels = queries.labels[: len(payloads)]
+    return {name: knowing_classes(game, labels, queries.rival_labels) for name, game in found.items()}
+
+
+def _head_release(audited: Audited, name: str) -> Release | NotAttacked:
+    if not audited.run.sites:
+        why = "the run learned an encoder, and no class has a row in what it sends"
+        return NotAttacked("weights", "re-identification and reconstruction", why)
+    return head_release(audited.method, audited.server, audited.sites[name], audited.states[name], "weights")
 
 
 def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -> Iterator[AuditLine | NotAttacked]:
@@ -197,6 +233,8 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
 def _against(release: Release) -> str:
     return {
         "picture": "what is sent of each picture",
-        "class": "a mean over the site's pictures of a class",
+        "class": "a mean over the site's pictures of a class"
+        if release.alone is None
+        else "what a round changes of the head",
         "site": "a mean over all pictures of the site",
     }[release.over]

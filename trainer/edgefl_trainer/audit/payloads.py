@@ -5,6 +5,7 @@
     prototypes    mean of what the head reads over a class                            each class
     features      of a network that learns without labels: a unit vector a picture    each picture
                   else the first two moments of the frozen network's readouts         the whole site
+    weights       what a round changes of the head (`audit.head_change`)              each class
 
 The attacker holds the exported model, and so can compute what any candidate would have sent: the strongest position
 that a payload's receiver can be in. Source: docs/methods.md, what travels; `edgefl_protocol.rules.travels`.
@@ -30,6 +31,7 @@ from edgefl_trainer.method_halves import call_broadcast, call_local_round, call_
 from edgefl_trainer.models.cnn import Backbone
 
 Read = Callable[[UInt8[np.ndarray, "n px px 3"]], Float[np.ndarray, "n P"]]
+Alone = Callable[[UInt8[np.ndarray, "n px px 3"], Int[np.ndarray, " n"]], Float[np.ndarray, "n P"]]
 EXCHANGED = 512  # pictures of one exchange, fewer than a bank holds
 GUESSES = 4  # random views that an attacker averages
 
@@ -42,6 +44,8 @@ class Release:
     over: Literal["picture", "class", "site"]
     sent: Read
     guessed: Read  # what the attacker computes of a candidate
+    known_means: Mapping[int, np.ndarray] | None = None  # of each class, where they are not means of `sent`
+    alone: Alone | None = None  # what is sent of each picture, with its class, where a site learns from it alone
 
     @property
     def names_class(self) -> bool:
@@ -50,6 +54,8 @@ class Release:
 
     def means(self, site: Site) -> dict[int, Float[np.ndarray, " P"]]:
         """Average over a site's training rows: by class, or under -1 over all; nothing where no payload is a mean."""
+        if self.known_means is not None:
+            return dict(self.known_means)
         if self.over == "picture":
             return {}
         rows = site.train
@@ -88,11 +94,13 @@ def _of_model(kind: str, predictor: Predictor, site: Site) -> Release | NotAttac
     if module.options.insert is not None:
         return NotAttacked(kind, "all", "its tokens are taken inside the network, which this audit does not read")
     cold = replace(predictor, tensors={**predictor.tensors, "temperature": np.ones((), dtype=np.float32)})
-    if kind == "maps":
-        return Release(kind, "picture", *([_maps(cold, site.device)] * 2))
-    if kind == "logits":
-        return Release(kind, "class", *([lambda pictures: predict(cold, pictures, site.device).probabilities] * 2))
-    return Release(kind, "class", *([_head_features(cold, site.device)] * 2))
+    readers: dict[str, tuple[Literal["picture", "class"], Read]] = {
+        "maps": ("picture", _maps(cold, site.device)),
+        "logits": ("class", lambda pictures: predict(cold, pictures, site.device).probabilities),
+        "prototypes": ("class", head_features(cold, site.device)),
+    }
+    over, read = readers[kind]
+    return Release(kind, over, read, read)
 
 
 def _maps(predictor: Predictor, device: torch.device) -> Read:
@@ -104,7 +112,8 @@ def _maps(predictor: Predictor, device: torch.device) -> Read:
     return read
 
 
-def _head_features(predictor: Predictor, device: torch.device) -> Read:
+def head_features(predictor: Predictor, device: torch.device) -> Read:
+    """Make the function that gives what a model's head reads of pictures."""
     module = predictor.score_module.to(device).eval()
     tensors = {name: torch.from_numpy(np.array(value)).to(device) for name, value in predictor.tensors.items()}
 
@@ -124,7 +133,7 @@ def _moments(backbone: Backbone, site: Site) -> Release:
     network = backbone.to(site.device)
 
     def read(pictures: UInt8[np.ndarray, "n px px 3"]) -> Float[np.ndarray, "n P"]:
-        found = frozen_features(network, _examples(pictures), site.device)
+        found = frozen_features(network, examples_of_pictures(pictures), site.device)
         values = np.concatenate([found[name] for name in sorted(found)], axis=1)
         return np.concatenate([values, np.square(values)], axis=1)
 
@@ -141,7 +150,7 @@ def _exchanged(method: Method, server: State, site: Site) -> Callable[[int], Rea
     broadcast: Payload = stamped(call_broadcast(method, server, warm, [site.name])[site.name], warm, site.task.rounds)
 
     def once(pictures: UInt8[np.ndarray, "n px px 3"], seed: int) -> Float[np.ndarray, "n P"]:
-        asked = replace(site, unlabelled=_examples(pictures), task=replace(site.task, seed=seed))
+        asked = replace(site, unlabelled=examples_of_pictures(pictures), task=replace(site.task, seed=seed))
         reply = call_local_round(method, asked, State(), broadcast)[1]
         drawn = asked.rng("release", warm.round) if "dp_noise" in reply.scalars else bank_rng(seed, site.name)
         rows = np.asarray(reply.arrays[SENT], dtype=np.float32)
@@ -173,5 +182,6 @@ def sent_model(method: Method, site: Site, state: State) -> Predictor | None:
     return call_predictor(method, site, state, stamped(Payload({}, {}), after, site.task.rounds))
 
 
-def _examples(pictures: UInt8[np.ndarray, "n px px 3"]) -> Examples:
+def examples_of_pictures(pictures: UInt8[np.ndarray, "n px px 3"]) -> Examples:
+    """Make rows without labels of pictures."""
     return Examples(pictures, np.full(len(pictures), -1, dtype=np.int64), np.arange(len(pictures), dtype=np.int64))

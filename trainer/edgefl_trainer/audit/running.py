@@ -1,6 +1,7 @@
 """Audit a finished run: attack each kind of payload, and the final models, with what fits it.
 
     maps, features, prototypes, logits    re-identification and reconstruction of pictures
+    weights                               the same, by what a round changes of the head
     weights, prompts                      membership, by the model that a site sent
     the site's final model                membership
 
@@ -64,8 +65,9 @@ def to_json(run: FinishedRun, lines: Sequence[AuditLine], left_out: Sequence[Not
 
 def _model_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
     kind = " and ".join(kind for kind in audited.method.travels if kind in CARRIERS)
-    if kind:
-        yield NotAttacked(kind, "reconstruction", "no picture is computed back from a model or from its change here")
+    if "prompts" in audited.method.travels:
+        why = "pictures are sought in what a round changes of the head, not of the prompts"
+        yield NotAttacked("prompts", "re-identification and reconstruction", why)
     if not audited.run.sites:
         why = "the run learned an encoder, and membership is inferred from what a model says of labelled rows"
         yield NotAttacked(f"{kind} and model" if kind else "model", "membership", why)
