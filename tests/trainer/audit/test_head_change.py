@@ -9,7 +9,7 @@ import torch
 from edgefl_trainer.audit.audited import Audited, open_audit
 from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.line import NotAttacked
-from edgefl_trainer.audit.payloads import Release
+from edgefl_trainer.audit.payloads import PicturePayload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import build
@@ -35,7 +35,7 @@ def test_a_picture_that_a_site_learned_from_alone_is_found(audited: Audited) -> 
     """Though the optimiser divides each number by its size, what is left points to the picture's own feature."""
     site = audited.sites["site-1"]
     release = head_release(audited.method, audited.server, site, audited.states["site-1"], "weights")
-    assert isinstance(release, Release) and release.alone is not None
+    assert isinstance(release, PicturePayload) and release.alone is not None
     rows = np.arange(8)
     pictures = site.train.images[site.train.places[rows]]
     found = release.alone(pictures, site.train.targets[rows]) @ release.guessed(pictures).T

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, UInt8
 
 from edgefl_protocol import Payload
 from edgefl_trainer.audit.line import NotAttacked
-from edgefl_trainer.audit.payloads import Release, examples_of_pictures, head_features
+from edgefl_trainer.audit.payloads import PicturePayload, examples_of_pictures, head_features
 from edgefl_trainer.contract import Method, Phase, Site, State
 from edgefl_trainer.method_halves import call_broadcast, call_local_round, call_predictor, stamped
 
@@ -24,7 +24,7 @@ HEAD = "head.weight"
 LEAST = 1e-12  # of a length that is divided by
 
 
-def head_release(method: Method, server: State, site: Site, state: State, kind: str) -> Release | NotAttacked:
+def head_release(method: Method, server: State, site: Site, state: State, kind: str) -> PicturePayload | NotAttacked:
     """Play one more round of a site and read its head's change as a payload of each class.
 
     Gives why not where the head does not travel: nothing is then read from what does.
@@ -55,7 +55,7 @@ def head_release(method: Method, server: State, site: Site, state: State, kind: 
 
     change = _unit(_change(reply, broadcast))
     means: Mapping[int, np.ndarray] = {int(k): change[k] for k in np.unique(site.train.targets)}
-    return Release(kind, "class", directions, directions, known_means=means, alone=alone)
+    return PicturePayload(kind, "class", directions, directions, known_means=means, alone=alone)
 
 
 def _change(reply: Payload, broadcast: Payload) -> Float[np.ndarray, "K P"]:

@@ -14,7 +14,7 @@ from scipy.special import betaincinv
 from edgefl_trainer.evaluate.intervals import LEVEL, RESAMPLES, interval, lesion_weights
 
 Verdict = Literal["within the target", "above the target", "inconclusive"]
-Bounds = tuple[float, float]
+Between = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class AuditLine:
     against: str  # what the attacker has, in words
     measure: str  # which of the attack's ways came farthest
     figure: float
-    interval: Bounds  # 95 %
+    interval: Between  # 95 %
     floor: float  # what the attack reaches without the payload
     floor_of: str  # what that knows
     control: float  # what it reaches on an unprotected input
@@ -58,7 +58,7 @@ class NotAttacked:
     why: str
 
 
-def share_bounds(hits: float, trials: int) -> Bounds:
+def share_bounds(hits: float, trials: int) -> Between:
     """Compute Clopper and Pearson's 95 % interval (Biometrika 26, 1934) of a share of independent trials.
 
     Args:
@@ -71,7 +71,7 @@ def share_bounds(hits: float, trials: int) -> Bounds:
     return low, high
 
 
-def mean_bounds(values: Float[np.ndarray, " n"], lesions: Sequence[str]) -> Bounds:
+def mean_bounds(values: Float[np.ndarray, " n"], lesions: Sequence[str]) -> Between:
     """Compute the 95 % interval of a mean by drawing whole lesions with replacement."""
     draws = np.concatenate([w @ values / w.sum(axis=1) for w in lesion_weights(lesions, RESAMPLES)])
     found = interval(draws)

@@ -19,7 +19,7 @@ from edgefl_trainer.audit.identification import (
     together,
 )
 from edgefl_trainer.audit.line import AuditLine, NotAttacked, mean_bounds, share_bounds
-from edgefl_trainer.audit.payloads import Read, Release, release_of
+from edgefl_trainer.audit.payloads import PicturePayload, Read, release_of
 from edgefl_trainer.audit.pictures import (
     CANDIDATES,
     VIEWS,
@@ -50,7 +50,7 @@ class SitePayloads:
     """What an attack on one kind of payload reads of one site."""
 
     site: Site
-    release: Release
+    release: PicturePayload
     means: dict[int, np.ndarray]
     public: Public
     known: np.ndarray  # what the public pictures give, (n, P)
@@ -167,7 +167,7 @@ def _candidates(view: View, guessed: Read, queries: Queries) -> tuple[np.ndarray
 
 
 def _games(
-    release: Release,
+    release: PicturePayload,
     queries: Queries,
     payloads: np.ndarray,
     candidates: tuple[np.ndarray, np.ndarray],
@@ -182,7 +182,7 @@ def _games(
     return {name: knowing_classes(game, labels, queries.rival_labels) for name, game in found.items()}
 
 
-def _head_release(audited: Audited, name: str) -> Release | NotAttacked:
+def _head_release(audited: Audited, name: str) -> PicturePayload | NotAttacked:
     if not audited.run.sites:
         why = "the run learned an encoder, and no class has a row in what it sends"
         return NotAttacked("weights", "re-identification and reconstruction", why)
@@ -230,7 +230,7 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
     )
 
 
-def _against(release: Release) -> str:
+def _against(release: PicturePayload) -> str:
     return {
         "picture": "what is sent of each picture",
         "class": "a mean over the site's pictures of a class"

@@ -37,7 +37,7 @@ GUESSES = 4  # random views that an attacker averages
 
 
 @dataclass(frozen=True)
-class Release:
+class PicturePayload:
     """What travels of pictures: what one picture alone would give, and over how many the payload is a mean."""
 
     kind: str
@@ -73,11 +73,11 @@ class Release:
         return np.stack([means[-1 if self.over == "site" else int(label)] for label in labels])
 
 
-def release_of(run: FinishedRun, method: Method, server: State, site: Site, kind: str) -> Release | NotAttacked:
+def release_of(run: FinishedRun, method: Method, server: State, site: Site, kind: str) -> PicturePayload | NotAttacked:
     """Say what of one kind a site sends of its pictures; where single pictures cannot be read so, why not."""
     if kind == "features" and not run.sites:
         sent, guessed = (_exchanged(one, server, site) for one in (method, without_noise(run.settings)))
-        return Release(kind, "picture", sent(1), guessed(GUESSES))
+        return PicturePayload(kind, "picture", sent(1), guessed(GUESSES))
     if kind == "features":
         return _moments(run.backbone, site)
     return _of_model(kind, run.predictor(site.name), site)
@@ -89,7 +89,7 @@ def without_noise(settings: RunSettings) -> Method:
     return replace(settings, hyper=quiet).build_method()
 
 
-def _of_model(kind: str, predictor: Predictor, site: Site) -> Release | NotAttacked:
+def _of_model(kind: str, predictor: Predictor, site: Site) -> PicturePayload | NotAttacked:
     module = predictor.score_module
     if module.options.insert is not None:
         return NotAttacked(kind, "all", "its tokens are taken inside the network, which this audit does not read")
@@ -100,7 +100,7 @@ def _of_model(kind: str, predictor: Predictor, site: Site) -> Release | NotAttac
         "prototypes": ("class", head_features(cold, site.device)),
     }
     over, read = readers[kind]
-    return Release(kind, over, read, read)
+    return PicturePayload(kind, over, read, read)
 
 
 def _maps(predictor: Predictor, device: torch.device) -> Read:
@@ -129,7 +129,7 @@ def head_features(predictor: Predictor, device: torch.device) -> Read:
     return read
 
 
-def _moments(backbone: Backbone, site: Site) -> Release:
+def _moments(backbone: Backbone, site: Site) -> PicturePayload:
     network = backbone.to(site.device)
 
     def read(pictures: UInt8[np.ndarray, "n px px 3"]) -> Float[np.ndarray, "n P"]:
@@ -137,7 +137,7 @@ def _moments(backbone: Backbone, site: Site) -> Release:
         values = np.concatenate([found[name] for name in sorted(found)], axis=1)
         return np.concatenate([values, np.square(values)], axis=1)
 
-    return Release("features", "site", read, read)
+    return PicturePayload("features", "site", read, read)
 
 
 def _exchanged(method: Method, server: State, site: Site) -> Callable[[int], Read]:

@@ -28,11 +28,11 @@ LEAST_PICTURES = 20
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @needs_trainer
 def audit(run_dir: Path, sites: tuple[str, ...], pictures: int, as_json: bool) -> None:
-    """Attack what the sites of a finished RUN sent, and their models.
+    """Attack what a finished RUN sent.
 
-    Who made this map or feature, what did the picture look like, was it learned from? Each figure stands beside what an
-    attacker reaches without the payload, and beside a control that has to succeed. Needs the data that RUN learned
-    from; the result stays in RUN as audit.json.
+    Who made this map or feature, what did the picture look like, was it learned from? Asked of what the sites sent, and
+    of their models. Each figure stands beside what an attacker reaches without the payload, and beside a control that
+    has to succeed. Needs the data that RUN learned from; the result stays in RUN as audit.json.
     """
     from edgefl_trainer.data.specs import check_there
     from edgefl_trainer.engine.folder import CONFIG, check_finished

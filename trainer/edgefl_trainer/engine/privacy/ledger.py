@@ -27,7 +27,7 @@ MAX_LEDGER_BYTES: Final = 16 << 20  # 100,000 releases and more
 
 
 @dataclass(frozen=True)
-class Entry:
+class NoisedReply:
     """One release."""
 
     name: str  # of the exchange
@@ -47,13 +47,13 @@ class PrivacyLedger:
         """Where it lies."""
         return self.folder / LEDGERS / f"{self.site}.json"
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[NoisedReply, ...]:
         """Read the releases, in order; a `RunError` where the file is damaged."""
         if not self.path.exists():
             return ()
         try:
             found = json.loads(read_bounded(self.path, MAX_LEDGER_BYTES))
-            return tuple(Entry(str(one["name"]), float(one["multiplier"])) for one in found["releases"])
+            return tuple(NoisedReply(str(one["name"]), float(one["multiplier"])) for one in found["releases"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the privacy ledger {self.path} is damaged ({error}): put it back from a copy; without it nobody "
@@ -79,7 +79,7 @@ class PrivacyLedger:
         entries = self.entries()
         if not fresh and any(one.name == name for one in entries):
             return
-        after = (*entries, Entry(name, release.multiplier))
+        after = (*entries, NoisedReply(name, release.multiplier))
         if self.budget and (cost := _cost(after, release.delta)) > self.budget:
             raise BudgetError(
                 f"site {self.site} has spent epsilon {_cost(entries, release.delta):.3g} of its privacy budget of "
@@ -135,5 +135,5 @@ def check_budget(settings: RunSettings, method: Method) -> None:
         )
 
 
-def _cost(entries: tuple[Entry, ...], delta: float) -> float:
+def _cost(entries: tuple[NoisedReply, ...], delta: float) -> float:
     return epsilon_of(Counter(one.multiplier for one in entries), delta)
