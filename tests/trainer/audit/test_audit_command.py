@@ -41,17 +41,18 @@ def test_the_text_says_what_the_json_does(runs: dict[str, Path], small: None) ->
     assert line["control"] > 0.5
 
 
-def a_line(**changes: float) -> AuditLine:
+def a_line(interval: tuple[float, float] = (0.0, 0.1), **changes: float) -> AuditLine:
     values = {"figure": 0.01, "floor": 0.005, "control": 0.9, "needs": 0.5, "target": 0.05, **changes}
     words = dict.fromkeys(("kind", "attack", "against", "measure", "floor_of", "control_of"), "x")
-    return AuditLine(**words, **values, interval=(0.0, 0.1), pictures=200, sites=("a",))
+    return AuditLine(**words, **values, interval=interval, pictures=200, sites=("a",))
 
 
 def test_a_control_that_fails_is_never_safe() -> None:
     """Check 53: a control without protection must succeed, else the figure says nothing."""
     assert a_line().verdict == "within the target"
     assert a_line(control=0.4).verdict == "inconclusive"
-    assert a_line(figure=0.06).verdict == "above the target"
+    assert a_line(figure=0.06, interval=(0.02, 0.1)).verdict == "above the target"
+    assert a_line(figure=0.06, floor=0.04, interval=(0.03, 0.1)).verdict == "no more than the floor"
     assert a_line(figure=0.06, control=0.4).verdict == "inconclusive"
     assert "inconclusive" in table([a_line(control=0.4)], [])[1]
 

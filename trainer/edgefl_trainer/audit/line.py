@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 
 from edgefl_trainer.evaluate.intervals import LEVEL, RESAMPLES, interval, lesion_weights
 
-Verdict = Literal["within the target", "above the target", "inconclusive"]
+Verdict = Literal["within the target", "no more than the floor", "above the target", "inconclusive"]
 Between = tuple[float, float]
 
 
@@ -39,10 +39,15 @@ class AuditLine:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the figure is within the target, if the control shows that the attack works at all."""
+        """What the figure says, if the control shows that the attack works at all.
+
+        A figure above the target whose interval reaches down to the floor tells no more than the floor does.
+        """
         if self.control < self.needs:
             return "inconclusive"
-        return "within the target" if self.figure <= self.target else "above the target"
+        if self.figure <= self.target:
+            return "within the target"
+        return "no more than the floor" if self.interval[0] <= self.floor else "above the target"
 
     def to_json(self) -> dict[str, Any]:
         """Write the line's values and its verdict."""
