@@ -1,6 +1,6 @@
 """Finished runs over drawn lesions, and audits of few pictures."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -29,14 +29,15 @@ def small() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def runs(shared: Shared, cached: None) -> dict[str, Path]:
-    data = "lesions:sites=3,images=60,px=36"
+@pytest.fixture(scope="session")
+def run_of(shared: Shared, cached: None) -> Callable[[str], Path]:
+    """A finished run of a method over three sites of 60 drawn lesions each."""
 
-    def make(root: Path) -> None:
-        for method in METHODS:
-            outcome = run(method, data, root / method, "tiny")
+    def made(method: str) -> Path:
+        def make(root: Path) -> None:
+            outcome = run(method, "lesions:sites=3,images=60,px=36", root / "run", "tiny")
             assert outcome.code == 0, outcome.err
 
-    root = shared.made("audited", make)
-    return {method: root / method for method in METHODS}
+        return shared.made(f"audited-{method}", make) / "run"
+
+    return made

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from edgefl_trainer.audit.line import AuditLine, table
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_each_kind_that_travels_is_attacked_or_named(method: str, runs: dict[str, Path], small: None) -> None:
+def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callable[[str], Path], small: None) -> None:
     """The same lines as JSON and in the run's folder; each has floor, control, interval and number of pictures."""
-    found = edgefl_train("audit", runs[method], "--pictures", "20", "--json").json()
-    assert json.loads((runs[method] / "audit.json").read_text()) == found
-    summary = json.loads((runs[method] / "summary.json").read_text())
+    found = edgefl_train("audit", run_of(method), "--pictures", "20", "--json").json()
+    assert json.loads((run_of(method) / "audit.json").read_text()) == found
+    summary = json.loads((run_of(method) / "summary.json").read_text())
     told = {word for one in [*found["lines"], *found["not_attacked"]] for word in one["kind"].split(" and ")}
     assert {*summary["travels"], "model"} <= told
     kinds = {line["kind"] for line in found["lines"]}
@@ -29,11 +30,11 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, runs: dict[str
         assert line["verdict"] == wanted
 
 
-def test_the_text_says_what_the_json_does(runs: dict[str, Path], small: None) -> None:
+def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:
     """Of one site; and the picture at 14 px, the control, finds its changed view among ten."""
-    outcome = edgefl_train("audit", runs["fedevprompt"], "--pictures", "20", "--site", "site-1")
+    outcome = edgefl_train("audit", run_of("fedevprompt"), "--pictures", "20", "--site", "site-1")
     assert outcome.code == 0, outcome.err
-    found = json.loads((runs["fedevprompt"] / "audit.json").read_text())
+    found = json.loads((run_of("fedevprompt") / "audit.json").read_text())
     for line in found["lines"]:
         assert line["sites"] == ["site-1"]
         assert f"{line['figure']:.3f}" in outcome.out and line["verdict"] in outcome.out
@@ -66,11 +67,11 @@ def test_too_few_pictures_are_a_sentence(finished: dict[str, Path]) -> None:
 
 
 def test_what_cannot_be_audited_is_a_sentence(
-    runs: dict[str, Path], finished: dict[str, Path], tmp_path: Path, small: None
+    run_of: Callable[[str], Path], finished: dict[str, Path], tmp_path: Path, small: None
 ) -> None:
     """An unfinished run, no run, an unknown site, data that is gone."""
     copy = tmp_path / "copy"
-    shutil.copytree(runs["fedevprompt"], copy)
+    shutil.copytree(run_of("fedevprompt"), copy)
     assert "has no site 'nowhere'" in edgefl_train("audit", copy, "--site", "nowhere").sentence()
     (copy / "summary.json").unlink()
     assert "is not finished" in edgefl_train("audit", copy).sentence()
@@ -82,10 +83,10 @@ def test_what_cannot_be_audited_is_a_sentence(
     assert "/nowhere" in edgefl_train("audit", gone).sentence()
 
 
-def test_data_that_changed_are_refused(runs: dict[str, Path], tmp_path: Path, small: None) -> None:
+def test_data_that_changed_are_refused(run_of: Callable[[str], Path], tmp_path: Path, small: None) -> None:
     """Rows that the run did not learn from would be attacked as if it had."""
     copy = tmp_path / "copy"
-    shutil.copytree(runs["fedevprompt"], copy)
+    shutil.copytree(run_of("fedevprompt"), copy)
     text = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(text.replace("images=60", "images=61"))
     assert "have changed since" in edgefl_train("audit", copy).sentence()

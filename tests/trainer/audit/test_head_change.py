@@ -1,5 +1,6 @@
 """What a head's change gives away: Phong et al. 2018; Geiping et al. 2020, proposition 3.1."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,11 @@ def test_one_step_from_one_picture_gives_the_features_away() -> None:
 
 
 @pytest.fixture
-def audited(runs: dict[str, Path], small: None) -> Audited:
-    return open_audit(open_run(runs["fedavg"]), ("site-1",), 20, lambda line: None)
+def audited(run_of: Callable[[str], Path], small: None) -> Audited:
+    return open_audit(open_run(run_of("fedavg")), ("site-1",), 20, lambda line: None)
 
 
+@pytest.mark.slow
 def test_a_picture_that_a_site_learned_from_alone_is_found(audited: Audited) -> None:
     """Though the optimiser divides each number by its size, what is left points to the picture's own feature."""
     site = audited.sites["site-1"]
@@ -43,6 +45,7 @@ def test_a_picture_that_a_site_learned_from_alone_is_found(audited: Audited) -> 
     assert np.diag(found).mean() > max(0.5, others.mean() + 0.05)  # an untrained network's features are much alike
 
 
+@pytest.mark.slow
 def test_where_no_head_travels_nothing_is_read(audited: Audited) -> None:
     """FedAvg of the prompts of the first blocks alone."""
     site, method = audited.sites["site-1"], build(METHODS["fedavg"], {"share": "b"})

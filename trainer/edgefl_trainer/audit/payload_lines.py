@@ -1,6 +1,6 @@
 """The lines of what is sent of pictures: re-identification in two views, and reconstruction, each with its control."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -54,6 +54,16 @@ class SitePayloads:
     means: dict[int, np.ndarray]
     public: Public
     known: np.ndarray  # what the public pictures give, (n, P)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedGames:
+    """The games of one site, by measure."""
+
+    exported: Mapping[str, Game]  # with the site's own model
+    member: Mapping[str, Game] | None  # with another site's
+    control: Mapping[str, Game]
+    floor: np.ndarray  # hits of who knows the class alone, (n,)
 
 
 def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
@@ -113,27 +123,13 @@ def _identified(
         yield NotAttacked(kind, attack, "; ".join(refused))
     if not chosen:
         return
-    payload_games, control_games, floors = [], [], []
-    for part, queries in chosen:
-        audited.report(f"{kind}: {attack}, {part.site.name}")
-        candidates = _candidates(view, part.release.guessed, queries)
-        usual = Whitening.of(part.known)
-        payloads = part.release.payloads(part.means, queries.pictures, queries.labels)
-        payload_games.append(_games(part.release, queries, payloads, candidates, usual))
-        if part.release.alone is not None:
-            alone = part.release.alone(queries.pictures[:ALONE], queries.labels[:ALONE])
-            control_games.append(_games(part.release, queries, alone, candidates, usual))
-        else:
-            small = partial(thumbnails, side=THUMBNAIL)
-            raw = games(
-                small(queries.pictures),
-                *_candidates(view, small, queries),
-                Whitening.of(small(part.public.pictures)),
-            )
-            control_games.append(raw)
-        floors.append(guessed_hits(queries.labels, queries.rival_labels))
-    hits, measure = best_hits(together(payload_games))
-    control, _ = best_hits(together(control_games))
+    played = [_played(audited, view, part, queries) for part, queries in chosen]
+    hits, measure = best_hits(together([one.exported for one in played]))
+    control, _ = best_hits(together([one.control for one in played]))
+    members = [one.member for one in played if one.member is not None]
+    more = {"chance": 1 / CANDIDATES}
+    if members:
+        more["with another site's model"] = float(best_hits(together(members))[0].mean())
     yield AuditLine(
         kind=kind,
         attack=attack,
@@ -141,7 +137,7 @@ def _identified(
         measure=measure,
         figure=float(hits.mean()),
         interval=share_bounds(float(hits.sum()), len(hits)),
-        floor=float(np.concatenate(floors).mean()),
+        floor=float(np.concatenate([one.floor for one in played]).mean()),
         floor_of="the class alone",
         control=float(control.mean()),
         control_of=CONTROL if parts[0].release.alone is None else LEARNED_ALONE,
@@ -149,7 +145,32 @@ def _identified(
         target=RE_IDENTIFIED,
         pictures=len(hits),
         sites=tuple(part.site.name for part, _ in chosen),
-        more={"chance": 1 / CANDIDATES},
+        more=more,
+    )
+
+
+def _played(audited: Audited, view: View, part: SitePayloads, queries: Queries) -> PlayedGames:
+    """Play the games of one site: with its model, with another site's, and the control."""
+    release, public = part.release, part.public
+    audited.report(f"{release.kind}: re-identification, {view}, {part.site.name}")
+    candidates, usual = _candidates(view, release.guessed, queries), Whitening.of(part.known)
+    payloads = release.payloads(part.means, queries.pictures, queries.labels)
+    member = None
+    if release.by_member is not None:
+        theirs = Whitening.of(release.by_member(public.pictures))
+        member = _games(release, queries, payloads, _candidates(view, release.by_member, queries), theirs)
+    if release.alone is not None:
+        alone = release.alone(queries.pictures[:ALONE], queries.labels[:ALONE])
+        control = _games(release, queries, alone, candidates, usual)
+    else:
+        small = partial(thumbnails, side=THUMBNAIL)
+        raw = Whitening.of(small(public.pictures))
+        control = games(small(queries.pictures), *_candidates(view, small, queries), raw)
+    return PlayedGames(
+        exported=_games(release, queries, payloads, candidates, usual),
+        member=member,
+        control=control,
+        floor=guessed_hits(queries.labels, queries.rival_labels),
     )
 
 

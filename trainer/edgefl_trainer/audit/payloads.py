@@ -8,7 +8,8 @@
     weights       what a round changes of the head (`audit.head_change`)              each class
 
 The attacker holds the exported model, and so can compute what any candidate would have sent: the strongest position
-that a payload's receiver can be in. Source: docs/methods.md, what travels; `edgefl_protocol.rules.travels`.
+that a payload's receiver can be in. Beside it stands a member, who holds the model of another site. Source:
+docs/methods.md, what travels; `edgefl_protocol.rules.travels`.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,6 +45,7 @@ class PicturePayload:
     over: Literal["picture", "class", "site"]
     sent: Read
     guessed: Read  # what the attacker computes of a candidate
+    by_member: Read | None = None  # what another site, which holds its own model alone, computes of a candidate
     known_means: Mapping[int, np.ndarray] | None = None  # of each class, where they are not means of `sent`
     alone: Alone | None = None  # what is sent of each picture, with its class, where a site learns from it alone
 
@@ -80,7 +82,12 @@ def release_of(run: FinishedRun, method: Method, server: State, site: Site, kind
         return PicturePayload(kind, "picture", sent(1), guessed(GUESSES))
     if kind == "features":
         return _moments(run.backbone, site)
-    return _of_model(kind, run.predictor(site.name), site)
+    found = _of_model(kind, run.predictor(site.name), site)
+    others = [name for name in run.sites if name != site.name]
+    if isinstance(found, NotAttacked) or not others:
+        return found
+    theirs = _of_model(kind, run.predictor(others[0]), site)
+    return replace(found, by_member=theirs.guessed) if isinstance(theirs, PicturePayload) else found
 
 
 def without_noise(settings: RunSettings) -> Method:
