@@ -10,6 +10,7 @@ A kind that is not attacked, or for which there are too few pictures, is named w
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from edgefl_trainer.audit.audited import Audited, open_audit
@@ -41,9 +42,10 @@ def audit(
     audited = open_audit(run, names, pictures, report)
     lines: list[AuditLine] = []
     left_out: list[NotAttacked] = []
-    for found in (*payload_lines(audited), *_model_lines(audited)):
+    for found in chain(payload_lines(audited), _model_lines(audited)):
         if isinstance(found, AuditLine):
             lines.append(found)
+            report(f"{found.kind}: {found.attack}: {found.figure:.3f}, {found.verdict}")
         else:
             left_out.append(found)
     if not lines:
