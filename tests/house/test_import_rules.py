@@ -79,9 +79,10 @@ FLOORS = {
         "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
-        "cli", "commands", "flower", "live", "reports", "experiments", "tracking", "engine", "method_halves", "methods",
+        "cli", "commands", "flower", "live", "reports", "experiments", "tracking", "audit", "engine", "method_halves",
+        "methods",
         "learning", "evaluate", "data", "contract", "models", "losses", "rollout", "augment", "torch_seed", "bounds",
-        "typed_values", "declared_ranges", "declared_names", "environment", "errors",
+        "gaussian_noise", "typed_values", "declared_ranges", "declared_names", "environment", "errors",
     ),
     "edgefl_export": (
         "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",

@@ -12,6 +12,7 @@ import click
 
 from edgefl_protocol.distribution import VERSION, VERSION_LINE
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_trainer.commands.audit import audit
 from edgefl_trainer.commands.data import data
 from edgefl_trainer.commands.evaluate import evaluate
 from edgefl_trainer.commands.experiment import experiment
@@ -23,7 +24,7 @@ from edgefl_trainer.commands.predict import predict
 from edgefl_trainer.commands.report import report
 from edgefl_trainer.commands.run import run
 from edgefl_trainer.commands.table import table
-from edgefl_trainer.errors import USAGE_CODES, FederationRefused, MethodError
+from edgefl_trainer.errors import USAGE_CODES, BudgetError, FederationRefused, MethodError
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 SEE_WHERE = " With PYTHONDEVMODE=1 before the command, Python shows each call that led there."
@@ -53,7 +54,7 @@ def main() -> None:
 
 def exit_code(error: EdgeflError) -> int:
     """Return the exit status of a command that ends with this error."""
-    if isinstance(error, BundleError | EnvelopeError | RecordError | FederationRefused):
+    if isinstance(error, BundleError | EnvelopeError | RecordError | FederationRefused | BudgetError):
         return REFUSED
     return USAGE if error.code in USAGE_CODES else FAILED
 
@@ -64,5 +65,5 @@ def cli() -> None:
     """Train federations of sites on skin images that never leave them."""
 
 
-for command in (data, evaluate, experiment, finetune, join, methods, partition, predict, report, run, table):
+for command in (audit, data, evaluate, experiment, finetune, join, methods, partition, predict, report, run, table):
     cli.add_command(command)

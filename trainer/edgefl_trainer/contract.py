@@ -19,6 +19,7 @@ from edgefl_protocol.payload import Scalar as Scalar
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.draws import Balance, epoch_order, generator, order_rng
 from edgefl_protocol.rules.questions import Questions as Questions
+from edgefl_trainer.gaussian_noise import NoisyRelease
 from edgefl_trainer.models.answers import AnswerModule
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
@@ -238,6 +239,8 @@ class Declaration:
     """Says of hyper-parameters, rounds and epochs what to expect of the loss, in a line without a full stop; or "". """
     measured_before: Callable[[Any, Mapping[str, Site]], "MeasuredBefore | None"] | None = None
     """Measures in seconds, before a run's first round, what speaks for or against it; None: there is nothing to."""
+    release: Callable[[Any, Phase], NoisyRelease | None] | None = None
+    """Gaussian noise on what sites send in a phase, of a method as it is set; None: what is sent carries none."""
     site_of: Callable[[str], str | None] | None = None
     """Whose an entry of the server's state is, by its name: it goes when that site is shut out. None: it is all's."""
 

@@ -7,6 +7,7 @@
     ├── RunError                    a run directory that cannot be used as asked (code `run`), or is damaged (`damaged`)
     ├── MethodError                 a half of a method that breaks its contract (code `method`)
     ├── TrainingError               a number that is not finite, a site that cannot be trained on
+    ├── BudgetError                 a release that would cost more than a site's privacy budget: exit status 3
     └── FederationRefused           a live federation, or what it is trusted by, is refused or refuses: exit status 3
 
 Data SPECs raise `edgefl_trainer.data.errors.DataError`. The command line turns the codes into exit statuses.
@@ -45,6 +46,12 @@ class MethodError(EdgeflError):
     """A half of a method that failed, or returned or sent something else than its contract says."""
 
     code = "method"
+
+
+class BudgetError(EdgeflError):
+    """A release would cost more than the site's privacy budget; it was not made."""
+
+    code = "privacy_budget"
 
 
 class FederationRefused(EdgeflError):

@@ -1,6 +1,7 @@
 """Exchanges kept in a run directory. Source: docs/decisions/0030; docs/guides/federation.md, "Keys over time"."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,13 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import RunPace
+from edgefl_trainer.engine.local_engine import InProcessSite
+from edgefl_trainer.engine.privacy.ledger import PrivacyLedger
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import BudgetError
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.site_work import prepare
+from edgefl_trainer.methods import METHODS
 
 
 @pytest.fixture
@@ -42,3 +48,31 @@ def test_a_coordinator_restored_from_a_backup_takes_its_sites_back(answered, tmp
     assert (exchanges.done, float(exchanges.state.arrays["head.bias"][0])) == (3, 30)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["phase_index"], line["value"]) for line in lines] == [(0, 1), (1, 2), (2, 30)]
+
+
+def test_a_live_site_counts_each_draw_of_its_noise_and_stops_at_its_budget(tmp_path: Path, monkeypatch) -> None:
+    """Check 52: noise is secret and new each time, so a reply that is learned again is another release; past the budget
+    of `join --privacy-budget` nothing is learned."""
+    work = prepare(told(rounds=5, train_rounds=5), replace(OPTIONS, privacy_budget=1e9))
+    noised = build(METHODS["fedclf"], {"dp_noise": 4.0})
+    learned = SiteResult(State(), Payload({}, {}), {})
+    monkeypatch.setattr(InProcessSite, "local_round", lambda *given: learned)
+    broadcast = Payload({}, {"phase": "warm", "round": 0, "rounds": 5})
+
+    def at(budget: float) -> Exchanges:
+        settings = replace(work.settings, privacy_budget=budget)
+        pace = RunPace(noised.phases(5), {"site-2": 1})
+        return Exchanges(replace(work, method=noised, settings=settings), tmp_path, pace)
+
+    assert work.settings.privacy_budget == 1e9
+    ledger = PrivacyLedger(tmp_path, "site-2")
+    at(1e9).learned(1, broadcast)
+    at(1e9).learned(1, broadcast)  # read from the disk
+    assert len(ledger.entries()) == 1
+    at(1e9).drop(1)
+    at(1e9).learned(1, broadcast)
+    assert len(ledger.entries()) == 2
+    at(1e9).drop(1)
+    with pytest.raises(BudgetError, match="in 2 releases"):
+        at(1.0).learned(1, broadcast)
+    assert at(1.0).done == 0 and not list((tmp_path / "checkpoints").rglob("*.metrics.json"))

@@ -86,6 +86,7 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
     show_default=True,
     help="Backbone precision; auto is bf16 on CUDA.",
 )
+@shared.privacy_budget
 @click.option(
     "--once",
     is_flag=True,
@@ -132,6 +133,7 @@ def join(
             task=options.pop("task") or "",
             backbone=options.pop("backbone") or "",
             classes=names(classes) if classes else (),
+            privacy_budget=options.pop("privacy_budget") or 0.0,
             **options,
         ),
     )

@@ -46,6 +46,13 @@ participation = click.option(
     metavar="SHARE",
     help="Share of the sites that take part in each round.  [default: 1]",
 )
+privacy_budget = click.option(
+    "--privacy-budget",
+    type=float,
+    metavar="EPSILON",
+    help="Most epsilon that a site may spend on what it sends under noise (dp_noise): the reply that would cost more "
+    "is refused.  [default: no bound]",
+)
 balance = click.option(
     "--balance",
     type=click.Choice(["none", "class"]),

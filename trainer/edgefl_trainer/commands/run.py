@@ -70,6 +70,7 @@ def _batch(_context: click.Context, _option: click.Parameter, value: str | None)
     help="Refused: a run learns at all sites of the data.",
 )
 @shared.participation
+@shared.privacy_budget
 @click.option(
     "--unlabelled",
     type=click.Choice(["none", "site", "spread"]),

@@ -28,6 +28,7 @@ from edgefl_trainer.engine.checkpoint import (
     SiteResult,
 )
 from edgefl_trainer.engine.folder import read_metrics, write_metrics
+from edgefl_trainer.engine.privacy.ledger import Ledgers
 from edgefl_trainer.engine.selection import better_for_all, better_sites
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
@@ -202,6 +203,7 @@ class LocalEngine:
     selecting_together: bool = False  # keep the models of the round that is best for all sites, too
     probe: Callable[[Phase, State, Mapping[str, State]], Probed | None] | None = None  # of a learned encoder, if due
     selecting_encoder: bool = False  # keep the encoder of the round with the best probe
+    ledgers: Ledgers | None = None  # of noised releases; None: nobody keeps any here
     crew: SideBySide | None = None  # who works side by side; None: this process, one site after the other
 
     def run(self) -> FederationState:
@@ -259,6 +261,8 @@ class LocalEngine:
         sent: dict[str, Payload] = {}
 
         def given(name: str) -> tuple[State, Payload]:
+            if self.ledgers is not None:
+                self.ledgers.charge(name, index, phase)
             numbering = np.random.default_rng([self.task.seed, phase.round])
             sent[name] = stamped(broadcasts[name], phase, self.task.rounds, numbering)
             return states[name], sent[name]

@@ -5,6 +5,7 @@ DIR/environment.json   versions, machine, commit, seed, threads, dates
 DIR/partition.json     who has which image, where a partition was named
 DIR/metrics.jsonl      a line for each phase and site
 DIR/checkpoints/       see `engine.checkpoint`
+DIR/privacy/           of sites that send under noise, see `engine.privacy.ledger`
 DIR/backbone.safetensors   the frozen network (or the learned one), so that the directory stands alone
 DIR/models/NAME.safetensors   what each site scores with, see `engine.models`
 DIR/calibration.json   temperature and referral threshold, from tune rows
@@ -43,6 +44,7 @@ from edgefl_trainer.engine.folder import (
 from edgefl_trainer.engine.held_out import without_model
 from edgefl_trainer.engine.local_engine import FederationState, InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import save_questions
+from edgefl_trainer.engine.privacy.ledger import Ledgers, check_budget
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import judge_for, most_judged, selecting_sites
@@ -84,6 +86,7 @@ def run(
         with during:
             return finished
     check_backbone(settings, method)
+    check_budget(settings, method)
     choose_device(settings.device)
     partition = read_partition(Path(settings.partition).expanduser()) if settings.partition else None
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
@@ -230,6 +233,7 @@ def run_phases(
             probe=make_prober(method, task, sites, settings.probe_every),
             selecting_encoder=settings.select == "tune",
             crew=crew,
+            ledgers=Ledgers(folder, method, settings.privacy_budget),
         )
         return drive(engine)
 

@@ -38,12 +38,19 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 1 << 20
 PROBE_EVERY = 5  # rounds, where a backbone is learned
 # do not count in digests: runs from before stay repetitions
-_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0, "colour": "none", "workers": 1}
+_ADDED_SINCE: Mapping[str, Any] = {
+    "labels": 1.0,
+    "probe_every": 0,
+    "colour": "none",
+    "workers": 1,
+    "privacy_budget": 0.0,
+}
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 Count = Annotated[int, Meta(ge=1, description="at least 1")]
 Share = Annotated[float, Meta(gt=0, le=1, description="above 0, at most 1")]
 Specs = Annotated[tuple[str, ...], Meta(min_length=1, description="at least one SPEC, given with --data")]
+Budget = Annotated[float, Meta(ge=0, description="0 (no bound) or more")]
 ImagePx = Annotated[int, Meta(ge=0, le=MAX_IMAGE_PX, description=f"0 (the backbone's own) to {MAX_IMAGE_PX}")]
 MostImages = Annotated[int, Meta(ge=0, description="0 (all) or more")]
 ProbeEvery = Annotated[int, Meta(ge=0, description="0 (never) or more")]
@@ -74,6 +81,7 @@ class RunSettings:
     select: Literal["last", "tune", "pooled"] = "last"
     probe_every: ProbeEvery = 0  # rounds between linear probes of an encoder that is being learned; 0: never
     participation: Share = 1.0  # share of the sites in each round
+    privacy_budget: Budget = 0.0  # most epsilon that a site may spend on noised releases; 0: no bound
     seed: Seed = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: Count = 1  # processes of this machine that work on sites side by side

@@ -24,6 +24,7 @@ from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import Display, RunPace
 from edgefl_trainer.engine.folder import read_metrics, write_metrics
 from edgefl_trainer.engine.local_engine import InProcessSite, placed
+from edgefl_trainer.engine.privacy.ledger import Ledgers
 from edgefl_trainer.engine.selection import tune_judge
 from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.live.site_work import SiteWork
@@ -70,6 +71,9 @@ class Exchanges:
         with Display(self.pace, self.work.settings.epochs) as display:
             display.phase_started(phase, self.work.settings.rounds, [self.name])
             display.site_started(self.name)
+            Ledgers(self.folder, self.work.method, self.work.settings.privacy_budget).charge(
+                self.name, number - 1, phase, fresh=True
+            )
             result = runner.local_round(self.state, broadcast, lambda facts: display.site_reported(self.name, facts))
             result = placed(result, number - 1, phase, self.name, broadcast)
             self._checkpoints.save_site(number - 1, self.name, result)

@@ -53,6 +53,7 @@ class SiteOptions:
     balance: Literal["none", "class"] = "none"  # draw the classes equally
     device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
     autocast: Literal["auto", "none", "bf16"] = "auto"  # precision of the backbone
+    privacy_budget: float = 0.0  # most epsilon that it spends on noised releases; 0: no bound
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def settings_of(told: TaskReply, options: SiteOptions, *, asked: bool = False) -
             seed=told.seed,
             device=options.device,
             autocast=options.autocast,
+            privacy_budget=options.privacy_budget,
             hyper={
                 name: tuple(int(one) for one in value) if isinstance(value, tuple) else value
                 for name, value in told.settings.items()

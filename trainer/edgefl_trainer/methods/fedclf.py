@@ -50,7 +50,11 @@ class FedCLF:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
-    declares: ClassVar[Declaration] = replace(self_supervised.DECLARES, site_of=feature_bank.site_of)
+    declares: ClassVar[Declaration] = replace(
+        self_supervised.DECLARES,
+        site_of=feature_bank.site_of,
+        release=lambda method, phase: None if phase.kind == "final" else method.noise.release,
+    )
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.rules import feature_rows
 from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.feature_rows import MOST_ROWS, RECEIVED, SENT, check_bank, order_by_content
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays
-from edgefl_trainer.errors import SettingError, TrainingError
+from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.gaussian_noise import NoisyRelease
 
 STORED = "features."  # and, with the site's name behind it, in the server's state
 SENSITIVITY = 2.0  # L2 distance of two unit vectors
@@ -57,13 +57,12 @@ class FeatureNoise:
 
         A `SettingError` where the library is missing.
         """
-        try:
-            from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-            from dp_accounting.rdp import RdpAccountant
-        except ImportError as error:
-            raise SettingError(f"dp_noise needs dp-accounting, which comes with {needs_extra('privacy')}.") from error
-        event = GaussianDpEvent(self.dp_noise / SENSITIVITY)
-        return float(RdpAccountant().compose(SelfComposedDpEvent(event, releases)).get_epsilon(self.dp_delta))
+        return NoisyRelease(self.dp_noise / SENSITIVITY, self.dp_delta).epsilon(releases)
+
+    @property
+    def release(self) -> NoisyRelease | None:
+        """What a bank that is sent counts as; None without noise."""
+        return NoisyRelease(self.dp_noise / SENSITIVITY, self.dp_delta) if self.dp_noise else None
 
     def sentence(self, site: str, releases: int) -> str:
         """Return what a person should know before the first release."""

@@ -1,0 +1,92 @@
+"""`edgefl-train audit`: lines of a finished run as text, JSON and file; faults in a sentence. Checks 53 and 54."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.trainer.audit.conftest import METHODS
+from tests.trainer.conftest import edgefl_train
+
+from edgefl_trainer.audit.line import AuditLine, table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callable[[str], Path], small: None) -> None:
+    """The same lines as JSON and in the run's folder; each has floor, control, interval and number of pictures."""
+    found = edgefl_train("audit", run_of(method), "--pictures", "20", "--json").json()
+    assert json.loads((run_of(method) / "audit.json").read_text()) == found
+    summary = json.loads((run_of(method) / "summary.json").read_text())
+    told = {word for one in [*found["lines"], *found["not_attacked"]] for word in one["kind"].split(" and ")}
+    assert {*summary["travels"], "model"} <= told
+    kinds = {line["kind"] for line in found["lines"]}
+    assert {*METHODS[method], "model"} <= kinds
+    for line in found["lines"]:
+        low, high = line["interval"]
+        assert low <= line["figure"] <= high and line["pictures"] > 0
+        wanted = "inconclusive" if line["control"] < line["needs"] else line["verdict"]
+        assert line["verdict"] == wanted
+
+
+def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:
+    """Of one site; and the picture at 14 px, the control, finds its changed view among ten."""
+    outcome = edgefl_train("audit", run_of("fedevprompt"), "--pictures", "20", "--site", "site-1")
+    assert outcome.code == 0, outcome.err
+    found = json.loads((run_of("fedevprompt") / "audit.json").read_text())
+    for line in found["lines"]:
+        assert line["sites"] == ["site-1"]
+        assert f"{line['figure']:.3f}" in outcome.out and line["verdict"] in outcome.out
+    line = next(one for one in found["lines"] if one["attack"] == "re-identification, same picture, changed")
+    assert line["control"] > 0.5
+
+
+def a_line(interval: tuple[float, float] = (0.0, 0.1), **changes: float) -> AuditLine:
+    values = {"figure": 0.01, "floor": 0.005, "control": 0.9, "needs": 0.5, "target": 0.05, **changes}
+    words = dict.fromkeys(("kind", "attack", "against", "measure", "floor_of", "control_of"), "x")
+    return AuditLine(**words, **values, interval=interval, pictures=200, sites=("a",))
+
+
+def test_a_control_that_fails_is_never_safe() -> None:
+    """Check 53: a control without protection must succeed, else the figure says nothing."""
+    assert a_line().verdict == "within the target"
+    assert a_line(control=0.4).verdict == "inconclusive"
+    assert a_line(figure=0.06, interval=(0.02, 0.1)).verdict == "above the target"
+    assert a_line(figure=0.06, floor=0.04, interval=(0.03, 0.1)).verdict == "no more than the floor"
+    assert a_line(figure=0.06, control=0.4).verdict == "inconclusive"
+    assert "inconclusive" in table([a_line(control=0.4)], [])[1]
+
+
+def test_too_few_pictures_are_a_sentence(finished: dict[str, Path]) -> None:
+    """Twenty pictures a site: no attack has enough, so nothing is said to be safe, and no file is left."""
+    said = edgefl_train("audit", finished["fedevprompt"])
+    assert said.code == 2
+    assert "could be attacked" in said.err and "200 are needed" in said.err and said.out == ""
+    assert not (finished["fedevprompt"] / "audit.json").exists()
+
+
+def test_what_cannot_be_audited_is_a_sentence(
+    run_of: Callable[[str], Path], finished: dict[str, Path], tmp_path: Path, small: None
+) -> None:
+    """An unfinished run, no run, an unknown site, data that is gone."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run_of("fedevprompt"), copy)
+    assert "has no site 'nowhere'" in edgefl_train("audit", copy, "--site", "nowhere").sentence()
+    (copy / "summary.json").unlink()
+    assert "is not finished" in edgefl_train("audit", copy).sentence()
+    assert "is not a run directory" in edgefl_train("audit", tmp_path / "none").sentence()
+    gone = tmp_path / "gone"
+    shutil.copytree(finished["local"], gone)
+    text = (gone / "config.toml").read_text()
+    (gone / "config.toml").write_text(text.replace("folder:", "folder:/nowhere"))
+    assert "/nowhere" in edgefl_train("audit", gone).sentence()
+
+
+def test_data_that_changed_are_refused(run_of: Callable[[str], Path], tmp_path: Path, small: None) -> None:
+    """Rows that the run did not learn from would be attacked as if it had."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run_of("fedevprompt"), copy)
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace("images=60", "images=61"))
+    assert "have changed since" in edgefl_train("audit", copy).sentence()

@@ -1,0 +1,174 @@
+"""The privacy ledger: docs/security.md check 52."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainer.conftest import TINY, edgefl_train, run
+
+from edgefl_trainer.contract import Phase
+from edgefl_trainer.engine.privacy.ledger import LEDGERS, Ledgers, PrivacyLedger
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import BudgetError, RunError
+from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of
+from edgefl_trainer.methods import METHODS
+
+DELTA = 1e-5
+NOISED = ("--set", "dp_noise=4", "--set", "batch=8", "--probe-every", 0)
+
+
+def closed_form(multipliers: list[float], delta: float = DELTA) -> float:
+    """Mironov 2017, corollary 3: a Gaussian has RDP a/(2z²) at order a, and orders add up; Canonne et al. 2020,
+    proposition 12: epsilon = RDP + log((a - 1)/a) - (log delta + log a)/(a - 1), at the best order."""
+    from dp_accounting.rdp import RdpAccountant
+
+    orders = np.array(RdpAccountant()._orders)  # which are tried is the library's choice, not its sums
+    rdp = sum(orders / (2 * z * z) for z in multipliers)
+    found = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(0.0, float(found[orders > 1].min()))
+
+
+@pytest.mark.parametrize("multiplier", [0.7, 2.0, 30.0, 200.0])
+def test_a_thousand_compositions_equal_the_closed_form(multiplier: float, tmp_path: Path) -> None:
+    """To 1e-6; and read back from the file, in which each release stands."""
+    ledger = PrivacyLedger(tmp_path, "bcn")
+    told = {"delta": DELTA, "releases": [{"name": f"phase-{n:04d}", "multiplier": multiplier} for n in range(999)]}
+    ledger.path.parent.mkdir()
+    ledger.path.write_text(json.dumps(told))
+    ledger.charge("phase-0999", NoisyRelease(multiplier, DELTA), fresh=False)
+    assert len(ledger.entries()) == 1000
+    assert ledger.epsilon(DELTA) == pytest.approx(closed_form([multiplier] * 1000), rel=1e-6)
+
+
+@given(st.lists(st.sampled_from([0.8, 1.5, 4.0, 50.0]), max_size=40))
+def test_releases_of_several_strengths_add_up(multipliers: list[float]) -> None:
+    """Whatever their order; nothing costs nothing, and each release costs something."""
+    counts = {z: multipliers.count(z) for z in multipliers}
+    cost = epsilon_of(counts, DELTA)
+    assert cost == pytest.approx(closed_form(multipliers) if multipliers else 0.0, rel=1e-6, abs=1e-9)
+    assert epsilon_of({**counts, 0.8: counts.get(0.8, 0) + 1}, DELTA) > cost
+
+
+def test_the_release_past_the_budget_is_refused_and_not_written(tmp_path: Path) -> None:
+    """One sentence: what was spent, what is allowed, what another would make it."""
+    release, allowed = NoisyRelease(2.0, DELTA), 3
+    budget = (closed_form([2.0] * allowed) + closed_form([2.0] * (allowed + 1))) / 2
+    ledger = PrivacyLedger(tmp_path, "bcn", budget)
+    for number in range(allowed):
+        ledger.charge(str(number), release, fresh=False)
+    before = ledger.path.read_bytes()
+    with pytest.raises(BudgetError, match=r"^site bcn has spent epsilon .* of its privacy budget of .* in 3 releases"):
+        ledger.charge("3", release, fresh=False)
+    ledger.charge("2", release, fresh=False)  # that one left already
+    assert ledger.path.read_bytes() == before
+    with pytest.raises(BudgetError):
+        ledger.charge("2", release, fresh=True)
+
+
+def test_a_release_drawn_again_counts_once_and_under_fresh_noise_twice(tmp_path: Path) -> None:
+    """A resumed simulation draws the same bits; two draws of secret noise tell more than one."""
+    ledger = PrivacyLedger(tmp_path, "a")
+    for fresh in (False, False, True):
+        ledger.charge("phase-0001", NoisyRelease(2.0, DELTA), fresh=fresh)
+    assert len(ledger.entries()) == 2
+
+
+def test_only_what_is_noised_is_written_down(tmp_path: Path) -> None:
+    """Features in the warm phase and in each round; nothing without noise, and nothing of the last exchange."""
+    phases = (Phase("warm", 0), Phase("train", 1), Phase("final", 2))
+    for name, hyper in (("quiet", {}), ("noisy", {"dp_noise": 4.0})):
+        ledgers = Ledgers(tmp_path / name, build(METHODS["fedclf"], hyper))
+        for index, phase in enumerate(phases):
+            ledgers.charge("a", index, phase)
+    assert not (tmp_path / "quiet" / LEDGERS).exists()
+    entries = PrivacyLedger(tmp_path / "noisy", "a").entries()
+    assert [(one.name, one.multiplier) for one in entries] == [("phase-0000", 2.0), ("phase-0001", 2.0)]
+
+
+def _charges_for_ever(folder: Path) -> None:
+    ledger, number = PrivacyLedger(folder, "a"), 0
+    while True:
+        ledger.charge(f"phase-{number:04d}", NoisyRelease(2.0, DELTA), fresh=False)
+        number += 1
+        with (folder / "done").open("a") as file:
+            file.write(f"{number}\n")
+
+
+def test_a_kill_loses_no_release(tmp_path: Path) -> None:
+    """Check 52: after kill -9 at a random moment the ledger is whole and holds what was charged, thirty times."""
+    fork, rng = multiprocessing.get_context("fork"), np.random.default_rng(0)
+    for trial in range(30):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        process = fork.Process(target=_charges_for_ever, args=(folder,))
+        process.start()
+        process.join(0.02 + float(rng.uniform(0, 0.05)))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        done = folder / "done"
+        acknowledged = len(done.read_text().splitlines()) if done.exists() else 0
+        assert len(PrivacyLedger(folder, "a").entries()) in (acknowledged, acknowledged + 1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"releases": [{"name": "x"}]}', '{"releases": 3}'])
+def test_a_damaged_ledger_is_a_sentence_and_never_empty(text: str, tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path, "a")
+    ledger.path.parent.mkdir()
+    ledger.path.write_text(text)
+    with pytest.raises(RunError, match=r"privacy ledger .* is damaged"):
+        ledger.charge("x", NoisyRelease(2.0, DELTA), fresh=False)
+
+
+def test_a_run_keeps_a_ledger_and_says_the_same_cost(ward: str, tmp_path: Path) -> None:
+    """Of each site; `epsilon_spent` of summary.json, which the method counts by itself, is that of the ledger."""
+    outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *NOISED, "--rounds", 1)
+    assert outcome.code == 0, outcome.err
+    spent = json.loads((tmp_path / "run/summary.json").read_text())["epsilon_spent"]
+    for site in ("east", "west"):
+        assert PrivacyLedger(tmp_path / "run", site).epsilon(DELTA) == pytest.approx(spent[site], rel=1e-9)
+
+
+def test_a_budget_that_does_not_last_is_refused_before_anything_begins(ward: str, tmp_path: Path) -> None:
+    """And one that nothing spends: both leave no folder."""
+    short = run("fedclf", ward, tmp_path / "short", "cnn:test_resnet", *NOISED, "--rounds", 4, "--privacy-budget", 1)
+    assert "5 releases of each site cost epsilon" in short.sentence() and short.code == 2
+    idle = run("local", ward, tmp_path / "idle", "tiny", "--privacy-budget", 1)
+    assert "a privacy budget bounds nothing" in idle.sentence()
+    assert not (tmp_path / "short").exists() and not (tmp_path / "idle").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_counts_each_release_once(
+    ward: str, tmp_path: Path, kill_after: Callable[..., None]
+) -> None:
+    """Killed once the ledger names a release that no site has finished: the same bits are drawn again."""
+    data = ("run", "fedclf", "--data", ward, "--backbone", "cnn:test_resnet", *TINY, *NOISED, "--rounds", 1)
+    kill_after("privacy/east.json", *data, "--out", tmp_path / "killed")
+    assert [one.name for one in PrivacyLedger(tmp_path / "killed", "east").entries()] == ["phase-0000"]
+    assert edgefl_train(*data, "--out", tmp_path / "killed", "--resume").code == 0
+    assert edgefl_train(*data, "--out", tmp_path / "whole").code == 0
+    for name in ("privacy/east.json", "privacy/west.json"):
+        assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    digests = [json.loads((tmp_path / one / "summary.json").read_text())["state_sha256"] for one in ("killed", "whole")]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.slow
+def test_a_run_past_its_budget_stops_with_one_sentence(ward: str, tmp_path: Path) -> None:
+    """Where not every site takes part each time, only the ledger can tell; what was learned is kept. Status 3."""
+    budget = (closed_form([2.0] * 2) + closed_form([2.0] * 3)) / 2
+    given = (*NOISED, "--rounds", 6, "--participation", 0.5, "--privacy-budget", budget)
+    outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *given)
+    assert outcome.code == 3 and "privacy budget" in outcome.sentence()
+    counts = [len(PrivacyLedger(tmp_path / "run", site).entries()) for site in ("east", "west")]
+    assert max(counts) == 2
+    again = edgefl_train("run", "--resume", "--out", tmp_path / "run")
+    assert again.code == 3 and "privacy budget" in again.sentence()

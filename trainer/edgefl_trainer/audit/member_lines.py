@@ -1,0 +1,153 @@
+"""The lines of membership: does a model tell which rows of a site it learned from?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edgefl_trainer.audit.audited import Audited
+from edgefl_trainer.audit.line import AuditLine, NotAttacked
+from edgefl_trainer.audit.membership import Roc, confidences, lira_scores, loss_scores, memorised, roc
+from edgefl_trainer.audit.pictures import Public, public_of
+from edgefl_trainer.audit.reconstruction import thumbnails
+from edgefl_trainer.contract import Predictor, Site
+from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.models import predict
+from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.evaluate.intervals import RESAMPLES, interval, lesion_weights
+from edgefl_trainer.learning.linear_probe import fit_predict
+
+LEAST_ROWS: Final = 100  # on either side: below it 1 % of false positives is none
+MOST_ROWS: Final = 600  # on either side
+SMALL: Final = 28  # px a side of the pictures that the control memorises: more numbers than it has rows
+PUBLIC: Final = 600
+TOLD_APART: Final = 0.55  # target of docs/security.md 7, check 54
+NEEDED: Final = 0.8  # area of the control
+LOSS, LIRA = "loss", "LiRA with the other sites' models"
+
+
+@dataclass(frozen=True)
+class MemberRows:
+    """Rows of a site that a model learned from, and as many that it did not."""
+
+    pictures: np.ndarray  # uint8 (n, px, px, 3)
+    targets: np.ndarray  # (n,)
+    member: np.ndarray  # bool (n,)
+    lesions: tuple[str, ...]
+
+
+def membership_lines(audited: Audited, kind: str, models: Mapping[str, Predictor]) -> Iterator[AuditLine | NotAttacked]:
+    """Infer membership from each attacked site's model.
+
+    Args:
+        models: of each site; those of the others are what LiRA compares with, where they are others.
+    """
+    refused, attacked = [], {}
+    for name in audited.attacked:
+        rows = member_rows(audited.federation, audited.sites[name], audited.run.settings.seed)
+        if isinstance(rows, str):
+            refused.append(rows)
+        elif name not in models:
+            refused.append(f"{name} has no such model")
+        else:
+            attacked[name] = rows
+    if refused:
+        yield NotAttacked(kind, "membership", "; ".join(refused))
+    if not attacked:
+        return
+    parts = []
+    for name, rows in attacked.items():
+        audited.report(f"{kind}: membership, {name}")
+        others = [model for other, model in models.items() if other != name]
+        public = public_of(
+            audited.federation, [one for other, one in audited.sites.items() if other != name], PUBLIC,
+            audited.run.settings.seed,
+        )  # fmt: skip
+        parts.append(_attacks(audited.sites[name], rows, models[name], others, public, len(audited.federation.classes)))
+    yield _line(kind, tuple(attacked), sum(len(rows.targets) for rows in attacked.values()), parts)
+
+
+def member_rows(federation: Federation, site: Site, seed: int) -> MemberRows | str:
+    """Draw rows that a site learned from, and reported ones; where there are too few, a clause that says so."""
+    rng = np.random.default_rng([seed, 54])
+    reported = report_rows(federation, site.name)
+    parts = [rows.rows[rows.targets >= 0] for rows in (site.train, reported)]
+    count = min(MOST_ROWS, *(len(part) for part in parts))
+    if count < LEAST_ROWS:
+        return (
+            f"{site.name} has {len(parts[0])} training rows and {len(parts[1])} {federation.report_split} rows with a "
+            f"label, and {LEAST_ROWS} of each are needed"
+        )
+    rows = np.concatenate([rng.permutation(part)[:count] for part in parts])
+    return MemberRows(
+        federation.images[federation.places(rows)],
+        federation.labels[rows],
+        np.arange(len(rows)) < count,
+        tuple(federation.lesions[row] for row in rows),
+    )
+
+
+def _attacks(
+    site: Site, rows: MemberRows, model: Predictor, others: Sequence[Predictor], public: Public, classes: int
+) -> dict[str, Roc]:
+    """Attack one model in each way, and the two models that figures are compared with.
+
+    Gives for each the figures of the rows themselves first, then of each draw of lesions.
+    """
+    weights = np.concatenate([np.ones((1, len(rows.targets))), *lesion_weights(rows.lesions, RESAMPLES)])
+
+    def judged(scores: np.ndarray) -> Roc:
+        return roc(scores, rows.member, weights)
+
+    def answers(one: Predictor) -> np.ndarray:
+        return predict(one, rows.pictures, site.device).probabilities
+
+    mine = answers(model)
+    found = {LOSS: judged(loss_scores(mine, rows.targets))}
+    shadows = [answers(one) for one in others if not _same(one, model)]
+    if len(shadows) > 1:
+        seen = np.stack([confidences(one, rows.targets) for one in shadows])
+        found[LIRA] = judged(lira_scores(confidences(mine, rows.targets), seen))
+    side = min(SMALL, rows.pictures.shape[1])
+    small = thumbnails(rows.pictures, side)
+    known = public.labels >= 0
+    foreign = fit_predict(
+        thumbnails(public.pictures[known], side), public.labels[known], small, classes, balanced=False
+    )
+    found["floor"] = judged(loss_scores(foreign, rows.targets))
+    found["control"] = judged(loss_scores(memorised(small, rows.targets, rows.member, classes), rows.targets))
+    return found
+
+
+def _same(one: Predictor, other: Predictor) -> bool:
+    """Whether two sites answer by one head: then neither is a model that did not learn from the other's rows."""
+    name = "head.weight"
+    return name in one.tensors and name in other.tensors and np.array_equal(one.tensors[name], other.tensors[name])
+
+
+def _line(kind: str, sites: tuple[str, ...], pictures: int, parts: Sequence[Mapping[str, Roc]]) -> AuditLine:
+    """Average the sites' figures; of the two attacks the one that came farther, which favours the attacker."""
+    shared = [name for name in (LOSS, LIRA) if all(name in part for part in parts)]
+    area = {name: np.mean([part[name].area for part in parts], axis=0) for name in (*shared, "floor", "control")}
+    measure = max(shared, key=lambda name: float(area[name][0]))
+    tpr = np.mean([part[measure].tpr for part in parts], axis=0)
+    bounds, low = interval(area[measure][1:]), interval(tpr[1:])
+    assert bounds is not None and low is not None  # each draw of 200 lesions has rows of both sides
+    return AuditLine(
+        kind=kind,
+        attack="membership",
+        against="train rows beside reported rows of the same site, area under the ROC curve",
+        measure=measure,
+        figure=float(area[measure][0]),
+        interval=(bounds[0], bounds[1]),
+        floor=float(area["floor"][0]),
+        floor_of="a model that learned from other sites alone",
+        control=float(area["control"][0]),
+        control_of="a model that memorises",
+        needs=NEEDED,
+        target=TOLD_APART,
+        pictures=pictures,
+        sites=sites,
+        more={"TPR at 1 % FPR": float(tpr[0]), "its low": low[0], "its high": low[1]},
+    )

@@ -1,0 +1,261 @@
+"""The lines of what is sent of pictures: re-identification in two views, and reconstruction, each with its control."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from edgefl_trainer.audit.audited import Audited
+from edgefl_trainer.audit.head_change import head_release
+from edgefl_trainer.audit.identification import (
+    Game,
+    Whitening,
+    best_hits,
+    games,
+    guessed_hits,
+    knowing_classes,
+    together,
+)
+from edgefl_trainer.audit.line import AuditLine, NotAttacked, mean_bounds, share_bounds
+from edgefl_trainer.audit.payloads import PicturePayload, Read, release_of
+from edgefl_trainer.audit.pictures import (
+    CANDIDATES,
+    VIEWS,
+    Public,
+    Queries,
+    View,
+    learned_rows,
+    orientations,
+    public_of,
+    queries_of,
+)
+from edgefl_trainer.audit.reconstruction import class_pictures, fit_decoder, similarities, thumbnails
+from edgefl_trainer.contract import Site
+
+PICTURE_KINDS: Final = ("maps", "features", "prototypes", "logits", "weights")
+ALONE: Final = 30  # pictures a site from which it learns alone
+THUMBNAIL: Final = 14  # px a side of the picture that is the control
+PUBLIC: Final = 600  # pictures of other sites
+RE_IDENTIFIED, RESEMBLANCE = 0.05, 0.30  # targets of docs/security.md 7, check 53
+NEEDED: Final = {VIEWS[0]: 0.5, VIEWS[1]: 0.25}  # top-1 of the control, ten and five times the target
+CLEARER: Final = 0.1  # than the floor that the control of a reconstruction has to be
+LEARNED_ALONE: Final = "one step from this picture alone"
+CONTROL: Final = f"the picture itself, {THUMBNAIL} px a side"
+
+
+@dataclass(frozen=True)
+class SitePayloads:
+    """What an attack on one kind of payload reads of one site."""
+
+    site: Site
+    release: PicturePayload
+    means: dict[int, np.ndarray]
+    public: Public
+    known: np.ndarray  # what the public pictures give, (n, P)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedGames:
+    """The games of one site, by measure."""
+
+    exported: Mapping[str, Game]  # with the site's own model
+    member: Mapping[str, Game] | None  # with another site's
+    control: Mapping[str, Game]
+    floor: np.ndarray  # hits of who knows the class alone, (n,)
+
+
+def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
+    """Attack each kind that is sent of pictures."""
+    for kind in audited.method.travels:
+        if kind not in PICTURE_KINDS:
+            continue
+        found = [_site_payloads(audited, name, kind) for name in audited.attacked]
+        if refused := [one for one in found if isinstance(one, NotAttacked)]:
+            yield refused[0]
+            continue
+        parts = [one for one in found if isinstance(one, SitePayloads)]
+        for view in VIEWS:
+            yield from _identified(audited, kind, view, parts)
+        yield from _reconstructed(audited, kind, parts)
+
+
+def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | NotAttacked:
+    site = audited.sites[name]
+    audited.report(f"{kind}: what {name} sends")
+    if kind == "weights":
+        release = _head_release(audited, name)
+    else:
+        release = release_of(audited.run, audited.method, audited.server, site, kind)
+    if isinstance(release, NotAttacked):
+        return release
+    others = [one for other, one in audited.sites.items() if other != name]
+    public = public_of(audited.federation, others, PUBLIC, audited.run.settings.seed)
+    if len(public.pictures) < CANDIDATES:
+        why = f"the other sites have {len(public.pictures)} training pictures, and {CANDIDATES} are needed"
+        return NotAttacked(kind, "re-identification and reconstruction", why)
+    return SitePayloads(site, release, release.means(site), public, release.guessed(public.pictures))
+
+
+def _queries(
+    audited: Audited, parts: Sequence[SitePayloads], view: View
+) -> tuple[list[tuple[SitePayloads, Queries]], list[str]]:
+    """Choose whom to look for at each site; and why not at others."""
+    found: list[tuple[SitePayloads, Queries]] = []
+    refused = []
+    for part in parts:
+        learned = learned_rows(part.site, needs_labels=audited.method.needs_labels)
+        one = queries_of(audited.federation, part.site, learned, view, audited.pictures, audited.run.settings.seed)
+        if isinstance(one, str):
+            refused.append(one)
+        else:
+            found.append((part, one))
+    return found, refused
+
+
+def _identified(
+    audited: Audited, kind: str, view: View, parts: Sequence[SitePayloads]
+) -> Iterator[AuditLine | NotAttacked]:
+    chosen, refused = _queries(audited, parts, view)
+    attack = f"re-identification, {view}"
+    if refused:
+        yield NotAttacked(kind, attack, "; ".join(refused))
+    if not chosen:
+        return
+    played = [_played(audited, view, part, queries) for part, queries in chosen]
+    hits, measure = best_hits(together([one.exported for one in played]))
+    control, _ = best_hits(together([one.control for one in played]))
+    members = [one.member for one in played if one.member is not None]
+    more = {"chance": 1 / CANDIDATES}
+    if members:
+        more["with another site's model"] = float(best_hits(together(members))[0].mean())
+    yield AuditLine(
+        kind=kind,
+        attack=attack,
+        against=_against(parts[0].release),
+        measure=measure,
+        figure=float(hits.mean()),
+        interval=share_bounds(float(hits.sum()), len(hits)),
+        floor=float(np.concatenate([one.floor for one in played]).mean()),
+        floor_of="the class alone",
+        control=float(control.mean()),
+        control_of=CONTROL if parts[0].release.alone is None else LEARNED_ALONE,
+        needs=NEEDED[view],
+        target=RE_IDENTIFIED,
+        pictures=len(hits),
+        sites=tuple(part.site.name for part, _ in chosen),
+        more=more,
+    )
+
+
+def _played(audited: Audited, view: View, part: SitePayloads, queries: Queries) -> PlayedGames:
+    """Play the games of one site: with its model, with another site's, and the control."""
+    release, public = part.release, part.public
+    audited.report(f"{release.kind}: re-identification, {view}, {part.site.name}")
+    candidates, usual = _candidates(view, release.guessed, queries), Whitening.of(part.known)
+    payloads = release.payloads(part.means, queries.pictures, queries.labels)
+    member = None
+    if release.by_member is not None:
+        theirs = Whitening.of(release.by_member(public.pictures))
+        member = _games(release, queries, payloads, _candidates(view, release.by_member, queries), theirs)
+    if release.alone is not None:
+        alone = release.alone(queries.pictures[:ALONE], queries.labels[:ALONE])
+        control = _games(release, queries, alone, candidates, usual)
+    else:
+        small = partial(thumbnails, side=THUMBNAIL)
+        raw = Whitening.of(small(public.pictures))
+        control = games(small(queries.pictures), *_candidates(view, small, queries), raw)
+    return PlayedGames(
+        exported=_games(release, queries, payloads, candidates, usual),
+        member=member,
+        control=control,
+        floor=guessed_hits(queries.labels, queries.rival_labels),
+    )
+
+
+def _candidates(view: View, guessed: Read, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
+    """Compute what the right candidates and the rivals give, a changed picture in each orientation; (n, V, P) each."""
+
+    def views(pictures: np.ndarray) -> np.ndarray:
+        if view != VIEWS[0]:
+            return guessed(pictures)[:, None]
+        turned = orientations(pictures)
+        found = guessed(np.ascontiguousarray(turned.reshape(-1, *turned.shape[2:])))
+        return found.reshape(*turned.shape[:2], -1)
+
+    return views(queries.others), views(queries.rivals)
+
+
+def _games(
+    release: PicturePayload,
+    queries: Queries,
+    payloads: np.ndarray,
+    candidates: tuple[np.ndarray, np.ndarray],
+    usual: Whitening,
+) -> dict[str, Game]:
+    """Compare the first payloads with their candidates, of their class alone where the payload names it."""
+    own, rivals = candidates
+    found = games(payloads, own[: len(payloads)], rivals, usual)
+    if not release.names_class:
+        return found
+    labels = queries.labels[: len(payloads)]
+    return {name: knowing_classes(game, labels, queries.rival_labels) for name, game in found.items()}
+
+
+def _head_release(audited: Audited, name: str) -> PicturePayload | NotAttacked:
+    if not audited.run.sites:
+        why = "the run learned an encoder, and no class has a row in what it sends"
+        return NotAttacked("weights", "re-identification and reconstruction", why)
+    return head_release(audited.method, audited.server, audited.sites[name], audited.states[name], "weights")
+
+
+def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -> Iterator[AuditLine | NotAttacked]:
+    chosen, refused = _queries(audited, parts, VIEWS[0])
+    if refused:
+        yield NotAttacked(kind, "reconstruction", "; ".join(refused))
+    if not chosen:
+        return
+    alike: list[np.ndarray] = []
+    floors: list[np.ndarray] = []
+    controls: list[np.ndarray] = []
+    lesions: list[str] = []
+    small = partial(thumbnails, side=THUMBNAIL)
+    for part, queries in chosen:
+        audited.report(f"{kind}: reconstruction, {part.site.name}")
+        px, public = queries.pictures.shape[1], part.public
+        payloads = part.release.payloads(part.means, queries.pictures, queries.labels)
+        decoder = fit_decoder(part.known, public.pictures)
+        alike.append(similarities(decoder.decode(payloads, px), queries.pictures))
+        usual = class_pictures(public.pictures, public.labels, len(audited.federation.classes))
+        floors.append(similarities(usual[queries.labels], queries.pictures))
+        control = fit_decoder(small(public.pictures), public.pictures).decode(small(queries.pictures), px)
+        controls.append(similarities(control, queries.pictures))
+        lesions += queries.lesions
+    values, floor = np.concatenate(alike), float(np.concatenate(floors).mean())
+    yield AuditLine(
+        kind=kind,
+        attack="reconstruction",
+        against=_against(parts[0].release),
+        measure="kernel ridge regression",
+        figure=float(values.mean()),
+        interval=mean_bounds(values, lesions),
+        floor=floor,
+        floor_of="mean picture of the class at other sites",
+        control=float(np.concatenate(controls).mean()),
+        control_of=CONTROL,
+        needs=floor + CLEARER,
+        target=RESEMBLANCE,
+        pictures=len(values),
+        sites=tuple(part.site.name for part, _ in chosen),
+    )
+
+
+def _against(release: PicturePayload) -> str:
+    return {
+        "picture": "what is sent of each picture",
+        "class": "a mean over the site's pictures of a class"
+        if release.alone is None
+        else "what a round changes of the head",
+        "site": "a mean over all pictures of the site",
+    }[release.over]

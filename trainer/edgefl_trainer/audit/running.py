@@ -1,0 +1,93 @@
+"""Audit a finished run: attack each kind of payload, and the final models, with what fits it.
+
+    maps, features, prototypes, logits    re-identification and reconstruction of pictures
+    weights                               the same, by what a round changes of the head
+    weights, prompts                      membership, by the model that a site sent
+    the site's final model                membership
+
+A kind that is not attacked, or for which there are too few pictures, is named with the reason. Source: docs/security.md
+7, checks 53 and 54.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from edgefl_trainer.audit.audited import Audited, open_audit
+from edgefl_trainer.audit.line import AuditLine, NotAttacked
+from edgefl_trainer.audit.member_lines import membership_lines
+from edgefl_trainer.audit.payload_lines import payload_lines
+from edgefl_trainer.audit.payloads import sent_model
+from edgefl_trainer.contract import Predictor
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.errors import MethodError, RunError
+
+AUDIT: Final = "audit.json"  # in the run's folder
+CARRIERS: Final = ("weights", "prompts")
+
+
+def audit(
+    run: FinishedRun, names: Sequence[str], pictures: int, report: Callable[[str], None]
+) -> tuple[list[AuditLine], list[NotAttacked]]:
+    """Attack what the named sites of a run sent and learned; no name is all of them.
+
+    Args:
+        pictures: most that are looked for at a site.
+        report: told what is being attacked.
+
+    Raises:
+        RunError: the run answers questions, has no such site, its data have changed, or nothing could be attacked.
+        DataError: its data are no longer there.
+    """
+    audited = open_audit(run, names, pictures, report)
+    lines: list[AuditLine] = []
+    left_out: list[NotAttacked] = []
+    for found in chain(payload_lines(audited), _model_lines(audited)):
+        if isinstance(found, AuditLine):
+            lines.append(found)
+            report(f"{found.kind}: {found.attack}: {found.figure:.3f}, {found.verdict}")
+        else:
+            left_out.append(found)
+    if not lines:
+        why = "; ".join(dict.fromkeys(one.why for one in left_out))
+        raise RunError(f"nothing of the run in {run.folder} could be attacked: {why}.")
+    return lines, left_out
+
+
+def to_json(run: FinishedRun, lines: Sequence[AuditLine], left_out: Sequence[NotAttacked]) -> dict[str, Any]:
+    """Make what `audit.json` holds."""
+    return {
+        "method": run.settings.method,
+        "travels": list(run.summary.get("travels", [])),
+        "state_sha256": run.summary["state_sha256"],
+        "lines": [line.to_json() for line in lines],
+        "not_attacked": [vars(one) for one in left_out],
+    }
+
+
+def _model_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
+    kind = " and ".join(kind for kind in audited.method.travels if kind in CARRIERS)
+    if "prompts" in audited.method.travels:
+        why = "pictures are sought in what a round changes of the head, not of the prompts"
+        yield NotAttacked("prompts", "re-identification and reconstruction", why)
+    if not audited.run.sites:
+        why = "the run learned an encoder, and membership is inferred from what a model says of labelled rows"
+        yield NotAttacked(f"{kind} and model" if kind else "model", "membership", why)
+        return
+    if kind:
+        yield from membership_lines(audited, kind, _sent_models(audited))
+    models = {name: audited.run.predictor(name) for name in audited.sites if name in audited.run.sites}
+    yield from membership_lines(audited, "model", models)
+
+
+def _sent_models(audited: Audited) -> dict[str, Predictor]:
+    """Of the sites whose state holds all that they sent last."""
+    models = {}
+    for name, site in audited.sites.items():
+        try:
+            model = sent_model(audited.method, site, audited.states[name])
+        except MethodError:
+            continue
+        if model is not None:
+            models[name] = model
+    return models

@@ -1,0 +1,1 @@
+"""What noise has cost: the ledger of each site of a run."""

@@ -1,0 +1,42 @@
+"""What Gaussian noise costs: (epsilon, delta) of releases that follow one another, by Rényi differential privacy.
+
+    release    a Gaussian mechanism: what one picture can move (L2), over the noise's deviation, is 1 / multiplier
+    cost       Rényi accountant of dp-accounting (Mironov, arXiv 1702.07476; conversion of Canonne et al., 2004.00010)
+
+Guarantees: the cost bounds that of the releases together, in any order, each chosen after the ones before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgefl_protocol.distribution import needs_extra
+from edgefl_trainer.errors import SettingError
+
+
+@dataclass(frozen=True)
+class NoisyRelease:
+    """One reply of a site under Gaussian noise."""
+
+    multiplier: float  # deviation of the noise, over the L2 distance that one picture can move what is sent
+    delta: float  # of the (epsilon, delta) that is told
+
+    def epsilon(self, releases: int) -> float:
+        """Compute epsilon after so many releases; raises as `epsilon_of`."""
+        return epsilon_of({self.multiplier: releases}, self.delta)
+
+
+def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
+    """Compute epsilon at `delta` of so many releases by each noise multiplier; 0 of none.
+
+    A `SettingError` where the accounting library is missing.
+    """
+    try:
+        from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError as error:
+        raise SettingError(f"dp_noise needs dp-accounting, which comes with {needs_extra('privacy')}.") from error
+    accountant = RdpAccountant()
+    for multiplier, count in sorted(releases.items()):
+        if count:
+            accountant.compose(SelfComposedDpEvent(GaussianDpEvent(multiplier), count))
+    return float(accountant.get_epsilon(delta)) if any(releases.values()) else 0.0
