@@ -182,7 +182,6 @@ class HttpsTransport:
             f"cannot reach {self._host}: the connection failed or was cut; try again later", "unreachable"
         )
 
-
     def _remedy(self, refused: ssl.SSLCertVerificationError) -> str:
         """Say what to do about a certificate: a clock that is wrong looks like one that is."""
         if refused.verify_code in _BY_THE_CLOCK:

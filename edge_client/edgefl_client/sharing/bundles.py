@@ -128,7 +128,13 @@ def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> 
     if models.is_in_use(home, bundle.sha256):
         return {"changed": False, "file": str(models.current_file(home)), **known}
     replaced, of_line = models.current_name(home), models.current_line(home) == manifest.line_key
-    return {"changed": True, "replaced": replaced, "same_line": of_line, "file": str(_install(home, data, bundle)), **known}
+    return {
+        "changed": True,
+        "replaced": replaced,
+        "same_line": of_line,
+        "file": str(_install(home, data, bundle)),
+        **known,
+    }
 
 
 def _federation_of(home: Home) -> str | None:

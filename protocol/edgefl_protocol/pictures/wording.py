@@ -293,7 +293,9 @@ def _suspicious_kind(score: Score) -> str:
     known = {score.info_of(one).malignancy for one in asking}
     if known == {"malignant"}:
         return "of malignant classes"
-    return "of classes that are not known to be benign" if "unknown" in known else "of malignant or premalignant classes"
+    return (
+        "of classes that are not known to be benign" if "unknown" in known else "of malignant or premalignant classes"
+    )
 
 
 def _how(score: Score, faults: Sequence[str]) -> str:

@@ -105,7 +105,10 @@ def test_most_answers_wrong_goes_with_every_result(run, lab, tmp_path, said):
 def test_caption_says_which_side_of_exposure_is_wrong(said, side, words):
     score = replace(score_with(one_hot(7, 1, 1), ("exposure",)), exposure=side)
     drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
-    assert f"Take the picture again: {words}. If you cannot, refer to a dermatologist. A new picture that passes is no" in " ".join(said)
+    assert (
+        f"Take the picture again: {words}. If you cannot, refer to a dermatologist. A new picture that passes is no"
+        in " ".join(said)
+    )
 
 
 def test_of_a_referred_picture_what_to_do_comes_first_and_benign_stands_small(monkeypatch):
@@ -124,7 +127,9 @@ def test_of_a_referred_picture_what_to_do_comes_first_and_benign_stands_small(mo
         score = score_with(one_hot(7, 1, 1), reasons, predicted="NV")
         drawn_picture(np.full((800, 1500, 3), 150, np.uint8), score, "squash")
         order = [text for text, _ in drawn]
-        sizes["outcome", reasons] = next(size for text, size in drawn if text.startswith(("Take", "Refer", "No rule asks")))
+        sizes["outcome", reasons] = next(
+            size for text, size in drawn if text.startswith(("Take", "Refer", "No rule asks"))
+        )
         benign = "This class is benign; the picture may show another."
         sizes[reasons] = next(size for text, size in drawn if benign in text)
         if reasons:

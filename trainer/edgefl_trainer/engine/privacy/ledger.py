@@ -5,7 +5,7 @@
 Guarantees: a release is in the ledger before its noise is drawn, so what left is never missing, even after a kill; a
 release that a resumed run draws again from the same seed is the same and is counted once, one under fresh noise anew;
 past the budget nothing is drawn. A site's ledger is its own: it needs no other site and no server. Source:
-docs/security.md 7, check 52; docs/decisions/0065.
+docs/security.md 7, check 52; docs/decisions/0066.
 """
 
 import json
