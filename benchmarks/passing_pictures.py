@@ -1,4 +1,5 @@
-"""How many real `val` pictures pass a model without a look: by centre and class, at 200 x 150 and at 84 px.
+"""How many real `val` pictures pass a model without a look: by centre and class, and of cancers and of benign classes
+together, at 200 x 150 and at 84 px. Of benign classes, those that do not pass are referred by any rule.
 
 The larger pictures are HAM10000 and MSK; bcn is told at 84 px alone, and its cancers once more by how much is black:
 a third of that centre's pictures has a black frame (docs/decisions/0050).
@@ -20,6 +21,7 @@ from framed_cancers import ARCHIVE, CANCERS
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
+from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.pictures.light import LIT_FROM, LUMINANCE
 
@@ -37,10 +39,15 @@ def passed_by_class(scorer: Scorer, archive: Path, centres: frozenset[str] | Non
             some = rows[start : start + BATCH]
             scores = scorer.score_batch([scorer.prepare(opened.read(one["file"])) for one in some])
             for row, score in zip(some, scores, strict=True):
-                counts, kind = found[row["center"]], "cancers" if row["label"] in CANCERS else "others"
-                counts.update((row["label"], kind))
-                counts.update(f"{one} pass" for one in (row["label"], kind) if not score.refer)
+                counts, names = found[row["center"]], (row["label"], *_together(row["label"]))
+                counts.update(names)
+                counts.update(f"{one} pass" for one in names if not score.refer)
     return found
+
+
+def _together(label: str) -> tuple[str, ...]:
+    """Name what a class is counted with besides itself; AK is premalignant, and neither."""
+    return ("cancers",) if label in CANCERS else ("benign classes",) if KNOWN[label].malignancy == "benign" else ()
 
 
 def passed_by_black(scorer: Scorer, archive: Path, centre: str = "bcn") -> dict[str, tuple[int, int]]:

@@ -105,11 +105,13 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.quorum_min > self.quorum_target:
-            raise ValueError(f"quorum_min ({self.quorum_min}) must not be above quorum_target ({self.quorum_target})")
+            raise ValueError(
+                f"rounds.quorum_min ({self.quorum_min}) must not be above rounds.quorum_target ({self.quorum_target})"
+            )
         if self.small_cohort and not self.allow_small_cohort:
             raise ValueError(
-                f"with min_cohort {self.min_cohort} a site's contribution can be told apart; use {LEAST_COHORT} or "
-                "more, or allow it with allow_small_cohort (with init: --allow-small-cohort)"
+                f"with rounds.min_cohort {self.min_cohort} a site's contribution can be told apart; use {LEAST_COHORT} "
+                "or more, or allow it with rounds.allow_small_cohort true (with init: --allow-small-cohort)"
             )
 
     @property

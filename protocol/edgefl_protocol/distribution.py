@@ -6,6 +6,7 @@ that they are known in a checkout too; tests hold them equal to `pyproject.toml`
 """
 
 import re
+import sys
 from contextlib import suppress
 from typing import Final
 
@@ -17,8 +18,11 @@ VERSION_LINE: Final = f"%(prog)s, from {DISTRIBUTION} {VERSION}"  # what --versi
 
 
 def needs_extra(extra: str) -> str:
-    """Say which extra is missing and how to install it, such as `edgefl-derm[trainer]: pip install '…'`."""
-    return f"{DISTRIBUTION}[{extra}]: pip install '{DISTRIBUTION}[{extra}]'"
+    """Say which extra is missing, how to install it, and which environment lacks it.
+
+    Every environment with the distribution has every command, so the one found first may not be the one meant.
+    """
+    return f"{DISTRIBUTION}[{extra}]: pip install '{DISTRIBUTION}[{extra}]' (not found in the environment {sys.prefix})"
 
 
 # The oldest library that a device runs with: older ones lack what we call, or a repair of what reads foreign bytes.

@@ -143,13 +143,18 @@ def sync_folder(folder: FilePath) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: FilePath, max_bytes: int) -> bytes:
-    """Read a whole file of at most `max_bytes`.
+def read_bounded(path: FilePath, max_bytes: int, too_long: str = "") -> bytes:
+    """Read a whole file of at most `max_bytes`; `too_long` says what to do about a longer one.
 
     Raises:
         StorageError: it is missing, unreadable, not a regular file or longer.
     """
-    return _read(Path(path), max_bytes, private=False)
+    try:
+        return _read(Path(path), max_bytes, private=False)
+    except StorageError as error:
+        if error.code != "too_large" or not too_long:
+            raise
+        raise StorageError(f"{error}: {too_long}", error.code) from error
 
 
 def read_private(path: FilePath, max_bytes: int) -> bytes:
@@ -230,7 +235,7 @@ def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
 
 
 def _too_large(path: Path, max_bytes: int) -> StorageError:
-    return StorageError(f"{path} is longer than the {max_bytes} bytes allowed", "too_large")
+    return StorageError(f"{path} is longer than the {max_bytes:,} bytes allowed", "too_large")
 
 
 def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:

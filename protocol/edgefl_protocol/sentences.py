@@ -38,6 +38,13 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def expiry(left_ms: float) -> str:
+    """Say when a thing expires, or since when it has: `expires in 3 days`, `expired 30 hours ago` below two days."""
+    hours = int(abs(left_ms) // 3_600_000)
+    span = counted(hours // 24, "day") if hours >= 48 else counted(hours, "hour") if hours else "less than an hour"
+    return f"expires in {span}" if left_ms > 0 else f"expired {span} ago"
+
+
 def of_file(name: object, found: object) -> str:
     """Say what was found in a file, and name the file once: sentences of the disk name it already."""
     named = re.search(rf"(?<!\S){re.escape(str(name))}(?![\w/-])", str(found))

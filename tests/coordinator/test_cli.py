@@ -91,9 +91,11 @@ def test_an_invite_in_a_file(closed_home, tmp_path) -> None:
     assert decode_invite(file.read_text(), 1_790_000_000_000).name == "clinic-1"
     assert "efl1-" not in made.stderr and "counts no more" not in made.stderr
     nowhere = tmp_path / "nowhere"
-    for taken, told in ((file, f"{file} exists already"), (nowhere / "x", f"the folder {nowhere} does not exist")):
+    renewed = f"{file} exists already; delete it first"
+    for taken, told in ((file, renewed), (nowhere / "x", f"the folder {nowhere} does not exist")):
         refused = run(closed_home, "invite", "--role", "device", "clinic-1", "-o", str(taken))
         assert refused.exit_code == 2 and told in refused.stderr and "name another file" in refused.stderr
+        assert (taken is file) is ("a new invite for clinic-1 withdraws the earlier one" in refused.stderr)
     as_json = run(closed_home, "invite", "--role", "device", "other", "-o", str(tmp_path / "2"), "--json")
     assert json.loads(as_json.stdout)["file"] == str(tmp_path / "2") and "efl1-" not in as_json.stdout
 

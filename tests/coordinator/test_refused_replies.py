@@ -115,7 +115,8 @@ def test_the_operator_is_told_to_grant_before_a_smaller_quorum(federation, clock
     ]
     assert "--images 764 (if the member has so many); or: edgefl-coordinator set" in told["sentence"]
     assert (told["cause"], told["since_ms"]) == ("replies_refused", clock.now_ms)
-    assert task_of(members[0]).stuck == told["sentence"].replace("approve big ", "approve NAME ")
+    stuck = task_of(members[0]).stuck
+    assert "1 reply was refused" in stuck and "tell the operator" in stuck and "approve" not in stuck
 
 
 def test_a_grant_lets_it_be_judged_again(federation, tools) -> None:

@@ -190,6 +190,24 @@ def test_an_open_round_without_a_bundle(served, tools) -> None:
     assert "no bundle" not in run("status").stdout
 
 
+def test_a_missing_bundle_is_told_beside_and_before_another_cause(served, tools, clock) -> None:
+    """A quorum out of reach hid it; of silence it is the cause, which the operator and the device's owner read."""
+    OPERATIONS["set"](served, {"changes": {"rounds.quorum_min": "3", "rounds.min_cohort": "2"}})
+    one, two, _ = [tools.approved_member(served, f"clinic-{letter}", "device") for letter in "abc"]
+    tools.start_rounds(served)
+    one.reply(1)
+    clock.now_ms += 60_000
+    told = TaskReply.from_payload(two.call("task", Payload())).stuck
+    shown = run("status").stdout
+    assert "no bundle of main/nevus is published" in shown and shown.count("no bundle") == 1
+    assert "operator runs: edgefl-coordinator publish FILE.edgefl --trust PUB --home /srv/fl; then each" in shown
+    assert "  not replied: clinic-b, clinic-c\n" in shown and "revoke" not in shown
+    assert "tell the operator to publish one" in told and "edgefl-coordinator" not in told
+    run("revoke", "clinic-c")
+    lines = run("status").stdout.splitlines()[2:4]
+    assert lines[0].startswith("  warning: no bundle of main/nevus") and "it needs 3 replies" in lines[1]
+
+
 def test_who_has_not_replied(served, tools, clock) -> None:
     """A round that is stuck by silence: the operator reads the names, which members are not told."""
     three = [tools.approved_member(served, f"clinic-{letter}") for letter in "abc"]

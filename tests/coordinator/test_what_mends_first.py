@@ -1,15 +1,18 @@
 """What a stuck federation is told to do first: what keeps its protection (docs/reference/coordinator.md, stuck)."""
 
+from dataclasses import replace
+
 import pytest
 
 from edgefl_coordinator.rounds.states import Round
-from edgefl_coordinator.rounds.stuck import RoundFacts, standing, stuck_sentence, unnamed
+from edgefl_coordinator.rounds.stuck import RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.settings import RoundSettings
 
 RULES = RoundSettings(count=2, quorum_min=3, quorum_target=3, min_cohort=2)
 FOUR = RoundSettings(count=2, quorum_min=4, quorum_target=4, min_cohort=2)
 PAIR = RoundSettings(count=2, quorum_min=2, quorum_target=2, min_cohort=1, allow_small_cohort=True)
 APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"
+APPROVE_D3 = APPROVE.replace("NAME", "d3")
 INVITE = "edgefl-coordinator invite NAME --role device"
 _SET = "edgefl-coordinator set "
 RISKY = _SET + "rounds.quorum_target 2 rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"
@@ -25,21 +28,23 @@ def facts(replies: int, able: int, *pending: str, **more: object) -> RoundFacts:
 @pytest.mark.parametrize(
     ("found", "rules", "commands"),
     [
-        (facts(1, 1, "d3"), RULES, [APPROVE, RISKY]),
-        (facts(0, 1, "d3"), RULES, [APPROVE, INVITE, RISKY_ONE]),
-        (facts(1, 2, "d3"), FOUR, [APPROVE, _SET + "rounds.quorum_target 3 rounds.quorum_min 3"]),
+        (facts(1, 1, "d3"), RULES, [APPROVE_D3, RISKY]),
+        (facts(0, 1, "d3"), RULES, [APPROVE_D3, INVITE, RISKY_ONE]),
+        (facts(1, 2, "d3"), FOUR, [APPROVE_D3, _SET + "rounds.quorum_target 3 rounds.quorum_min 3"]),
         (facts(1, 2), FOUR, [_SET + "rounds.quorum_target 3 rounds.quorum_min 3"]),
         (facts(0, 1), PAIR, [INVITE, _SET + "rounds.quorum_target 1 rounds.quorum_min 1 rounds.min_cohort 0"]),
     ],
 )
 def test_a_member_comes_before_a_smaller_quorum(found, rules, commands) -> None:
     """Who waits for approval first, settings with which a contribution can be told apart last, and called so. Members
-    read the sentence, so it names nobody."""
-    told = standing(unnamed(found), rules)
-    sentence = stuck_sentence(told, 2)
+    read why, whom to tell, and neither a name nor a command that only the operator can run."""
+    told = standing(found, rules)
+    sentence, to_member = stuck_sentence(told, 2), stuck_sentence(told, 2, to_member=True)
+    assert told.why in to_member and "tell the operator" in to_member
+    assert "d3" not in to_member and not any(command in to_member for command in commands)
     assert (told.kind, told.cause, list(told.commands)) == ("stuck", "too_few_members", commands)
     places = [sentence.index(command) for command in commands]
-    assert places == sorted(places) and "d3" not in sentence
+    assert places == sorted(places)
     assert ("min_cohort" in sentence) is ("if a single contribution may be told apart" in sentence)
 
 
@@ -57,3 +62,18 @@ def test_a_half_changed_signing_key_comes_first(served) -> None:
     told = standing(facts(0, 3, served=served, disowned_ms=5), RULES)
     assert (told.kind, told.cause, told.since_ms) == ("stuck", "key_not_changed", 5)
     assert told.commands == ("edgefl-coordinator rotate --signing",)
+
+
+def test_a_model_that_nobody_published_is_the_cause_of_silence() -> None:
+    """Of a round that waited for a device without a model, all were told to do what they had just done."""
+    silent = facts(1, 2, overdue_ms=9)
+    told = standing(replace(silent, unpublished="main/nevus"), RULES)
+    publish = "edgefl-coordinator publish FILE.edgefl --trust PUB"
+    assert (told.kind, told.cause, told.commands, told.since_ms) == ("stuck", "no_bundle", (publish,), 9)
+    why = "no bundle of main/nevus is published, so devices have no model to learn with; it has 1 reply and needs 3"
+    assert told.why.startswith(why) and told.mend.startswith(f"the operator runs: {publish}; then each member")
+    to_member = stuck_sentence(told, 2, to_member=True)
+    assert why in to_member and "; tell the operator to publish one; then each member that has not" in to_member
+    assert "edgefl-coordinator" not in to_member
+    for_silence = stuck_sentence(standing(silent, RULES), 2, to_member=True)
+    assert "edgefl sync" in for_silence and "revoke" not in for_silence

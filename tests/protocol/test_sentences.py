@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgefl_protocol.sentences import counted, joined_by_and, of_file
+from edgefl_protocol.sentences import counted, expiry, joined_by_and, of_file
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 replies"), (1, "1 reply"), (2, "2 replies")])
@@ -16,6 +16,16 @@ def test_one_is_not_told_in_the_plural(number, words) -> None:
 )
 def test_a_list_ends_with_and(names, words) -> None:
     assert joined_by_and(names) == words
+
+
+@pytest.mark.parametrize(("hours", "words"), [
+    (100 * 24 + 5, "expires in 100 days"), (48, "expires in 2 days"), (47.9, "expires in 47 hours"),
+    (1, "expires in 1 hour"), (0.9, "expires in less than an hour"), (0, "expired less than an hour ago"),
+    (-23.5, "expired 23 hours ago"), (-47, "expired 47 hours ago"), (-49, "expired 2 days ago"),
+])  # fmt: skip
+def test_an_expiry_is_told_in_days_and_near_it_in_hours(hours, words) -> None:
+    """The same expired bundle read "1 day ago" and "2 days ago", and one with 23 hours left "in 0 days"."""
+    assert expiry(hours * 3_600_000) == words
 
 
 def test_a_file_is_named_once() -> None:

@@ -71,7 +71,7 @@ def test_without_the_extra_every_command_is_one_sentence(command, monkeypatch, t
     }[command]
     outcome = edgefl_train(command, *arguments)
     assert outcome.code == 2
-    assert "needs edgefl-derm[trainer]" in outcome.sentence()
+    assert "needs edgefl-derm[trainer]" in outcome.sentence() and f"environment {sys.prefix}" in outcome.sentence()
     assert outcome.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 

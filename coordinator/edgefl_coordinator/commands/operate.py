@@ -75,7 +75,10 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
     from edgefl_protocol.durable import write_atomic
 
     if out is not None and out.exists():
-        raise click.UsageError(f"{out} exists already; name another file")
+        raise click.UsageError(
+            f"{out} exists already; delete it first, or name another file (a new invite for {name} withdraws the "
+            "earlier one)"
+        )
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"the folder {out.parent} does not exist; make it, or name another file")
     facts = operator.run("invite", name=name, role=role, hours=hours)

@@ -12,6 +12,7 @@ from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.sentences import counted
 
 _PROGRAM = "edgefl-coordinator"
+_OF_MEMBERS = {"no_reply", "too_few_members", "replies_refused"}  # causes that no member mends without a model
 _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 
 
@@ -94,17 +95,19 @@ def with_home(operator: Operator, warnings: list[dict[str, Any]]) -> None:
 
 
 def _standing_lines(facts: dict[str, Any]) -> list[str]:
-    """Say in a line what the federation waits for, or that it is stuck; then what will hold rounds up."""
+    """Say in a line what the federation waits for, or that it is stuck; and what will hold rounds up.
+
+    What mends first comes first: without a published bundle no device replies.
+    """
     standing = facts["standing"]
-    sentence = standing["sentence"]
-    if standing["kind"] == "stuck" and standing["cause"] == "no_reply":
+    sentence, cause = standing["sentence"], standing["cause"]
+    lines = [sentence if standing["kind"] in ("stuck", "over") else f"waits: {sentence}"] if sentence else []
+    if standing["kind"] == "stuck" and cause in ("no_reply", "no_bundle"):
         silent = [one["name"] for one in facts["members"] if one["state"] == "approved" and not one["replied"]]
-        lines = [sentence, f"not replied: {', '.join(silent)}"]
-    elif sentence:
-        lines = [sentence if standing["kind"] in ("stuck", "over") else f"waits: {sentence}"]
-    else:
-        lines = []
-    return lines + (warning_lines(facts["warnings"]) if standing["cause"] != "too_few_members" else [])
+        lines.append(f"not replied: {', '.join(silent)}")
+    others = [one for one in facts["warnings"] if one["cause"] != cause]  # the sentence has said its own
+    first = [one for one in others if one["cause"] == "no_bundle" and cause in _OF_MEMBERS]
+    return warning_lines(first) + lines + warning_lines([one for one in others if one not in first])
 
 
 def warning_lines(warnings: list[dict[str, Any]]) -> list[str]:
@@ -186,7 +189,9 @@ def _named(one: dict[str, Any], width: int) -> str:
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:
     """Say since when the sealing key counts, until when the root set does, and how many keys are revoked."""
-    lines = [f"sealing key {keys['sealing_number']} since {moment(keys['sealing_made_ms'])}"]
+    jumped = ", made at the restoration: its number counts the seconds since the backup, so that members take it"
+    since = f"{moment(keys['sealing_made_ms'])}{jumped if keys['sealing_restored'] else ''}"
+    lines = [f"sealing key {keys['sealing_number']} since {since}"]
     if keys["root_version"]:
         lines.append(f"root set {keys['root_version']} until {moment(keys['root_expires_ms'])}")
     return [*lines, *([f"{counted(keys['revoked'], 'key')} revoked"] if keys["revoked"] else [])]

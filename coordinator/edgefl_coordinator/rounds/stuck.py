@@ -2,7 +2,7 @@
 
 Guarantees: an open round either closes at a time that is told, if those who may reply do, or is named stuck with its
 cause and what mends it. A round is stuck by its members' silence only once a deadline has passed without enough
-replies. The sentence of a stuck round names no member and no file, because members read it too. Source:
+replies. Members read the same cause, and what members can do. `why` names no member and no file. Source:
 docs/decisions/0041.
 
     kind    meaning
@@ -27,6 +27,17 @@ _INVITE = "edgefl-coordinator invite NAME --role device"
 _REVOKE = "edgefl-coordinator revoke NAME"
 _APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # who was invited, and where members read it
 _GRANT = "edgefl-coordinator approve {} --fingerprint FINGERPRINT --images {}"
+PUBLISH = "edgefl-coordinator publish FILE.edgefl --trust PUB"
+_REPLY = (
+    "each member that has not replied runs edgefl sync (edgefl contribute, where its model only scores), a server "
+    "edgefl-train join"
+)
+# cause → what members can do; of any other they can only tell
+_MEMBERS_DO = {
+    "no_reply": _REPLY,
+    "no_bundle": f"tell the operator to publish one; then {_REPLY}",
+}
+_TELL = "members cannot mend this: tell the operator, who reads in edgefl-coordinator status what to do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +60,7 @@ class RoundFacts:
     losses_ms: tuple[int, ...] = ()  # when since then a reply fell away: a member shut out, or a reply refused
     raised_ms: int = 0  # when since then the least number of replies or others changed
     overdue_ms: int | None = None  # the first deadline of the round that passed without enough replies
+    unpublished: str = ""  # line/task of the model that devices wait for, where it is overdue
     failing_ms: int | None = None  # since when the round's job fails
     served: bool = True  # a process runs the rounds
     served_until_ms: int | None = None  # where none does: when one stopped, or last did something before it was killed
@@ -66,12 +78,6 @@ class FederationStanding:
     commands: tuple[str, ...] = ()  # the commands in it, in the order to be run
     since_ms: int | None = None
     until_ms: int | None = None
-
-
-def unnamed(facts: RoundFacts) -> RoundFacts:
-    """Return the facts without the members' names, for a sentence that members read."""
-    grants = tuple(("NAME", most) for _, most in facts.grants)
-    return replace(facts, pending=("NAME",) * len(facts.pending), grants=grants)
 
 
 def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
@@ -93,15 +99,24 @@ def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     )  # fmt: skip
 
 
-def stuck_sentence(found: FederationStanding, number: int) -> str:
-    """Say in one sentence that round `number` is stuck: since when, why, and what mends it; "" where it is not."""
+def stuck_sentence(found: FederationStanding, number: int, *, to_member: bool = False) -> str:
+    """Say in one sentence that round `number` is stuck: since when, why, and what mends it; "" where it is not.
+
+    A member reads what members can do, and no command of the operator.
+    """
     if found.kind != "stuck":
         return ""
     since = ""
     if found.since_ms is not None:
         since = f" since {_utc(found.since_ms)}"
     what = f"round {number}" if number else "the federation"
-    return f"{what} is stuck{since}: {found.why}; {found.mend}"
+    mend = _MEMBERS_DO.get(found.cause, _TELL) if to_member else found.mend
+    return f"{what} is stuck{since}: {found.why}; {mend}"
+
+
+def lacks_bundle(name: str) -> str:
+    """Say that no bundle of line/task `name` is published."""
+    return f"no bundle of {name} is published, so devices have no model to learn with"
 
 
 def _utc(at_ms: int) -> str:
@@ -170,13 +185,15 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
     if facts.overdue_ms is None:
         return FederationStanding(kind="waits", cause="no_reply", why=f"the round {have}", until_ms=current.deadline_ms)
     late = f"it {have}, and its deadline passed without the others"
+    if facts.unpublished:
+        return FederationStanding(
+            kind="stuck", cause="no_bundle", why=f"{lacks_bundle(facts.unpublished)}; {late}",
+            mend=f"the operator runs: {PUBLISH}; then {_REPLY}", commands=(PUBLISH,), since_ms=facts.overdue_ms,
+        )  # fmt: skip
     if rules.min_cohort < current.replies < rules.quorum_min:
         return _stuck("no_reply", late, set_command({"rounds.quorum_min": current.replies}), facts.overdue_ms)
     commands = ("edgefl sync", "edgefl contribute", "edgefl-train join", _REVOKE, _INVITE)
-    mend = (
-        "each member that has not replied runs edgefl sync (edgefl contribute, where its model only scores), a server "
-        f"edgefl-train join; or, if one does not come back: {_REVOKE}, then {_INVITE}"
-    )
+    mend = f"{_REPLY}; or, if one does not come back: {_REVOKE}, then {_INVITE}"
     return FederationStanding(
         kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
     )  # fmt: skip
@@ -221,7 +238,7 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
 def _more_or_freed(
     why: str, facts: RoundFacts, freed: SettingChanges, missing: int, rules: RoundSettings
 ) -> FederationStanding:
-    """Name other members before fewer others in a broadcast, where they may have this one. Members read it."""
+    """Name other members before fewer others in a broadcast, where they may have this one."""
     lower = set_command(freed)
     if facts.newcomer < rules.min_cohort:
         found = _stuck("small_cohort", why, lower, facts.opened_ms)
@@ -251,7 +268,7 @@ def _out_of_reach_ms(facts: RoundFacts, needed: int) -> int:
 
 
 def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: RoundSettings) -> FederationStanding:
-    """Name another member before a smaller quorum, where one waits or the quorum would be a risk. Members read it.
+    """Name another member before a smaller quorum, where one waits or the quorum would be a risk.
 
     Before both: granting a refused member the images that it claims.
     """

@@ -9,9 +9,9 @@ from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_rounds
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
-from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence, unnamed
-from edgefl_coordinator.settings import RoundSettings
-from edgefl_coordinator.store import audit
+from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence
+from edgefl_coordinator.settings import CoordinatorSettings, TaskSettings
+from edgefl_coordinator.store import audit, publishing
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.task_reply import MAX_SENTENCE, TaskReply
@@ -85,32 +85,33 @@ def _stuck(coordinator: Coordinator, connection: Connection, number: int, now_ms
     many, told = membership.count_approved(connection) > _MANY, coordinator.told_stuck
     if many and told is not None and told[0] == number and 0 <= now_ms - told[1] < _FRESH_MS:
         return told[2]
-    rounds = coordinator.settings.rounds
-    said = stuck_sentence(how_it_stands(connection, rounds, now_ms, served=True, named=False), number)
+    found = how_it_stands(connection, coordinator.settings, now_ms, served=True)
+    said = stuck_sentence(found, number, to_member=True)
     coordinator.told_stuck = (number, now_ms, said)
     return said
 
 
 def how_it_stands(
-    connection: Connection,
-    rules: RoundSettings,
-    now_ms: int,
-    *,
-    served: bool,
-    disowned_ms: int | None = None,
-    named: bool = True,
+    connection: Connection, settings: CoordinatorSettings, now_ms: int, *, served: bool, disowned_ms: int | None = None
 ) -> FederationStanding:
     """Say whether the federation goes on.
 
-    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key;
-    `named`, whether commands name the members that they are about, as they may not where members read them.
+    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key.
+    Commands name the members that they are about.
     """
     invited = len(membership.open_invites(connection, now_ms))
-    found = replace(_facts(connection, rules, served), disowned_ms=disowned_ms, invited=invited)
-    return standing(found if named else unnamed(found), rules)
+    found = replace(_facts(connection, settings, served), disowned_ms=disowned_ms, invited=invited)
+    return standing(found, settings.rounds)
 
 
-def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundFacts:
+def unpublished(connection: Connection, task: TaskSettings) -> str:
+    """Return line/task of the model that devices learn with where no bundle of it is published; else ""."""
+    published = {(one.line, one.task) for one in publishing.current(connection)}
+    return "" if (task.line, task.name) in published else f"{task.line}/{task.name}"
+
+
+def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) -> RoundFacts:
+    rules = settings.rounds
     current, state = stored_rounds.current_round(connection), round_state(connection)
     approved = membership.approved(connection)
     failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection) else None
@@ -129,6 +130,8 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
     left = [skid for skid in skids if over or skid not in replied | gone]
     withheld = [others[skid] for skid in left if skid in others
                 and not cohort_allows(others[skid], current.number + over, rules.min_cohort)]  # fmt: skip
+    overdue_ms = stored_rounds.overdue_ms(connection, current.number)
+    awaits_device = overdue_ms is not None and any(one.role == "device" and one.skid in left for one in approved)
     return RoundFacts(
         current=current,
         over=over,
@@ -143,7 +146,8 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         opened_ms=opened_ms,
         losses_ms=tuple(audit.times_of(connection, _LOSSES, from_ms=opened_ms)),
         raised_ms=max(audit.times_of(connection, ("setting",), _LEAST, from_ms=opened_ms), default=0),
-        overdue_ms=stored_rounds.overdue_ms(connection, current.number),
+        overdue_ms=overdue_ms,
+        unpublished=unpublished(connection, settings.task) if awaits_device else "",
         failing_ms=failing_ms,
         served=served,
         served_until_ms=None if served else _served_until_ms(connection),

@@ -78,9 +78,14 @@ def event_words(event: str, subject: str, detail: Mapping[str, Any]) -> str:
     deadline_ms = detail.get("deadline_ms")
     deadline = "" if deadline_ms is None else datetime.fromtimestamp(deadline_ms / 1000, UTC).strftime("%H:%M:%S UTC")
     try:
-        return _WORDS[event].format(who=subject, deadline=deadline, **detail)
+        return _WORDS[event].format(who=subject, deadline=deadline, **_as_typed(detail))
     except (KeyError, IndexError):
         return f"{subject}: {event}"
+
+
+def _as_typed(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Write truth values as `set` takes and shows them."""
+    return {key: str(value).lower() if isinstance(value, bool) else value for key, value in detail.items()}
 
 
 def explanation(event: str, detail: Mapping[str, Any]) -> str:

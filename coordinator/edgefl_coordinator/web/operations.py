@@ -17,9 +17,10 @@ from edgefl_coordinator.members import coordinator_keys, grants, membership, upl
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import findings, refused, stored_rounds, task_status
 from edgefl_coordinator.rounds.quorum import beyond_members, is_risky, set_command
-from edgefl_coordinator.rounds.stuck import stuck_sentence
+from edgefl_coordinator.rounds.stuck import PUBLISH, lacks_bundle, stuck_sentence
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit, audit_heads, publishing, revocations
+from edgefl_coordinator.store.audit_chain import RESTORED
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.backup_operations import begin_backup, end_backup
 from edgefl_coordinator.web.bundle_operations import publish, publish_root, revoke_signer
@@ -201,10 +202,9 @@ def _member_facts(member: MemberRow, federation: str) -> Facts:
 
 def _standing(coordinator: Coordinator, connection: Connection, number: int) -> Facts:
     """Tell whether the federation goes on, and what mends it where it does not."""
-    rules = coordinator.settings.rounds
     disowned_ms = revocations.disowned_ms(connection, coordinator.keys.signing.key_id)
     found = task_status.how_it_stands(
-        connection, rules, coordinator.clock(), served=coordinator.serving, disowned_ms=disowned_ms
+        connection, coordinator.settings, coordinator.clock(), served=coordinator.serving, disowned_ms=disowned_ms
     )
     failing = task_status.failing_job(connection)
     if failing and found.cause == "job_failed":  # members are not told the error
@@ -221,19 +221,18 @@ def _certificate_problem(coordinator: Coordinator) -> str | None:
 
 
 def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
-    """Tell what will hold rounds up: [{why, command, risky}]; nothing before the first round, and once all are done.
+    """Tell what will hold rounds up: [{cause, why, command, risky}]; nothing before the first round, or after the last.
 
-    `risky` tells that after the command a single contribution can be told apart.
+    `cause` is a word as in `standing`; `risky` tells that after the command a single contribution can be told apart.
     """
     rules, task = coordinator.settings.rounds, coordinator.settings.task
     if task_status.round_state(connection) in ("waiting", "done"):
         return []
     approved = membership.approved(connection)
     found = _too_few(rules, len(approved))
-    published = {(one.line, one.task) for one in publishing.current(connection)}
-    if (task.line, task.name) not in published and any(one.role == "device" for one in approved):
-        why = f"no bundle of {task.line}/{task.name} is published, so devices have no model to learn with"
-        found.append({"why": why, "command": "edgefl-coordinator publish FILE.edgefl --trust PUB", "risky": False})
+    if any(one.role == "device" for one in approved) and (lacking := task_status.unpublished(connection, task)):
+        bundle = {"cause": "no_bundle", "why": lacks_bundle(lacking), "command": PUBLISH, "risky": False}
+        found.insert(0, bundle)  # without it no device replies, however few replies are needed
     return found
 
 
@@ -241,17 +240,19 @@ def _too_few(rules: RoundSettings, members: int) -> list[Facts]:
     """Tell that rounds cannot close, or close late, with so many members, as `_warnings` does."""
     why, changes = beyond_members(rules, members)
     command = set_command(changes) if changes else None
-    return [{"why": why, "command": command, "risky": is_risky(changes)}] if why else []
+    return [{"cause": "too_few_members", "why": why, "command": command, "risky": is_risky(changes)}] if why else []
 
 
 def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
     """Tell which keys count: this coordinator's, the root set's, and how many are revoked."""
     ring, root = coordinator.keys.ring, revocations.newest(connection)
     version, key_ids = revocations.listed(connection)
+    restored = audit.newest_of(connection, (RESTORED,))
     return {
         "signing": coordinator.keys.signing.key_id,
         "sealing_number": ring.number,
         "sealing_made_ms": ring.made_ms,
+        "sealing_restored": restored is not None and restored[2] == ring.made_ms,
         "root_version": root.version if root else None,
         "root_expires_ms": root.expires_ms if root else None,
         "revoked": len(key_ids),

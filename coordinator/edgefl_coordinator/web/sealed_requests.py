@@ -39,6 +39,7 @@ from edgefl_protocol.messages.requests import EnrolRequest, Refusal, Route
 UNAUTHENTICATED = b'{"error":"refused"}\n'  # the one body of a 401
 _INTERNAL = Refusal(code="internal", message="the coordinator failed; keep the work and send it again later")
 _FULL = Refusal(code="storage_full", message="the coordinator's disk is full; keep the work and send it again later")
+_HEALS = {"wrong_recipient": " (it is sealed for an earlier key: its sender fetches the new one and sends it again)"}
 _AWAY = Refusal(code="busy", message="the coordinator's store of payloads does not answer; send the same again later")
 _STORAGE = {"disk_full": _FULL, "unreachable": _AWAY}
 
@@ -101,7 +102,8 @@ def known_sender(coordinator: Coordinator, route: Route, start: bytes) -> str | 
 def _log_refused(route: Route, error: EnvelopeError, senders: SenderLookup) -> None:
     """Log a refusal, and whose key it names where that member was shut out: it may not know, and asks again."""
     whose = f" (it names the key of {senders.shut_out}, who was shut out)" if senders.shut_out else ""
-    log.info("refused before the signature: %s %s%s", route.cty, error.code, whose, extra={"once_a_minute": True})
+    more = whose or _HEALS.get(error.code, "")
+    log.info("refused before the signature: %s %s%s", route.cty, error.code, more, extra={"once_a_minute": True})
 
 
 def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int, senders: SenderLookup) -> Call:

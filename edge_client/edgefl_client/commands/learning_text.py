@@ -121,12 +121,17 @@ def _now(facts: Mapping[str, float | int | str]) -> str:
     return f"epoch {facts['epoch']} of {facts['epochs']} [{bar:<20}] step {step} of {steps}, loss {facts['loss']:.4f}"
 
 
-def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
-    """Describe a round of learning for a person; `goes_on` is a clause that says how a stopped one goes on."""
+def learned_text(found: Mapping[str, Any], goes_on: str, *, own: bool = False) -> str:
+    """Describe a round of learning for a person; `goes_on` is a clause that says how a stopped one goes on.
+
+    `own` tells that it is a round of this device alone, whose number is not that of the federation's round.
+    """
+    whose = "this device's own round" if own else "round"
+    which = f"{whose} {found['round']}"
     if found["state"] == "paused":
-        where = f"round {found['round']}, epoch {found['epoch'] + 1} of {found['epochs']}"
+        where = f"{which}, epoch {found['epoch'] + 1} of {found['epochs']}"
         return f"stopped in {where}: {found['reason']}; {goes_on}"
-    learned = f"round {found['round']} learned from {counted(found['learned_from'], 'picture')}"
+    learned = f"{which} learned from {counted(found['learned_from'], 'picture')}"
     return learned if found["gate"] is None else f"{learned}: {_verdict(found)}"
 
 

@@ -20,9 +20,9 @@ from edgefl_client.commands.options import (
     trust_option,
     weights_option,
 )
-from edgefl_client.doctor.findings import SOON_DAYS
+from edgefl_client.doctor.findings import DAY_MS, SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
-from edgefl_protocol.sentences import counted, duration
+from edgefl_protocol.sentences import counted, duration, expiry
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -229,12 +229,10 @@ def tell_of_model(bundle: "Bundle", network: "Network", heatmaps: Path | None, a
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
     for weakness in against:
         click.echo(weakness, err=True)
-    left_days = network.days_left
-    if left_days is not None and left_days < SOON_DAYS:
+    left_ms = network.left_ms
+    if left_ms is not None and left_ms < SOON_DAYS * DAY_MS:
         click.echo(
-            f"The model expires in {counted(left_days, 'day')} and cannot be used after that; edgefl sync fetches a "
-            "newer one.",
-            err=True,
+            f"The model {expiry(left_ms)} and cannot be used after that; edgefl sync fetches a newer one.", err=True
         )
     why_not = no_map(bundle.card.map) if bundle.questions is None else why_no_map(bundle.card.map, bundle.questions)
     if heatmaps is not None and why_not is not None:

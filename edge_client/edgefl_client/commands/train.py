@@ -100,7 +100,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")
             return
     clear_line()
-    text = learned_text(found, "the same command goes on from there") + verdict_lines(found)
+    text = learned_text(found, "the same command goes on from there", own=True) + verdict_lines(found)
     report(found, as_json, text)
 
 

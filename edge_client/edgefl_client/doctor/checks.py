@@ -25,7 +25,7 @@ from edgefl_client.doctor.second_process import ProbeEnded, probe
 from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, expiry
 
 OLD_MODEL_DAYS = 180
 SLOW_MS = 1000  # from which a person's thoughts are interrupted (Nielsen, Usability Engineering, 1993, 5.5)
@@ -171,10 +171,10 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
         f"{told['name']} version {told['version']} {does} with the {told['weights']} values; it was published "
         f"{counted(age_days, 'day')} ago"
     )
-    left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
-    if left_days is not None:
-        said += f" and expires in {counted(left_days, 'day')}"
-    if (left_days is not None and left_days < SOON_DAYS) or age_days > OLD_MODEL_DAYS:
+    left_ms = None if told["expires_ms"] is None else told["expires_ms"] - now_ms
+    if left_ms is not None:
+        said += f" and {expiry(left_ms)}"
+    if (left_ms is not None and left_ms < SOON_DAYS * DAY_MS) or age_days > OLD_MODEL_DAYS:
         return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl sync")
     if told["asks_always"]:
         return Finding(

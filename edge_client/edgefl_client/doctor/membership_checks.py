@@ -19,7 +19,7 @@ from edgefl_exchange.transport import Request
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, verify_key_record, verify_time
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import counted, expiry
 
 CLOCK_OFF_S = 60
 
@@ -77,36 +77,28 @@ def check_certificate(device: Device, now_ms: int) -> Iterator[Finding]:
     else:
         yield _own_certificate(path, now_ms)
     record = verify_key_record(membership.key_record, membership.coordinator_key_id, membership.federation, now_ms=0)
-    left_days = (record.expires_ms - now_ms) // DAY_MS
-    said = f"key record {record.number} of the coordinator, "
-    if left_days < 0:
-        yield Finding(
-            check="certificate", state="warn", found=f"{said}expired {counted(-left_days, 'day')} ago",
-            advice="the next edgefl sync fetches a newer one",
-        )  # fmt: skip
-    else:
-        yield Finding(check="certificate", state="ok", found=f"{said}valid for {counted(left_days, 'more day')}")
+    left_ms = record.expires_ms - now_ms
+    said = f"key record {record.number} of the coordinator {expiry(left_ms)}"
+    advice = None if left_ms > 0 else "the next edgefl sync fetches a newer one"
+    yield Finding(check="certificate", state="ok" if left_ms > 0 else "warn", found=said, advice=advice)
 
 
 def _own_certificate(path: Path, now_ms: int) -> Finding:
     from cryptography.x509 import load_pem_x509_certificates
 
     try:
-        found = load_pem_x509_certificates(read_bounded(path, MAX_RECORD_BYTES * 4))
+        chain = load_pem_x509_certificates(read_bounded(path, MAX_RECORD_BYTES * 4))
     except ValueError:
         return Finding(
             check="certificate", state="fail", found=f"{path} holds no readable certificate",
             advice="ask the operator for the certificate file and put it there",
         )  # fmt: skip
-    ends = min(found, key=lambda one: one.not_valid_after_utc).not_valid_after_utc
-    left_days = int((ends.timestamp() * 1000 - now_ms) // DAY_MS)
-    state = "fail" if left_days < 0 else "warn" if left_days < SOON_DAYS else "ok"
+    ends = min(chain, key=lambda one: one.not_valid_after_utc).not_valid_after_utc
+    left_ms = ends.timestamp() * 1000 - now_ms
+    state = "fail" if left_ms <= 0 else "warn" if left_ms < SOON_DAYS * DAY_MS else "ok"
     advice = None if state == "ok" else "ask the operator for the next certificate, and put it in this file"
-    return Finding(
-        check="certificate", state=state, found=f"{path} is valid until {ends.date().isoformat()}, for "
-                                                f"{counted(left_days, 'more day')}",
-        advice=advice,
-    )  # fmt: skip
+    found = f"{path} is valid until {ends.date().isoformat()}: it {expiry(left_ms)}"
+    return Finding(check="certificate", state=state, found=found, advice=advice)
 
 
 def check_coordinator(device: Device, *, online: bool) -> Iterator[Finding]:

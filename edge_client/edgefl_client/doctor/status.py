@@ -17,7 +17,7 @@ from edgefl_exchange.membership import load_membership
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
-from edgefl_protocol.sentences import counted, listed
+from edgefl_protocol.sentences import counted, expiry, listed
 from edgefl_protocol.strict_json import parse_json
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def _model(home: Home, signers: Signers, now_ms: int) -> dict[str, Any]:
         card, labels = Card.from_bytes(members["card.json"]), Labels.from_bytes(members["labels.json"])
         questions = QuestionTable.from_bytes(members[MEMBER]) if MEMBER in members else None
     except (StorageError, BundleError, KeyError, ValueError):  # `edgefl doctor` says what is wrong with it
-        unknown = dict.fromkeys(("id", "name", "version", "classes", "questions", "age_days", "expires_in_days"))
+        names = ("id", "name", "version", "classes", "questions", "age_days", "expires_in_days", "expiry")
+        unknown = dict.fromkeys(names)
         return told | unknown | {"quality": [], "card": None}
     return told | {
         "revoked": signers.all_revoked(claimed),
@@ -109,6 +110,7 @@ def _model(home: Home, signers: Signers, now_ms: int) -> dict[str, Any]:
         "questions": None if questions is None else _question_facts(labels, questions),
         "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
         "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
+        "expiry": None if manifest.expires_ms is None else expiry(manifest.expires_ms - now_ms),
         "quality": card_lines(card, labels, questions),
         "card": parse_json(members["card.json"]),
     }
@@ -219,14 +221,7 @@ def _model_text(model: dict[str, Any] | None) -> str:
         return "model: none"
     if model["age_days"] is None:
         return f"model: {model['file']}, which cannot be read; see edgefl doctor"
-    left = model["expires_in_days"]
-    ends = (
-        ""
-        if left is None
-        else f", expired {counted(-left, 'day')} ago"
-        if left < 0
-        else (f", expires in {counted(left, 'day')}")
-    )
+    ends = "" if model["expiry"] is None else f", {model['expiry']}"
     published = f"published {counted(model['age_days'], 'day')} ago{ends}"
     if model["revoked"]:
         published = "revoked by the federation: this device cannot score until edgefl sync brings another"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, Preprocess, prepare
 from edgefl_protocol.pictures.light import Light
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.sentences import counted, of_file
@@ -159,7 +159,7 @@ def read_rows(
         for done, row in enumerate(table, start=1):
             index = len(labels)
             try:
-                photo = reader.decode(read_bounded(row.path, MAX_FILE_BYTES))
+                photo = reader.decode(read_bounded(row.path, MAX_FILE_BYTES, REDUCE))
                 images[index] = prepare(photo.pixels, preprocess)
             except EdgeflError as error:
                 named = type(error)(of_file(row.path, error), error.code)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, DecodedPicture, decode, flattened
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, REDUCE, DecodedPicture, decode, flattened
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -201,7 +201,8 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 def _check_pixels(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise ImageError(
-            f"the image is {width} x {height} pixels; at most {MAX_PIXELS:,} in all are allowed", code="too_large"
+            f"the image is {width} x {height} pixels; at most {MAX_PIXELS:,} in all are allowed: {REDUCE}",
+            code="too_large",
         )
 
 

@@ -82,10 +82,10 @@ class Network:
         return "int8" if "int8" in self.bundle.card.metrics else "fp32"
 
     @property
-    def days_left(self) -> int | None:
-        """Whole days until the bundle expires; None where it never does."""
+    def left_ms(self) -> int | None:
+        """Milliseconds until the bundle expires; None where it never does."""
         expires_ms = self.bundle.manifest.expires_ms
-        return None if expires_ms is None else (expires_ms - self._clock()) // 86_400_000
+        return None if expires_ms is None else expires_ms - self._clock()
 
     @property
     def expired(self) -> bool | None:

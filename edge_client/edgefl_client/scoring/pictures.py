@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, DecodedPicture, flattened, open_photo
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, REDUCE, DecodedPicture, flattened, open_photo
 from edgefl_protocol.sentences import joined_by_and
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
@@ -144,7 +144,7 @@ class PictureReader:
             )
         if len(data) > MAX_FILE_BYTES:
             raise ImageError(
-                f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed", code="too_large"
+                f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed: {REDUCE}", code="too_large"
             )
         return self._ask(kind, data)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgefl_client.scoring.folder_files import DRAWN, MODEL_SUFFIX
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, DecodedPicture
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, DecodedPicture
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def read_picture(
     sha256 = None
     try:
         data = (
-            sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == STANDARD_INPUT else read_bounded(name, MAX_FILE_BYTES)
+            sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+            if name == STANDARD_INPUT
+            else read_bounded(name, MAX_FILE_BYTES, REDUCE)
         )
         if len(data) <= MAX_FILE_BYTES:
             sha256 = hashlib.sha256(data).hexdigest()

@@ -25,7 +25,7 @@ from edgefl_client.learning.views import draw, views
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, ImageError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, Preprocess, prepare
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
 from edgefl_protocol.rules.draws import generator
@@ -147,7 +147,7 @@ def _prepared(
     path: Path, preprocess: Preprocess, reader: PictureReader, unlit_above: float
 ) -> tuple[Pixels, tuple[str, ...]]:
     """Read a picture as the network takes it, and the gate's reasons to refer it."""
-    photo = reader.decode(read_bounded(path, MAX_FILE_BYTES))
+    photo = reader.decode(read_bounded(path, MAX_FILE_BYTES, REDUCE))
     gate = measure_quality(photo.pixels).reasons(preprocess.size, unlit_above, photo.white)
     return prepare(photo.pixels, preprocess), gate
 

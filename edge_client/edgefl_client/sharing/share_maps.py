@@ -25,7 +25,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE
 from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import RolloutMap, Score
 from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply_name
@@ -137,7 +137,7 @@ def _choose(work: _Work, most: int) -> _Found:
     rows = read_labels(work.labels, work.classes)
     for row in rows:
         try:
-            prepared = work.scorer.prepare(work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES)))
+            prepared = work.scorer.prepare(work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES, REDUCE)))
             reasons.update(prepared.judged.faults)
             if not prepared.judged.faults:
                 scored.append(_vacuity_and_map(work.scorer.score_batch([prepared])[0]))
@@ -204,7 +204,7 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
     for label, positions in found.chosen.items():
         for row, position in enumerate(positions):
             path = found.paths[position]
-            prepared = work.scorer.prepare(work.reader.decode(read_bounded(path, MAX_FILE_BYTES)))
+            prepared = work.scorer.prepare(work.reader.decode(read_bounded(path, MAX_FILE_BYTES, REDUCE)))
             name = reply_name(label)
             shared.append(
                 SharedMap(

@@ -134,7 +134,9 @@ def remove_trusted(home: Home, which: str) -> TrustedKey:
     if len(found) != 1:
         number = "no" if not found else f"{len(found)}"
         raise KeyMaterialError(
-            f"{which!r} fits {number} trusted signers and must fit exactly one; see edgefl trust list", "unknown_signer"
+            f"{which!r} fits {number} trusted signers and must fit exactly one: give a name, a key, or the first 8 or "
+            "more digits of a key id; see edgefl trust list",
+            "unknown_signer",
         )
     _write(home, [entry for entry in entries if entry is not found[0]])
     return found[0]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.sentences import counted
+from edgefl_protocol.sentences import expiry
 from edgefl_protocol.strict_json import MAX_INT, UnknownKeysError, check_keys, parse_json, write_json
 
 FORMAT = 1
@@ -216,10 +216,8 @@ def check_validity(
 ) -> None:
     """Refuse a bundle that is past its time, needs a newer version, or is older than one seen before."""
     if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
-        days = (now_ms - manifest.expires_ms) // 86_400_000
-        raise BundleError(
-            f"the bundle expired {counted(days, 'day')} ago; fetch a newer one, or check this clock", "expired"
-        )
+        told = expiry(manifest.expires_ms - now_ms)
+        raise BundleError(f"the bundle {told}; fetch a newer one, or check this clock", "expired")
     if release(manifest.min_client) > release(CLIENT_VERSION):
         raise BundleError(
             f"the bundle needs edgefl-derm {manifest.min_client} or newer, and this is {CLIENT_VERSION}; update "

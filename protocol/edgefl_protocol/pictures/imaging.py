@@ -49,6 +49,7 @@ Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 require("pillow", PIL.__version__)
 PREPROCESSING = 1  # number of this image path: one more whenever the same file would give other pixels
 MAX_FILE_BYTES = 20_000_000
+REDUCE = "reduce it in a program for pictures, for example to 4,000 pixels on its longer side"
 MAX_PIXELS = 40_000_000
 MAX_SCAN_PIXELS = 16 * MAX_PIXELS  # decoded pixels summed over the scans of a progressive JPEG
 STRIP_PIXELS = 1 << 18  # turned into an array at a time
@@ -180,7 +181,7 @@ def open_photo(data: bytes) -> Image.Image:
     """
     # (1)
     if len(data) > MAX_FILE_BYTES:
-        raise _too_large(f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed")
+        raise _too_large(f"the file has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are allowed: {REDUCE}")
     # (2)
     if not data:
         raise ImageError("the file is empty; copy it again", code="empty")
@@ -318,7 +319,7 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
 def _check_pixels(image: Image.Image) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise _too_large(
-            f"the image is {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} in all are allowed"
+            f"the image is {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} in all are allowed: {REDUCE}"
         )
 
 

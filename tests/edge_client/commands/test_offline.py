@@ -62,7 +62,8 @@ def test_check_71_thirty_days_offline(run, offline, calendar, live, lab, request
         status = json.loads(out)
         assert code == 0 and status["coordinator"]["reachable"] is False
         assert (status["model"]["age_days"], status["model"]["expires_in_days"]) == (day, 30 - day)
-        assert f"published {day} days ago, expires in {30 - day} days" in run("status", "--offline")[1]
+        left = f"{30 - day} days" if day < 30 else "12 hours"
+        assert f"published {day} days ago, expires in {left}" in run("status", "--offline")[1]
         if day == 6:
             assert run("contribute", "--labels", offline / "labels.csv")[0] == 0
         code, out, err = run("sync")
@@ -71,8 +72,10 @@ def test_check_71_thirty_days_offline(run, offline, calendar, live, lab, request
     for words in (("score", offline / "0.png"), ("watch", offline, "--once"), ("contribute", "--labels", "x")):
         code, out, err = run(*words)
         assert (code, out) == (3, "") and "expired" in err.splitlines()[-1]
-    calendar(33)
-    assert "published 33 days ago, expired 2 days ago" in run("status", "--offline")[1]
+    for days, since in ((32.9, "45 hours"), (33, "2 days")):
+        calendar(days)
+        assert f"published {int(days)} days ago, expired {since} ago" in run("status", "--offline")[1]
+        assert f"the bundle expired {since} ago" in run("score", offline / "0.png")[2]
     live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
     put_back()  # keys of the coordinator have run out meanwhile, a contribution has waited for 27 days
     assert json.loads(run("pull", "--json")[1])["version"] == 2

@@ -293,7 +293,7 @@ def test_the_certificate(run, live, invite, tmp_path, days, state):
     own.chmod(0o600)
     code, found = diagnosed(run, "--offline")
     assert found["certificate"][0]["state"] == state and code == (1 if state == "fail" else 0)
-    assert found["certificate"][1]["found"].startswith("key record 1 of the coordinator, valid for ")
+    assert found["certificate"][1]["found"].startswith("key record 1 of the coordinator expires in ")
 
 
 @pytest.mark.usefixtures("unprobed")

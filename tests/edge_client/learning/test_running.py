@@ -90,6 +90,7 @@ def test_a_failed_round_leaves_the_one_before_in_use(school, labels, home):
     save_standing(home.learning / STANDING, turned)
     later = run_train(home, bundle, labels, TrainOptions(**ONE))
     assert not later["gate"]["passed"] and later["round"] == 2
+    assert learned_text(later, "", own=True).startswith("this device's own round 2 learned")  # no federation's round
     assert later["in_use"]["round"] == 1 == load_personal(home, bundle).round
     assert (
         "personal values of round 1 stay in use\nThe values learned on this device never predict BCC"

@@ -98,7 +98,7 @@ def test_an_answer_that_the_site_never_met_is_refused():
 def test_an_asker_that_outlives_its_bundle_refuses():
     now = [NOW_MS]
     asker = Asker(loaded(expires_ms=NOW_MS + DAY_MS), threads=1, clock=lambda: now[0])
-    assert asker.ask(GREY, "which organ?").answer == "lung" and asker.network.days_left == 1
+    assert asker.ask(GREY, "which organ?").answer == "lung" and asker.network.left_ms == 86_400_000
     now[0] += DAY_MS
     assert asker.ask(GREY, "which organ?").refuse_reasons == ("model_expired",)
 

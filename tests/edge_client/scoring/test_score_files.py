@@ -396,5 +396,6 @@ def test_every_unusual_file_has_its_answer(run, lab, files):
         line["image"]: line["error"]["code"] if "error" in line else " ".join(line["refer_reasons"]) for line in lines
     }
     assert found == {name: answer for name, (_, answer) in kinds.items()}
+    assert json.dumps(lines).count("for example to 4,000 pixels on its longer side") == 2
     same = {json.dumps(line["probabilities"]) for line in lines if line["image"] in ("a png.jpg", "good.png")}
     assert len(same) == 1

@@ -92,8 +92,10 @@ def test_add_list_remove(home):
     assert (entry.name, entry.added, entry.key) == ("renamed", "2026-01-02", key)
     assert home.root.stat().st_mode & 0o777 == 0o700
     assert home.trust_file.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(KeyMaterialError, match="no trusted signers"):
+    with pytest.raises(KeyMaterialError, match=r"no trusted signers .*, or the first 8 or more digits of a key id"):
         remove_trusted(home, "lab")
+    with pytest.raises(KeyMaterialError, match="first 8 or more digits"):
+        remove_trusted(home, key.key_id[:7])
     assert remove_trusted(home, key.key_id[:8]).name == "renamed"
     assert list_trusted(home) == []
 

@@ -16,7 +16,7 @@ from edgefl_protocol.bundle.tested_classes import untested_classes
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, flattened, open_photo, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, flattened, open_photo, prepare
 from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
@@ -50,7 +50,7 @@ def predict_files(
     for file in files:
         started = time.perf_counter()
         try:
-            photo = flattened(open_photo(read_bounded(file, MAX_FILE_BYTES)))
+            photo = flattened(open_photo(read_bounded(file, MAX_FILE_BYTES, REDUCE)))
             pixels = prepare(photo.pixels, run.preprocess)
         except EdgeflError as error:
             yield {"image": str(file), "error": {"code": error.code, "message": str(error)}}
