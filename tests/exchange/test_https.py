@@ -55,7 +55,7 @@ def test_expired_is_refused(serve, pki):
     """docs/security.md, check 43: expired."""
     pem, key, _, _ = certificate(pki["folder"], "old", issuer=pki["issuer"], start=-10, end=-1)
     server = serve(pem, key)
-    with pytest.raises(TlsRefused, match="expired.*clock says .* UTC: set the clock if that is wrong"):
+    with pytest.raises(TlsRefused, match=r"expired.*clock says .* UTC: set the clock if that is wrong"):
         post(HttpsTransport(url(server), pki["ca"], deadlines=QUICK))
     assert server.seen == []
 
@@ -64,7 +64,7 @@ def test_a_certificate_that_begins_later_is_told_to_hang_on_the_clock(serve, pki
     """A device whose clock is behind was told to give --ca, which its command does not have."""
     pem, key, _, _ = certificate(pki["folder"], "early", issuer=pki["issuer"], start=1, end=10)
     server = serve(pem, key)
-    with pytest.raises(TlsRefused, match="not yet valid.*clock says .* UTC: set the clock if that is wrong") as error:
+    with pytest.raises(TlsRefused, match=r"not yet valid.*clock says .* UTC: set the clock if that is wrong") as error:
         post(HttpsTransport(url(server), pki["ca"], deadlines=QUICK))
     assert "--ca" not in str(error.value) and server.seen == []
 

@@ -206,7 +206,7 @@ SAID = {
     ),
     "not skin": (
         a_score(MELANOMA, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("not_skin",))),
-        "Take the picture again: its colours are not those of skin. If you cannot, refer to a dermatologist. A new picture that passes is no all-clear",
+        "its colours are not those of skin. If you cannot, refer to a dermatologist. A new picture that passes is no all-clear",
     ),
     "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
 }

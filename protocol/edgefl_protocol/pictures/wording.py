@@ -277,12 +277,12 @@ def passed_words(score: Score) -> str | None:
     if tried is None or "suspicious_class" not in score.rules_tried:
         return None
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
-    what, kept = _suspicious_kind(score), f"kept from learning{before}"
+    what, kept, rule = _suspicious_kind(score), f"kept from learning{before}", "passed the rule for suspicious classes"
     if tried.benign_passed is None:
-        return f"Of {counted(tried.pictures, 'picture')} {what}, {kept}, {tried.passed} passed the rule for suspicious classes."
+        return f"Of {counted(tried.pictures, 'picture')} {what}, {kept}, {tried.passed} {rule}."
     passed = counted(tried.passed + tried.benign_passed, "picture")
     were = "was" if tried.passed == 1 else "were"
-    return f"Of {passed}, {kept}, that passed the rule for suspicious classes, {tried.passed} {were} {what}."
+    return f"Of {passed}, {kept}, that {rule}, {tried.passed} {were} {what}."
 
 
 def _suspicious_kind(score: Score) -> str:
