@@ -11,7 +11,14 @@ sentences.
 import math
 from collections.abc import Sequence
 
-from edgefl_protocol.pictures.referral import PICTURE_FAULTS, REASON_WORDS
+from edgefl_protocol.pictures.fault_words import (
+    ANOTHER_CAMERA,
+    PICTURE_REASONS,
+    faults_in_words,
+    hangs_on_the_camera,
+    how_again,
+)
+from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import ModelInfo, Score
 from edgefl_protocol.sentences import counted, listed
 
@@ -19,13 +26,6 @@ NO_ALL_CLEAR = "No rule asks for a look. That is no all-clear."
 NOT_COUNTED = "How many suspicious pictures pass was not counted."
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
-# What is only a consequence of another fault is not told beside it: a dark picture looks blurred, too.
-_HIDDEN_BY = {
-    "exposure": {"blur", "not_skin", "dark_corners", "light"},
-    "not_skin": {"dark_corners", "light"},
-    "dark_corners": {"light"},
-}
-PICTURE_REASONS = (*PICTURE_FAULTS, "light")  # about the picture: a new one may mend it
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = (
     "suspicious_class",
@@ -50,31 +50,7 @@ RULE_NAMES = {
     "untested_class": "class it was hardly tested on",
     "model_expired": "expiry date",
 }
-_EXPOSURE = {"dark": "it is too dark", "bright": "it is too bright"}
-_FAULTS = {
-    "blur": "it is blurred",
-    "exposure": "it is too dark or too bright",
-    "size": "it has fewer pixels than the model reads",
-    "shape": "it is much longer one way than the other, and the model reads a square",
-    "not_skin": "its colours are not those of skin",
-    "dark_corners": "it has a frame, an even side or dark corners, and the model did not learn from such pictures",
-    "transparent": "more than a tenth of it is transparent",
-    "light": "it is in other light than the pictures that the model learned from",
-}
 MOST_EXTRA_DIGITS = 1  # in which numbers that are compared are told apart; beyond, words say which is less
-_CAMERA = (
-    "If all pictures of your camera are like this, another camera or lamp helps, or a model that learned from such "
-    "pictures."
-)
-_LIGHT = {
-    "darker": "it is darker than",
-    "brighter": "it is brighter than",
-    "redder": "its light is redder than that of",
-    "greener": "its light is greener than that of",
-    "yellower": "its light is yellower than that of",
-    "bluer": "its light is bluer than that of",
-    "darker in its corners": "its corners are darker than those of",
-}
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
     "premalignant": "the predicted class can become malignant",
@@ -210,18 +186,6 @@ def evidence_words(score: Score) -> str:
     return f"The model has {much} evidence for {answer}{proof}. Vacuity {number} (0: much evidence, 1: none){asks}"
 
 
-def faults_in_words(score: Score) -> list[str]:
-    """Word as clauses what is wrong with the picture itself, which a new one may mend, without mere consequences."""
-    told = [reason for reason in score.refer_reasons if reason in PICTURE_REASONS]
-    hidden = {other for reason in told for other in _HIDDEN_BY.get(reason, ())}
-    return [_fault(score, reason) for reason in told if reason not in hidden]
-
-
-def _another_camera(score: Score, faults: Sequence[str]) -> bool:
-    """Tell whether the light is among the faults that are told: a new picture of the same camera may not mend it."""
-    return "light" in score.refer_reasons and _fault(score, "light") in faults
-
-
 def reasons_in_words(score: Score) -> list[str]:
     """Word each other reason to refer as a clause.
 
@@ -240,8 +204,8 @@ def outcome(score: Score) -> str:
     """
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
-        said = [f"Take the picture again{_how(score, faults)}: {'; '.join(faults)}."] if faults else []
-        said += [_CAMERA] if _another_camera(score, faults) else []
+        said = [f"Take the picture again{how_again(score, faults)}: {'; '.join(faults)}."] if faults else []
+        said += [ANOTHER_CAMERA] if hangs_on_the_camera(score, faults) else []
         if reasons:
             said.append(f"Refer to a dermatologist: {'; '.join(reasons)}.")
         elif faults:
@@ -261,7 +225,7 @@ def in_brief(score: Score) -> str:
     """Give the reasons, or what it is worth that no rule asks for a look, as a clause for a line."""
     if score.refer:
         faults, reasons = faults_in_words(score), reasons_in_words(score)
-        how = f"{_how(score, faults)}{'' if reasons else ', or refer'}"
+        how = f"{how_again(score, faults)}{'' if reasons else ', or refer'}"
         again = [f"take the picture again{how}: {'; '.join(faults)}"] if faults else []
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
     passed = passed_words(score) or NOT_COUNTED
@@ -298,13 +262,6 @@ def _suspicious_kind(score: Score) -> str:
     )
 
 
-def _how(score: Score, faults: Sequence[str]) -> str:
-    """Say how to take a picture again whose light alone is at fault; beside another fault it would stand for that."""
-    if len(faults) > 1 or not _another_camera(score, faults):
-        return ""
-    return " with even light" if score.light == "darker in its corners" else " in other light"
-
-
 def not_set(score: Score) -> list[str]:
     """Sentences about rules without a threshold, whose silence is no answer."""
     said = []
@@ -327,14 +284,6 @@ def _most_suspicious(score: Score) -> str | None:
     """Find the most probable suspicious class; None where there is none."""
     asking = [name for name in score.probabilities if score.info_of(name).suspicious]
     return max(asking, key=score.probabilities.__getitem__, default=None)
-
-
-def _fault(score: Score, reason: str) -> str:
-    if reason == "exposure" and score.exposure is not None:
-        return _EXPOSURE[score.exposure]
-    if reason == "light" and score.light is not None:
-        return f"{_LIGHT[score.light]} the pictures that the model learned from"
-    return _FAULTS[reason]
 
 
 def _reason(score: Score, reason: str) -> str:
