@@ -91,7 +91,8 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
 
 def is_judged_whole(summary: Mapping[str, Any]) -> bool:
     """Tell whether `evaluate` judged every labelled row of its sites; False for a run's own summary."""
-    return summary.get("labelled") == sum(site["n_test"] for site in summary["sites"].values())
+    judged = sum(int(site["n_test"]) for site in summary["sites"].values())
+    return "labelled" in summary and int(summary["labelled"]) == judged
 
 
 def judged_words(summary: Mapping[str, Any]) -> str:
@@ -104,7 +105,7 @@ def judged_words(summary: Mapping[str, Any]) -> str:
 
 def _column(summary: Mapping[str, Any]) -> str:
     """The head of the column that counts the judged rows of each site."""
-    return "judged" if is_judged_whole(summary) else summary["reported_rows"]
+    return "judged" if is_judged_whole(summary) else str(summary["reported_rows"])
 
 
 def not_judged(summary: Mapping[str, Any], data: Sequence[str] = ()) -> list[str]:

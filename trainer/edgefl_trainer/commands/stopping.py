@@ -50,6 +50,6 @@ def named_from_here(folder: Path) -> Callable[[], bool]:
         kind, _, network = settings.backbone.partition(":")
         paths = [settings.partition, *(parse_spec(text).body for text in settings.data)]
         paths += [network] if kind in ("run", "file") else []
-        return not all(Path(path).expanduser().is_absolute() for path in (*filter(None, paths), folder))
+        return not all(Path(path).expanduser().is_absolute() for path in [*paths, str(folder)] if path)
 
     return told

@@ -80,7 +80,7 @@ class Tables:
     taking_part: list[Row]  # of the sites that the SPECs ask for
 
     def unlearnable(self) -> list[str]:
-        """A sentence for each thing that a run which learns from labels refuses beside them."""
+        """Write a sentence for each thing that a run which learns from labels refuses beside them."""
         if asks([table for table, _ in self.rows]):
             return []
         return list(unlearnable([row for _, rows in self.rows for row in rows], self.taking_part))
