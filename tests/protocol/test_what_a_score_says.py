@@ -9,6 +9,7 @@ import pytest
 from tests.protocol.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import ClassInfo
+from edgefl_protocol.pictures.fault_words import faults_in_words
 from edgefl_protocol.pictures.referral import JudgedPicture, Suspicion, TriedRule
 from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words
 
@@ -91,3 +92,17 @@ def test_a_score_says_whose_pictures_the_model_learned_from(sites, kind, whose) 
     said = f"It learned from pictures of {whose}; expect more wrong answers on pictures of another centre or camera."
     assert learned_where(model) == said
     assert replace(a_score(CALM, THREE), model=model).to_json()["learned_from"] == list(sites)
+
+
+@pytest.mark.parametrize(("faults", "told"), [
+    (("blur", "exposure", "not_skin", "dark_corners"), ["it is too dark"]),
+    (("size", "exposure"), ["it is too dark", "it has fewer pixels than the model reads"]),
+    (("not_skin", "dark_corners"), ["its colours are not those of skin"]),
+    (("blur", "dark_corners"), ["it is blurred", "it has a frame, an even side or dark corners, and the model did not "
+                                "learn from such pictures"]),
+])  # fmt: skip
+def test_what_is_a_mere_consequence_of_another_fault_is_not_told(faults, told) -> None:
+    """Of a picture that was only darkened four causes were told, three of them wrong; `refer_reasons` keeps all."""
+    picture = JudgedPicture(faults=faults, exposure="dark", light="darker")
+    score = a_score(CALM, THREE, info=DESCRIBED, picture=picture)
+    assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgefl_coordinator.commands.options import PASSPHRASE, Operator, guarded
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
+
+if TYPE_CHECKING:
+    from edgefl_coordinator.settings import CoordinatorSettings
 
 
 @click.command()
@@ -99,7 +102,6 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     )
     from edgefl_coordinator.rounds.quorum import when_it_closes
     from edgefl_coordinator.settings import CoordinatorHome
-    from edgefl_coordinator.web.door import port_is_taken
     from edgefl_coordinator.web.setting_changes import other_port
 
     home = CoordinatorHome(folder.resolve())
@@ -132,13 +134,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
             f"forwarded to it, run: {typed.typed(f'edgefl-coordinator set public_url {unheard}')}",
             err=True,
         )
-    if port_is_taken(settings.host, settings.port):
-        other = typed.typed("edgefl-coordinator set port PORT public_url https://HOST:PORT")
-        click.echo(
-            f"warning: another program listens on port {settings.port} now; stop it before you serve, or, before you "
-            f"invite, choose another: {other}",
-            err=True,
-        )
+    _warn_of_taken_port(settings, typed)
     click.echo(
         f"move {home.keys / 'root.key'} to an offline medium: with it you can recover after a break-in", err=True
     )
@@ -153,6 +149,19 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     task, count = _task(options)
     return _table_with(options, task, count)
+
+
+def _warn_of_taken_port(settings: "CoordinatorSettings", typed: Operator) -> None:
+    """Warn where another program listens on the port: `serve` would refuse, and an invite name it."""
+    from edgefl_coordinator.web.door import port_is_taken
+
+    if port_is_taken(settings.host, settings.port):
+        other = typed.typed("edgefl-coordinator set port PORT public_url https://HOST:PORT")
+        click.echo(
+            f"warning: another program listens on port {settings.port} now; stop it before you serve, or, before you "
+            f"invite, choose another: {other}",
+            err=True,
+        )
 
 
 def _check_early(options: Mapping[str, Any]) -> None:

@@ -8,8 +8,9 @@ import pytest
 from edgefl_client import Scorer
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.errors import BundleError
+from edgefl_protocol.pictures.fault_words import faults_in_words
 from edgefl_protocol.pictures.light import LightRange, measure_light
-from edgefl_protocol.pictures.wording import faults_in_words, outcome
+from edgefl_protocol.pictures.wording import outcome
 
 SKIN = (200, 150, 140)
 
