@@ -19,18 +19,18 @@ from typing import Any, Final, TypeVar
 from greenlet import getcurrent, greenlet
 
 Value = TypeVar("Value")
-Work = Callable[[], Any]
+Errand = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Finished:
     """What work returned or raised."""
 
     value: Any = None
     error: BaseException | None = None
 
     @classmethod
-    def of(cls, work: Work) -> "Outcome":
+    def of(cls, work: Errand) -> "Finished":
         """Do the work."""
         try:
             return cls(work())
@@ -44,13 +44,13 @@ class Outcome:
         return self.value
 
 
-Told = Sequence[tuple[Any, Outcome]]  # of what was asked, and what came of it
-Doing = Callable[[Sequence[Work]], Sequence[Outcome]]
+FinishedErrands = Sequence[tuple[Any, Finished]]  # of what was asked, and what came of it
+Doing = Callable[[Sequence[Errand]], Sequence[Finished]]
 
 
 @dataclass(frozen=True)
 class _Asked:
-    work: Work
+    work: Errand
     by: Any
 
 
@@ -58,26 +58,26 @@ class _Asked:
 class _Apart:
     """Work that gets a thread of its own."""
 
-    work: Work
+    work: Errand
 
 
-_Came = _Asked | tuple[greenlet, Outcome]  # new work, or what a piece waited for
+_Came = _Asked | tuple[greenlet, Finished]  # new work, or what a piece waited for
 _Queue = SimpleQueue[list[_Came] | None]
-_NOTHING: Final = Outcome()
+_NOTHING: Final = Finished()
 _COMMIT: Final = object()  # what a piece that waits for a commit hands to the crowd's thread
 _HERE = threading.local()  # `hub`: the greenlet that carries a crowd on, in its thread
 
 
-def do_here(works: Sequence[Work]) -> Sequence[Outcome]:
+def do_here(works: Sequence[Errand]) -> Sequence[Finished]:
     """Do works in the caller's thread."""
-    return [Outcome.of(work) for work in works]
+    return [Finished.of(work) for work in works]
 
 
 class Crowd:
     """A thread that carries many pieces of work on at once, and threads beside it for what they do elsewhere."""
 
     def __init__(
-        self, commit: Callable[[], None], tell: Callable[[Told], None], beside: Sequence[Doing] = (do_here,)
+        self, commit: Callable[[], None], tell: Callable[[FinishedErrands], None], beside: Sequence[Doing] = (do_here,)
     ) -> None:
         """Make a crowd, whose threads begin with the first work.
 
@@ -91,7 +91,7 @@ class Crowd:
         self._beginning = threading.Lock()
         self._begun = False
 
-    def run(self, work: Work, by: object) -> None:
+    def run(self, work: Errand, by: object) -> None:
         """Carry work on with that of others; what comes of it is told with `by`."""
         if not self._begun:
             self._begin()
@@ -135,17 +135,19 @@ def in_crowd() -> bool:
     return hub is not None and getcurrent() is not hub
 
 
-def _carry_on(came: _Queue, commit: Callable[[], None], tell: Callable[[Told], None], beside: Sequence[Doing]) -> None:
+def _carry_on(
+    came: _Queue, commit: Callable[[], None], tell: Callable[[FinishedErrands], None], beside: Sequence[Doing]
+) -> None:
     """The crowd's thread, until None comes."""
     _HERE.hub = getcurrent()
     committing: list[greenlet] = []
-    done: list[tuple[Any, Outcome]] = []
+    done: list[tuple[Any, Finished]] = []
     with contextlib.ExitStack() as ends:
         pools = [(ends.enter_context(ThreadPoolExecutor(1, thread_name_prefix="beside-crowd")), do) for do in beside]
         while (taken := _taken(came, wait=not committing)) is not None:
             going = [(piece, _NOTHING) for piece in committing]
             going += [(_piece(one, done), _NOTHING) if isinstance(one, _Asked) else one for one in taken]
-            committing, jobs = [], list[tuple[greenlet, Work]]()
+            committing, jobs = [], list[tuple[greenlet, Errand]]()
             for piece, outcome in going:
                 wants = piece.switch(outcome)
                 if wants is _COMMIT:
@@ -176,13 +178,13 @@ def _taken(came: _Queue, *, wait: bool) -> list[_Came] | None:
     return found
 
 
-def _piece(asked: _Asked, done: list[tuple[Any, Outcome]]) -> greenlet:
-    def carried_out(_: Outcome) -> None:
-        done.append((asked.by, Outcome.of(asked.work)))
+def _piece(asked: _Asked, done: list[tuple[Any, Finished]]) -> greenlet:
+    def carried_out(_: Finished) -> None:
+        done.append((asked.by, Finished.of(asked.work)))
 
     return greenlet(carried_out)
 
 
-def _do_all(do: Doing, jobs: Sequence[tuple[greenlet, Work]], came: _Queue) -> None:
+def _do_all(do: Doing, jobs: Sequence[tuple[greenlet, Errand]], came: _Queue) -> None:
     pieces, works = zip(*jobs, strict=True)
     came.put(list(zip(pieces, do(works), strict=True)))

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any, BinaryIO, Final
 
-from edgefl_coordinator.beside.crowd import Outcome, Work, do_here
+from edgefl_coordinator.beside.crowd import Errand, Finished, do_here
 from edgefl_coordinator.beside.cryptography_work import Opening, Sealing
 from edgefl_coordinator.beside.frames import (
     DONE,
@@ -57,7 +57,7 @@ class CryptographyProcess:
         with self._using, contextlib.suppress(OSError):  # the first work tells
             self._begun()
 
-    def __call__(self, works: Sequence[Work]) -> Sequence[Outcome]:
+    def __call__(self, works: Sequence[Errand]) -> Sequence[Finished]:
         """Do works, each an `Opening` or a `Sealing`; others are done here."""
         with self._using:
             theirs = [work for work in works if isinstance(work, Opening | Sealing)]
@@ -77,7 +77,7 @@ class CryptographyProcess:
             self._stopped = True
             self._end()
 
-    def _done(self, works: Sequence[Opening | Sealing]) -> list[Outcome]:
+    def _done(self, works: Sequence[Opening | Sealing]) -> list[Finished]:
         running = self._begun()
         assert running.stdin is not None and running.stdout is not None
         frames = [_to_frame(work) for work in works]
@@ -173,15 +173,15 @@ def _to_frame(work: Opening | Sealing) -> Frame:
     )
 
 
-def _from_frame(work: Opening | Sealing, answer: Frame) -> Outcome:
+def _from_frame(work: Opening | Sealing, answer: Frame) -> Finished:
     if answer.kind == REFUSED and isinstance(work, Opening):
-        return Outcome(error=_refusal(*json.loads(answer.words)))
+        return Finished(error=_refusal(*json.loads(answer.words)))
     if answer.kind != DONE:
-        return Outcome.of(work)
+        return Finished.of(work)
     if isinstance(work, Sealing):
-        return Outcome(answer.data)
+        return Finished(answer.data)
     assert work.sender is not None
-    return Outcome(Opened(unverified_header(work.data), answer.data, work.sender, answer.words))
+    return Finished(Opened(unverified_header(work.data), answer.data, work.sender, answer.words))
 
 
 def _refusal(name: str, message: str, code: str) -> EnvelopeError:

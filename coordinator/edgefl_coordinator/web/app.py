@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from edgefl_coordinator.beside.crowd import Crowd, Doing, Told, do_here
+from edgefl_coordinator.beside.crowd import Crowd, Doing, FinishedErrands, do_here
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, NotPassed, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
@@ -133,9 +133,9 @@ async def _with_others(crowd: Crowd, work: Callable[[], Value]) -> Value:
     return await future
 
 
-def _tell(done: Told) -> None:
+def _tell(done: FinishedErrands) -> None:
     """Hand outcomes over to the event loops whose futures wait for them, of many at once."""
-    by_loop: dict[asyncio.AbstractEventLoop, Told] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, FinishedErrands] = {}
     for future, outcome in done:
         loop = future.get_loop()
         by_loop[loop] = (*by_loop.get(loop, ()), (future, outcome))
@@ -144,7 +144,7 @@ def _tell(done: Told) -> None:
             loop.call_soon_threadsafe(_set, found)
 
 
-def _set(done: Told) -> None:
+def _set(done: FinishedErrands) -> None:
     for future, outcome in done:
         if future.done():  # whoever asked is gone
             continue

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgefl_coordinator.beside import crowd
-from edgefl_coordinator.beside.crowd import Crowd, Outcome
+from edgefl_coordinator.beside.crowd import Crowd, Finished
 
 
 class Carried:
@@ -15,10 +15,10 @@ class Carried:
 
     def __init__(self) -> None:
         self.events = list[str]()
-        self.told: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
+        self.told: SimpleQueue[tuple[Any, Finished]] = SimpleQueue()
         self.crowd = Crowd(lambda: self.events.append("commit"), lambda done: [self.told.put(one) for one in done])
 
-    def of(self, *works: Any) -> dict[Any, Outcome]:
+    def of(self, *works: Any) -> dict[Any, Finished]:
         for number, work in enumerate(works):
             self.crowd.run(work, number)
         return dict(self.told.get(timeout=20) for _ in works)
