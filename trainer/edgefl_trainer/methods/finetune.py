@@ -130,7 +130,7 @@ class FineTune:
         return dict.fromkeys(sites, Payload(state.arrays, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Learn E epochs from the averaged model, or from where the site stopped; in the final phase, fit it at home."""
+        """Learn E epochs from the averaged model, or from where the site stopped; in the final phase fit it at home."""
         model = self.model(site.task)
         _load(model, self.current(site, state, broadcast), site)
         if self.fitted_at_home != "none" and broadcast.scalars["phase"] == "final":

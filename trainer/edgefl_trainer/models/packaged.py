@@ -65,7 +65,9 @@ def packaged_backbone(name: str) -> tuple[CNNArchitecture, dict[str, NDArray[np.
             f"{PACKAGED[name]} as constraints.txt pins it.",
             "backbone_unreadable",
         )
-    tensors: Mapping[str, torch.Tensor] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    tensors: Mapping[str, torch.Tensor] = torch.load(  # noqa: TID251  # the one place: docs/decisions/0065
+        io.BytesIO(data), map_location="cpu", weights_only=True
+    )
     named = {key: value.numpy() for key, value in tensors.items() if not key.startswith(CLASSIFIER)}
     architecture = CNNArchitecture(cnn=TIMM_NETWORK, image_px=IMAGE_PX, mean=HALF, std=HALF)
     return architecture, {timm_name(key): value for key, value in named.items()}
