@@ -1,4 +1,4 @@
-"""The one exception from "no `torch.load`": one call, in one module, that builds tensors alone (docs/decisions/0065)."""
+"""The one exception from "no `torch.load`": one call, in one module, that builds tensors (docs/decisions/0065)."""
 
 import ast
 
