@@ -42,7 +42,7 @@ from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."
 AT_HOME = "at_home"  # a value in the state of a site that has fitted the averaged network
-Part = Literal["none", "head", "head_and_norms"]
+NetworkPart = Literal["none", "head", "head_and_norms"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class FineTune:
     recipe: NetworkRecipe = field(default_factory=NetworkRecipe)
     weighting: Weighting = "samples"  # what a site counts by in the mean: its training images, or all sites alike
     # what stays at its site, neither sent nor averaged: nothing, the head, or also batch norm (arXiv 2102.07623)
-    private: Part = "none"
+    private: NetworkPart = "none"
     # what each site fits to the averaged network after the last round, the rest staying as it is; auto: as private
     # (ours)
     home: Literal["auto", "none", "head", "head_and_norms"] = "auto"
@@ -95,7 +95,7 @@ class FineTune:
         return self.mode == "local" if self.optimizer_state == "auto" else self.optimizer_state == "keep"
 
     @property
-    def fitted_at_home(self) -> Part:
+    def fitted_at_home(self) -> NetworkPart:
         """What each site fits to the averaged network after the last round."""
         return self.private if self.home == "auto" else self.home
 
@@ -196,7 +196,7 @@ class FineTune:
         return {name: value for name, value in arrays.items() if name not in private}
 
 
-def tensors_of(part: Part, model: Classifier) -> frozenset[str]:
+def tensors_of(part: NetworkPart, model: Classifier) -> frozenset[str]:
     """Name the tensors of a part of a model, as they travel."""
     head = frozenset() if part == "none" else frozenset(f"head.{name}" for name in model.head.state_dict())
     return head | (norm_tensors(model) if part == "head_and_norms" else frozenset())
