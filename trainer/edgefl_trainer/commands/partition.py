@@ -108,8 +108,8 @@ def partition(
         if path.exists() and not force:
             raise PartitionError(f"{path} exists already: name another file, or overwrite it with --force.")
     wanted = None if classes is None else names(classes)
-    named = {name: names(given) for name, given in (("whole", whole), ("hold_out", hold_out)) if given is not None}
-    made = make_partition(data, PartitionPlan(by=dirichlet_by, **named, **numbers), seed, wanted)
+    kept, apart = (None if given is None else names(given) for given in (whole, hold_out))
+    made = make_partition(data, PartitionPlan(by=dirichlet_by, whole=kept, hold_out=apart, **numbers), seed, wanted)
     from edgefl_trainer.evaluate.partition_plot import plot_partition  # with matplotlib, which takes a second
 
     write_atomic(out, made.to_bytes())
