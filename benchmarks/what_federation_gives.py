@@ -105,7 +105,15 @@ def _of_file(file: Path) -> Scored:
 
 def run_table(found: Found) -> str:
     """Every run: the mean of the centres, all rows, the worst centre, what a round sends, and what it took."""
-    head = ["labels a centre", "who learns", "mean of six centres", "all rows", "worst", "up / round", "processor"]
+    head = [
+        "labels a centre",
+        "who learns",
+        "mean of six centres",
+        "all rows",
+        "worst",
+        "up / round",
+        "time on a busy machine",
+    ]
     body = []
     for arm in ARMS:
         if arm.folder not in found.scores:
@@ -116,7 +124,12 @@ def run_table(found: Found) -> str:
         cells = [str(shown[0]), str(shown[1]), f"{shown[2].value:.1f} ({worst})"]
         sent = bytes_text(summary["bytes_up_per_round"]) if summary["travels"] else "nothing"
         body.append([arm.part, arm.label, *cells, sent, time_text(summary["seconds"])])
-    return markdown(head, body, "").strip()
+    return _table(head, body)
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; nothing where it would have no row."""
+    return markdown(head, body, "").strip() if body else ""
 
 
 def home_table(found: Found) -> str:
@@ -131,7 +144,7 @@ def home_table(found: Found) -> str:
         before = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["round"] == last}
         cells = [f"{100 * np.mean([each[name] for name in final]):.1f}" for each in (before, final)]
         body.append([f"{arm.label}, {arm.part}", *cells])
-    return markdown(["on tune rows, mean of six centres", "averaged", "fitted at home"], body, "").strip()
+    return _table(["on tune rows, mean of six centres", "averaged", "fitted at home"], body)
 
 
 def joining_table(found: Found) -> str:
@@ -147,7 +160,7 @@ def joining_table(found: Found) -> str:
             cells.append(f"{np.mean(each):.1f}{told}" if each else "–")
         if cells != ["–", "–"]:
             body.append([label, *cells])
-    return markdown([f"{CENTRE} with 60 labels learns", "from ImageNet", "from the federation"], body, "").strip()
+    return _table([f"{CENTRE} with 60 labels learns", "from ImageNet", "from the federation"], body)
 
 
 def claims(found: Found) -> list[Claim]:
@@ -194,7 +207,7 @@ def claim_table(found: Found) -> str:
         gap = difference(claim.one, claim.other)
         verdict = "yes" if gap.low > 0 else "no, the other way round" if gap.high < 0 else "not told apart"
         body.append([f"{claim.label}: {claim.names[0]} minus {claim.names[1]}", _signed(gap), verdict])
-    return markdown(["difference, points", "95 % over lesions, paired", "better?"], body, "").strip()
+    return _table(["difference, points", "95 % over lesions, paired", "better?"], body)
 
 
 def _signed(gap: Figure) -> str:
@@ -238,7 +251,7 @@ def figures(found: Found) -> str:
     """Everything between the marks."""
     lacking = f"Not there yet: {', '.join(found.missing)}." if found.missing else "Every run is there."
     parts = [claim_table(found), run_table(found), home_table(found), joining_table(found), lacking]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 @click.command()
