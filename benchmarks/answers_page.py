@@ -72,13 +72,13 @@ def _against(experiment: "Experiment", found: "Sequence[Found]") -> dict[str, st
     return shown
 
 
-def replaced(page: str, tables: str) -> str:
+def replaced(page: str, tables: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """Return the page with the tables between its two marks; a `ValueError` where it has no such marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+        raise ValueError(f"the page lacks {marks[0]} and {marks[1]}")
+    return f"{before}{marks[0]}\n\n{tables}\n\n{marks[1]}{after}"
 
 
 @click.command()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MAY_LOAD = "trainer/edgefl_trainer/models/packaged.py"  # the one module that may call `torch.load`, see decisions/0067
 PACKAGES = {
     "edgefl_protocol": "protocol",
     "edgefl_exchange": "protocol",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.house.conftest import walked
+from tests.house.conftest import MAY_LOAD, walked
 
 MODULE_LINES, FUNCTION_LINES = 400, 60
 LONGER = "# Longer than the rule:"  # the reason, as the first comment of a long function
@@ -169,9 +169,9 @@ def _is_sql(text: object) -> bool:
 
 
 def test_the_source_holds_nothing_forbidden(modules) -> None:
-    """docs/security.md check 38, over the five packages."""
-    found = [f"{m.path}:{line}: {what}" for m in modules.values() for line, what in findings(m.tree)]
-    assert not found
+    """docs/security.md check 38, over the five packages; one call of one module is allowed, see `MAY_LOAD`."""
+    each = [(m.path.as_posix(), line, what) for m in modules.values() for line, what in findings(m.tree)]
+    assert not [(path, line, what) for path, line, what in each if (path, what) != (MAY_LOAD, "torch.load")]
 
 
 @pytest.mark.parametrize(

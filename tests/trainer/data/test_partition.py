@@ -16,6 +16,7 @@ from edgefl_trainer.data.partition_plan import PartitionPlan
 
 PLANS = {
     "natural": PartitionPlan(scheme="natural"),
+    "natural, one named": PartitionPlan(scheme="natural", hold_out=("west",)),
     "natural held out": PartitionPlan(scheme="natural", holdout_sites=0.34),
     "iid": PartitionPlan(scheme="iid", sites=4),
     "iid beside whole sites": PartitionPlan(scheme="iid", sites=4, whole=("east",)),
@@ -150,6 +151,10 @@ def test_held_out_sites() -> None:
         ({"scheme": "iid", "sites": 0}, "--sites is 0"),
         ({"scheme": "natural", "holdout_sites": 1.0}, "--holdout-sites is 1.0"),
         ({"scheme": "natural", "holdout_sites": 0.1}, "larger --holdout-sites"),
+        ({"scheme": "natural", "hold_out": ("south",)}, "names some of east, north, west, and not all"),
+        ({"scheme": "natural", "hold_out": ("east", "north", "west")}, "and not all"),
+        ({"scheme": "natural", "hold_out": ()}, "names one site or more"),
+        ({"scheme": "natural", "hold_out": ("east",), "holdout_sites": 0.4}, "in place of --holdout-sites"),
         ({"scheme": "iid", "sites": 136}, "lower --sites"),
         ({"scheme": "dirichlet", "sites": 300, "by": "site"}, "300 sites are more than the 135 lesions"),
         ({"scheme": "dirichlet", "sites": 20, "alpha": 0.001}, "larger --alpha, or lower --sites"),
@@ -168,6 +173,15 @@ def test_an_impossible_partition_says_which_number_to_change(options: dict, says
         deal(rows_of(), PartitionPlan(**options), 0)
     assert refused.value.code == "setting"
     assert str(refused.value).count("\n") == 0
+
+
+def test_a_site_that_is_named_is_held_out_and_no_row_moves() -> None:
+    """With the same seed the sites and rows are those of no held-out site; the plan tells the name."""
+    rows = rows_of()
+    plain, named = (deal(rows, PartitionPlan(scheme="natural", hold_out=held), 0) for held in (None, ("west",)))
+    assert (plain.held_out, named.held_out) == ((), ("west",))
+    assert plain.sites == named.sites
+    assert named.plan.to_json() == {"scheme": "natural", "holdout_sites": 0.0, "hold_out": ("west",)}
 
 
 def test_whole_sites_are_as_they_were_and_the_rest_is_dealt_evenly() -> None:

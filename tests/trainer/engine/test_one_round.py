@@ -62,6 +62,27 @@ def test_all_sites_keep_the_round_that_is_best_for_all(tmp_path, found):
     assert open_run(tmp_path / "run").further == ("own_round",)
 
 
+def test_a_held_out_site_gets_the_round_that_all_keep(tmp_path, large, mae, monkeypatch):
+    """docs/methods.md 8.4: FedAvg sends every site the same; the newcomer has the head of round 2, not the last one."""
+    counts = {name: {"nevus": 90, "other": 90} for name in ("east", "north", "west")}
+    spec = f"folder:{make_ward(tmp_path / 'three', counts)}"
+    file = tmp_path / "without_north.json"
+    dealt = edgefl_train("partition", "--data", spec, "--scheme", "natural", "--hold-out", "north", "-o", file)
+    assert dealt.code == 0, dealt.err
+    for run, select in (("run", "pooled"), ("last", "last")):
+        script(monkeypatch, east=[(9, 9), (8, 8), (2, 2)], west=[(2, 2), (7, 7), (8, 8)])
+        done = edgefl_train(*command(tmp_path / run, spec, mae, "--partition", file, "--select", select)).json()
+        assert done["sites"]["north"]["held_out"]
+    heads = {
+        (run, name): load_file(tmp_path / run / "models" / f"{name}.safetensors")["head.weight"]
+        for run in ("run", "last")
+        for name in ("east", "north")
+    }
+    np.testing.assert_array_equal(heads["run", "north"], heads["run", "east"])
+    np.testing.assert_array_equal(heads["last", "north"], heads["last", "east"])
+    assert not np.array_equal(heads["run", "north"], heads["last", "north"])
+
+
 def test_own_rounds_are_those_of_select_tune(tmp_path, found, large, mae, monkeypatch):
     """What stands beside is what `--select tune` reports, model for model."""
     script(monkeypatch, east=[(9, 9), (8, 8), (2, 2)], west=[(2, 2), (7, 7), (8, 8)])

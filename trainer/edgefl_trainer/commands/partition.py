@@ -60,6 +60,7 @@ TRAINED, SPLITS = "train and tune pictures by class", "pictures by split"  # ove
     ),
 )
 @click.option("--classes", metavar="A,B,…", help="Deal only these classes.  [default: all]")
+@click.option("--hold-out", metavar="SITE,…", help="Sites that are never trained, by name, in place of a share.")
 @click.option(
     "--holdout-sites",
     type=float,
@@ -85,6 +86,7 @@ def partition(
     seed: int,
     classes: str | None,
     whole: str | None,
+    hold_out: str | None,
     out: Path,
     force: bool,
     as_json: bool,
@@ -106,8 +108,8 @@ def partition(
         if path.exists() and not force:
             raise PartitionError(f"{path} exists already: name another file, or overwrite it with --force.")
     wanted = None if classes is None else names(classes)
-    kept = None if whole is None else tuple(names(whole))
-    made = make_partition(data, PartitionPlan(by=dirichlet_by, whole=kept, **numbers), seed, wanted)
+    kept, apart = (None if given is None else names(given) for given in (whole, hold_out))
+    made = make_partition(data, PartitionPlan(by=dirichlet_by, whole=kept, hold_out=apart, **numbers), seed, wanted)
     from edgefl_trainer.evaluate.partition_plot import plot_partition  # with matplotlib, which takes a second
 
     write_atomic(out, made.to_bytes())

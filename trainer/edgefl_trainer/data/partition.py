@@ -138,7 +138,7 @@ def deal(
         check_site_name(name, f"scheme {plan.scheme}")
         if not kinds["train"]:
             raise PartitionError(f"site {name} has no image to train on: lower --sites, or use other data.")
-    held_out = _hold_out(domain_of, plan.holdout_sites, seed)
+    held_out = _hold_out(domain_of, plan, seed)
     return Partition(plan, seed, wanted, held_out, sites)
 
 
@@ -362,9 +362,13 @@ def _site_content(
         yield kind, tuple(sorted((row.image, str(row.label)) for row in chosen))
 
 
-def _hold_out(domain_of: Mapping[str, str], share: float, seed: int) -> tuple[str, ...]:
-    """`round(share · C)` of the sites, the same share of every domain."""
-    if not share:
+def _hold_out(domain_of: Mapping[str, str], plan: PartitionPlan, seed: int) -> tuple[str, ...]:
+    """The sites that are named, or `round(share · C)` of all, the same share of every domain."""
+    if plan.hold_out is not None:
+        if not set(plan.hold_out) < set(domain_of):
+            raise PartitionError(f"--hold-out names some of {', '.join(sorted(domain_of)[:20])}, and not all.")
+        return plan.hold_out
+    if not (share := plan.holdout_sites):
         return ()
     chosen = choose_share(domain_of, share, "held-out sites", seed)
     if not chosen:

@@ -56,6 +56,7 @@ class PartitionPlan:
     classes_per_site: ClassesPerSite | None = None
     whole: tuple[str, ...] | None = None  # sites of the data that stay as they are; the scheme deals the others
     holdout_sites: HoldoutShare = 0.0  # share of the sites that never train
+    hold_out: tuple[str, ...] | None = None  # sites that never train, by name, in place of a share
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -72,6 +73,10 @@ class PartitionPlan:
             if not fits(value, wanted):
                 raise PartitionError(f"{_flag(name)} is {value!r}; allowed: {allowed(wanted, value)}.")
 
+        if self.hold_out is not None:
+            object.__setattr__(self, "hold_out", tuple(sorted(set(self.hold_out))))
+            if not self.hold_out or self.holdout_sites:
+                raise PartitionError("--hold-out names one site or more, in place of --holdout-sites.")
         if self.whole is None:
             return
         object.__setattr__(self, "whole", tuple(sorted(set(self.whole))))  # of TOML and JSON it is a list

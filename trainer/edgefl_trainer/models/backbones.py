@@ -5,6 +5,7 @@
     cnn:NAME           an untrained convolutional network by timm's name, such as cnn:resnet18
     run:DIR            what a run without labels learned, such as `edgefl-train run fedmae … --out DIR`
     file:PATH          the same file anywhere
+    package:NAME       a network whose weights an optional package ships, see `models.packaged`
     timm:NAME          a plain vision transformer or convolutional network of timm's hub; needs a network the first time
     derm-vit-tiny-84   one that comes with EdgeFL, see `models.shipped`
 
@@ -46,6 +47,7 @@ from edgefl_trainer.models.architectures import (
 )
 from edgefl_trainer.models.backbone_names import OWN_FILE, backbone_file, check_name, unknown_backbone
 from edgefl_trainer.models.cnn import Backbone, FrozenCNN
+from edgefl_trainer.models.packaged import packaged_backbone
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
 from edgefl_trainer.torch_seed import seeded
@@ -129,6 +131,8 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
     kind, _, rest = name.partition(":")
     if kind == "timm":
         return _from_timm(rest, name, image_px)
+    if kind == "package":
+        return _from_package(rest, name, image_px)
     if kind == "cnn":
         named = CNNArchitecture(cnn=rest, image_px=image_px or DEFAULT_PX)
         return _frozen(build_cnn(rest, seed), name, named, self_supervised=True)
@@ -225,6 +229,14 @@ def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
         network = build_vit(architecture)
     load_weights(network, arrays, name)
     return _frozen(network, name, architecture, self_supervised=self_supervised)
+
+
+def _from_package(packaged: str, name: str, image_px: int | None) -> Backbone:
+    architecture, tensors = packaged_backbone(packaged)
+    architecture = replace(architecture, image_px=image_px or architecture.image_px)
+    network = build_cnn(architecture.cnn, 0)
+    load_weights(network, tensors, name)
+    return _frozen(network, name, architecture, self_supervised=False)
 
 
 def _architecture_in(facts: Mapping[str, Any]) -> Architecture | CNNArchitecture:

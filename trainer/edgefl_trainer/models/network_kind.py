@@ -18,7 +18,7 @@ def network_kind(name: str) -> NetworkKind:
     `models.backbones.load_backbone` takes the same names and says what is wrong with one.
     """
     form, _, rest = name.partition(":")
-    if form == "cnn":
+    if form in ("cnn", "package"):
         return "cnn"
     if form == "timm":
         return _kind_in_timm(rest)

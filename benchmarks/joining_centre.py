@@ -1,0 +1,164 @@
+"""What a centre gets that joins a finished federation, with a few labels of its own or none, beside going it alone.
+
+A federation was fine-tuned without the centre (`edgefl-train run finetune --partition …`, of a partition with
+`--hold-out SITE`). The centre receives its averaged network and head. For each draw of N labelled pictures it is
+judged on its own `val` rows, from two starts, `federation` and `alone` (the network that the federation began with), in
+three ways:
+
+    probe   class-balanced logistic regression on the features of the network as it came
+    home    head and batch norm fitted at home (docs/methods.md 3.4), the rest as it came
+    whole   the whole network fine-tuned
+
+`federation` without a label is `none`. Scores lie in OUT/CENTRE, one file for each; what is there is not done again.
+With `--only alone` RUN may still be under way: its settings and its beginning are read, not its models.
+
+    python benchmarks/joining_centre.py runs/join600 --site vidir_modern --labels 60 --draws 3 --out runs/joining
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.contract import Arrays, Examples, Phase, Site, State
+from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data.dealing import choose_limit
+from edgefl_trainer.engine.folder import CONFIG
+from edgefl_trainer.engine.models import open_run, predict_rows
+from edgefl_trainer.engine.settings import RunSettings, build, read_settings
+from edgefl_trainer.engine.sites import build_task, examples_of, report_rows
+from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.learning.linear_probe import fit_predict
+from edgefl_trainer.method_halves import stamped
+from edgefl_trainer.methods.finetune import NETWORK, FineTune
+from edgefl_trainer.models.backbones import frozen_network, load_backbone
+
+WAYS = ("probe", "home", "whole")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A centre with all its rows, and the network and head that it starts from, by its name."""
+
+    settings: RunSettings
+    federation: Federation
+    site: Site
+    starts: Mapping[str, Arrays]
+
+
+def read_joining(folder: Path, name: str, epochs: int, only: str | None) -> Joining:
+    """Read the centre's data and what it starts from."""
+    settings = replace(read_settings(folder / CONFIG), images_per_site=0, rounds=1, epochs=epochs)
+    backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
+    federation = load_federation(
+        settings.data, image_px=backbone.spec.image_px, colour=settings.colour, task=settings.task, seed=settings.seed
+    )
+    method = method_of(settings)
+    task = build_task(settings, method, federation, backbone)
+    rows = federation.sites[name]
+    parts = {kind: examples_of(federation, rows.rows(kind)) for kind in ("train", "tune", "unlabelled")}
+    site = Site(name=name, task=task, backbone=backbone, balance=settings.balance, **parts)
+    starts: dict[str, Arrays] = {"alone": method.beginning(task)}
+    if only != "alone":
+        predictor = open_run(folder).predictor(name)
+        network = {NETWORK + key: value for key, value in predictor.network.items()}
+        starts["federation"] = {**network, **{key: predictor.tensors[key] for key in ("head.weight", "head.bias")}}
+    return Joining(settings, federation, site, {key: starts[key] for key in starts if only in (None, key)})
+
+
+def method_of(settings: RunSettings, **more: object) -> FineTune:
+    """The run's fine-tuning, with some settings changed."""
+    made: FineTune = build(FineTune, {**settings.hyper, "home": "none", "home_epochs": 0, **more})
+    return made
+
+
+def drawn(joining: Joining, labels: int, draw: int) -> Examples:
+    """The rows that `--images-per-site LABELS --seed DRAW` would leave the centre."""
+    train = joining.site.train
+    lesions = [joining.federation.lesions[i] for i in train.rows]
+    classes = [str(label) for label in train.targets]
+    kept = choose_limit(lesions, classes, labels, f"limit:{joining.site.name}", draw)
+    return replace(train, rows=train.rows[[lesion in kept for lesion in lesions]])
+
+
+def scored(joining: Joining, start: str, way: str, train: Examples, draw: int) -> np.ndarray:
+    """Probabilities (B, K) of the centre's reported rows after it has learned in one way."""
+    site = replace(joining.site, train=train, task=replace(joining.site.task, seed=draw))
+    arrays = joining.starts[start]
+    rows = report_rows(joining.federation, site.name)
+    if way == "probe":
+        return probed(site, arrays, rows)
+    if way == "none":
+        method, state = method_of(joining.settings), State()
+    else:
+        given: dict[str, object] = {"home": "head_and_norms"} if way == "home" else {}
+        method = method_of(joining.settings, **given)
+        phase = Phase("final", 2) if way == "home" else Phase("train", 1)
+        state, _ = method.local_round(site, State(), stamped(Payload(arrays, {}), phase, 1))
+        if way == "whole":
+            arrays = {key: value for key, value in state.arrays.items() if not key.startswith("optimizer.")}
+    predictor = method.predictor(site, state, stamped(Payload(arrays, {}), Phase("final", 2), 1))
+    assert predictor is not None
+    return predict_rows(predictor, rows).probabilities
+
+
+def probed(site: Site, arrays: Arrays, rows: Examples) -> np.ndarray:
+    """The same by a logistic regression on frozen features."""
+    network = {key.removeprefix(NETWORK): value for key, value in arrays.items() if key.startswith(NETWORK)}
+    frozen = frozen_network(site.task.backbone, network)
+    fit, judged = (frozen_features(frozen, part, torch.device("cpu"))["pooled"] for part in (site.train, rows))
+    return fit_predict(fit, site.train.targets, judged, len(site.task.classes))
+
+
+def jobs(joining: Joining, draws: int) -> Iterator[tuple[str, str, int]]:
+    """Every start, way and draw, the quick ones first."""
+    if "federation" in joining.starts:
+        yield "federation", "none", 0
+    for way in WAYS:
+        for draw in range(draws):
+            yield from ((start, way, draw) for start in joining.starts)
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--site", required=True, metavar="NAME", help="The centre that joins.")
+@click.option("--labels", type=int, default=60, show_default=True, help="Labelled pictures of its own.")
+@click.option("--draws", type=int, default=3, show_default=True, help="Draws of them.")
+@click.option("--epochs", type=int, default=10, show_default=True, help="Epochs over them, in `home` and `whole`.")
+@click.option("--only", type=click.Choice(["alone", "federation"]), help="One start alone.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the scores.")
+def main(folder: Path, site: str, labels: int, draws: int, epochs: int, only: str | None, out: Path) -> None:
+    """Score what the centre gets from RUN, a federation that it took no part in."""
+    try:
+        joining = read_joining(folder, site, epochs, only)
+    except EdgeflError as error:
+        raise click.ClickException(str(error)) from error
+    rows = report_rows(joining.federation, site)
+    (out / site).mkdir(parents=True, exist_ok=True)
+    for start, way, draw in jobs(joining, draws):
+        file = out / site / f"{start}-{way}-{labels if way != 'none' else 0}-{draw}.npz"
+        if file.exists():
+            continue
+        began = time.perf_counter()
+        train = drawn(joining, labels, draw)
+        found = scored(joining, start, way, train, draw)
+        facts: dict[str, Any] = {
+            "probabilities": found,
+            "target": rows.targets,
+            "lesions": np.array([joining.federation.lesions[i] for i in rows.rows]),
+            "counts": train.counts(len(joining.federation.classes)),
+        }
+        np.savez(file, **facts)
+        right = [float((found.argmax(axis=1) == k)[rows.targets == k].mean()) for k in range(found.shape[1])]
+        click.echo(f"{file.name}: {100 * np.mean(right):.1f} ({time.perf_counter() - began:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

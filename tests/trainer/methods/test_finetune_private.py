@@ -1,0 +1,189 @@
+"""docs/methods.md 3.4, private parts and the fit at home. FedBN, arXiv 2102.07623, section 3: batch norm stays."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.methods.conftest import Exchange, examples, play, told
+
+from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.engine.held_out import newcomers, without_model
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning.whole_network import norm_tensors
+from edgefl_trainer.methods.finetune import FineTune
+from edgefl_trainer.models.backbones import load_backbone, weights_of
+
+PX = 36
+CNN = {"batch": 4, "lr": 1e-3, "optimizer": "adam", "schedule": "constant", "weight_decay": 0.0}
+HEAD = {"head.weight", "head.bias"}
+
+
+@pytest.fixture(scope="module")
+def network():
+    return load_backbone("cnn:test_resnet", image_px=PX, seed=3)
+
+
+@pytest.fixture(scope="module")
+def norms(network) -> set[str]:
+    """What batch norm holds, by another rule than the code's: every layer with running statistics."""
+    names = weights_of(network.network)
+    layers = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
+    return {f"network.{name}" for name in names if name.rpartition(".")[0] + "." in layers}
+
+
+def method(**more: object) -> FineTune:
+    return build(FineTune, {**CNN, "mode": "federated", **more})
+
+
+def task_of(network, rounds: int = 1) -> Task:
+    initial = weights_of(network.network)
+    return Task(name="all", classes=("a", "b"), backbone=network.spec, rounds=rounds, epochs=1, seed=0, initial=initial)
+
+
+def site_of(network, task: Task, name: str, count: int, seed: int) -> Site:
+    train = examples(count, 2, seed)
+    return Site(name=name, task=task, backbone=network, train=train, tune=examples(8, 2, seed + 50), unlabelled=train)
+
+
+def sites_of(network, task: Task) -> dict[str, Site]:
+    return {"a": site_of(network, task, "a", 9, 1), "b": site_of(network, task, "b", 4, 2)}
+
+
+def expected_private(part: str, norms: set[str]) -> set[str]:
+    return {"none": set(), "head": HEAD, "head_and_norms": HEAD | norms}[part]
+
+
+def test_batch_norm_is_what_has_running_statistics(network, norms):
+    found = {f"network.{name}" for name in norm_tensors(network.network)}
+    assert found == norms and len(norms) == 5 * sum(name.endswith("running_var") for name in norms)
+
+
+@pytest.mark.parametrize("part", ["head", "head_and_norms"])
+def test_what_is_private_crosses_in_neither_direction(network, norms, part):
+    """Of two rounds and the fit at home, every payload; everything else of the network crosses in each round."""
+    task, seen = task_of(network, rounds=2), list[Exchange]()
+    tuning = method(private=part)
+    server, _ = play(tuning, task, sites_of(network, task), watch=seen.append)
+    private = expected_private(part, norms)
+    whole = {f"network.{name}" for name in weights_of(network.network)} | HEAD
+    assert [each.phase.kind for each in seen] == ["train", "train", "final"]
+    for each in seen:
+        for payload in (*each.broadcasts.values(), *each.replies.values()):
+            assert not private & set(payload.arrays)
+        for payload in each.broadcasts.values():
+            assert set(payload.arrays) == whole - private
+    assert all(set(reply.arrays) == whole - private for each in seen[:2] for reply in each.replies.values())
+    assert not any(reply.arrays for reply in seen[2].replies.values())
+    assert set(server.arrays) == whole - private
+
+
+def test_the_averaged_part_is_the_weighted_mean_and_the_rest_is_each_sites_own(network, norms):
+    """By hand: theta = (9 a + 4 b) / 13 of what crosses; norms and heads of the two sites went apart."""
+    task, seen = task_of(network), list[Exchange]()
+    tuning, sites = method(private="head_and_norms", home="none"), sites_of(network, task)
+    server, states = play(tuning, task, sites, watch=seen.append)
+    ours = {name: reply.arrays for name, reply in seen[0].replies.items()}
+    assert server.arrays
+    for name in server.arrays:
+        by_hand = (9 * ours["a"][name].astype(np.float64) + 4 * ours["b"][name].astype(np.float64)) / 13
+        np.testing.assert_allclose(server.arrays[name], by_hand, rtol=1e-6, atol=1e-9)
+    for name, site in sites.items():
+        begun = tuning.current(site, states[name], told(tuning, server, task, name))
+        for key in HEAD | norms:
+            assert np.array_equal(begun[key], states[name].arrays[key])
+        for key in set(server.arrays):
+            assert np.array_equal(begun[key], server.arrays[key])
+    moved = [name for name in norms if not np.array_equal(states["a"].arrays[name], states["b"].arrays[name])]
+    assert len(moved) > 0.7 * len(norms)
+
+
+@pytest.mark.parametrize("home", ["head", "head_and_norms"])
+def test_the_fit_at_home_moves_its_part_of_the_averaged_network_alone(network, norms, home):
+    task = task_of(network)
+    tuning, sites = method(home=home), sites_of(network, task)
+    server, states = play(tuning, task, sites)
+    fitted = expected_private(home, norms)
+    for name, site in sites.items():
+        predictor = tuning.predictor(site, states[name], told(tuning, server, task, name))
+        assert predictor is not None
+        now = {f"network.{key}": value for key, value in predictor.network.items()} | dict(predictor.tensors)
+        changed = {key for key, value in server.arrays.items() if not np.array_equal(now[key], value)}
+        assert changed <= fitted and changed >= HEAD
+        if home == "head_and_norms":
+            assert {key for key in norms if key.endswith("running_mean")} <= changed
+
+
+def test_one_step_at_home_is_adams_first_step_on_the_averaged_features(network):
+    """By hand: g = (softmax - onehot)ᵀ f / n on the frozen network's features; Adam's first step is lr·g/(|g| + ε)."""
+    task, rate = task_of(network), 0.01
+    tuning = method(home="head", home_lr=rate, home_epochs=1, batch=64, augment="none")
+    site = {"a": site_of(network, task, "a", 9, 1)}
+    server, states = play(tuning, task, site)
+    images, targets = site["a"].train.read(np.arange(9))
+    before = tuning.predictor(site["a"], State(), told(tuning, server, task, "a"))
+    frozen = before.score_module.backbone
+    with torch.inference_mode():
+        features = frozen(frozen.normalise(images)).pooled.numpy().astype(np.float64)
+    weight, bias = (server.arrays[name].astype(np.float64) for name in ("head.weight", "head.bias"))
+    logits = features @ weight.T + bias
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    error = (shares - np.eye(2)[targets.numpy()]) / 9
+    for name, start, slope in (
+        ("head.weight", weight, error.T @ features),
+        ("head.bias", bias, error.sum(axis=0)),
+    ):
+        wanted = start - rate * slope / (np.abs(slope) + 1e-8)
+        np.testing.assert_allclose(states["a"].arrays[name], wanted, atol=2e-5)
+
+
+def test_a_held_out_site_scores_with_the_averaged_network_and_head(network):
+    """It is fitted nowhere: what the others fit at home stays there."""
+    task = task_of(network)
+    tuning, sites = method(home="head_and_norms"), sites_of(network, task)
+    server, _ = play(tuning, task, sites)
+    newcomer = replace(sites["a"], name="c")
+    found = newcomers(tuning, task, server, {"c": newcomer})["c"]
+    now = {f"network.{key}": value for key, value in found.network.items()} | dict(found.tensors)
+    assert all(np.array_equal(now[key], value) for key, value in server.arrays.items())
+
+
+def test_without_a_shared_head_a_held_out_site_has_no_model_and_the_run_says_so(network):
+    task = task_of(network)
+    tuning, sites = method(private="head"), sites_of(network, task)
+    assert "c will have no figures" in str(without_model("finetune", tuning.start(task, ["a"]), ["c"]))
+    server, _ = play(tuning, task, sites)
+    assert newcomers(tuning, task, server, {"c": replace(sites["a"], name="c")}) == {}
+
+
+def test_a_site_that_joins_later_begins_with_the_private_parts_of_the_beginning(network, norms):
+    task = task_of(network, rounds=2)
+    tuning, sites = method(private="head_and_norms"), sites_of(network, task)
+    server, _ = play(tuning, task, {"a": sites["a"]})
+    begun = tuning.current(sites["b"], State(), told(tuning, server, task, "b"))
+    start = tuning.beginning(task)
+    assert begun.keys() == start.keys()
+    assert all(np.array_equal(begun[key], start[key]) for key in HEAD | norms)
+    assert all(np.array_equal(begun[key], value) for key, value in server.arrays.items())
+
+
+def test_a_plan_has_the_fit_at_home_only_where_something_is_fitted():
+    assert [phase.kind for phase in method().phases(2)] == ["train", "train"]
+    assert method(private="head").phases(2)[-1] == Phase("final", 3)
+    assert method(private="head", home="none").fitted_at_home == "none"
+    assert method(home="head").fitted_at_home == "head" and method(home="head").private == "none"
+
+
+@pytest.mark.parametrize("more", [{"private": "head"}, {"home": "head"}])
+def test_a_site_alone_has_nothing_private(more):
+    with pytest.raises(SettingError, match="with mode=local every site keeps its whole network"):
+        method(mode="local", **more)
+
+
+@pytest.mark.parametrize("more", [{"private": "head_and_norms"}, {"home": "head_and_norms"}])
+def test_a_network_without_batch_norm_is_refused(more):
+    tiny = load_backbone("tiny", image_px=PX, seed=3)
+    with pytest.raises(SettingError, match="tiny has no batch norm: set head"):
+        method(**more).start(replace(task_of(tiny), initial={}), ["a"])
