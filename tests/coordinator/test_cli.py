@@ -390,5 +390,5 @@ def test_a_busy_port_is_named_once() -> None:
         port = busy.getsockname()[1]
         with pytest.raises(OperatorError) as refused:
             _listen("127.0.0.1", port, Door(10, 5))
-    told = "; for another port: edgefl-coordinator set port PORT public_url https://HOST:PORT"
-    assert str(refused.value) == f"cannot listen on 127.0.0.1 port {port}: Address already in use{told}"
+    told = "; for another port: edgefl-coordinator set port PORT public_url https://HOST:PORT, with the --home of this"
+    assert str(refused.value).startswith(f"cannot listen on 127.0.0.1 port {port}: Address already in use{told}")

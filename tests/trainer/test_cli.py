@@ -68,6 +68,8 @@ def test_without_the_extra_every_command_is_one_sentence(command, monkeypatch, t
         "finetune": [tmp_path, "--mode", "local", "--labels", "0.1", "--out", tmp_path / "run"],
         "join": ["-", "--data", "folder:x", "--out", tmp_path / "run"],
         "partition": ["--data", "folder:x", "--scheme", "iid", "--sites", "2", "-o", tmp_path / "run"],
+        "audit": [tmp_path],
+        "report": [tmp_path, "-o", tmp_path / "run.html"],
     }[command]
     outcome = edgefl_train(command, *arguments)
     assert outcome.code == 2

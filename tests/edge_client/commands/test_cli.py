@@ -71,7 +71,7 @@ def test_a_predicted_class_that_is_not_benign_asks_for_a_look(run, files, lab):
     assert "no threshold for suspicious classes" not in err
     said = run("score", "red.png", "pale.png", *options)[1].splitlines()
     assert "Melanoma (MEL)" in said[0] and "the predicted class is malignant" in said[0]
-    assert "rules asks for a look" in said[1] and "no reason" not in said[1]
+    assert "no rule asks for a look, which is no all-clear" in said[1] and "no reason" not in said[1]
     assert "together, most probable Melanoma (MEL)" in said[1]
     _, out, err = run("score", "pale.png", *options[:-1], "default.edgefl", "--json")
     assert "by default they ask for a look from 10% together" in err

@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeyp
     (place / "drop" / "a.png").write_bytes(good)
     real = score_files.read_bounded
 
-    def refused(path, most):
+    def refused(path, most, too_long=""):
         raise StorageError(f"cannot read {path}", code)
 
     monkeypatch.setattr(score_files, "read_bounded", refused)
@@ -136,7 +136,7 @@ def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatc
     (place / "drop" / "a.png").write_bytes(good)
     tries, clock = [], [0.0]
 
-    def refused(path, most):
+    def refused(path, most, too_long=""):
         tries.append(clock[0])
         raise StorageError(f"cannot read {path}", "storage")
 

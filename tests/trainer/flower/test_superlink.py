@@ -9,11 +9,13 @@ import signal
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
+
 from tests.trainer.conftest import make_asked
 from tests.trainer.flower.test_page import Shell, digest, page, started
 from tests.trainer.flower.test_ray import LESIONS, ORGANS, run
 
-pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 SEEN = ("fedevprompt", "fedavg", "pep-fedpt", "fedclf", "fedmae")
 

@@ -138,11 +138,12 @@ def predictor_results(
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         tuned = judged_rows(site, None if name in final.selected or own is not None else WATCHED_ROWS)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
-        facts[name] |= {"refer_above": calibrated.figures["refer_above"], **learned_rows(federation, site)}
+        learned = learned_rows(federation, site)
+        facts[name] |= {"refer_above": calibrated.figures["refer_above"], **learned}
         seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
         for way, (one, of) in further_models(method, site, kept, own).items():
-            told[way][name] = _facts_of_trained(site, one, of, task, tuned)
+            told[way][name] = {**_facts_of_trained(site, one, of, task, tuned), **learned}
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
             further[way][name] = score(one, rows, federation, name, site.device)
     means = _means(calibration)
