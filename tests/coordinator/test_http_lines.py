@@ -28,8 +28,9 @@ def test_one_request_at_a_time(coordinator) -> None:
 
 
 def test_a_header_has_an_end(coordinator) -> None:
-    """A header above 64 KiB gets 400 and a closed connection, in one field or in many."""
-    for field in (b"X: " + b"a" * 2**17, b"X: aaaa\r\n" * 2**14):
+    """A header above 64 KiB gets 400 and a closed connection, in one field or in many, also one that is whole."""
+    long = (b"X: " + b"a" * 2**17, b"X: aaaa\r\n" * 2**14)
+    for field in (*long, long[0] + b"\r\n\r\n", long[1] + b"\r\n"):
         with Running(coordinator, 5, 5) as running, running.connect() as one, contextlib.suppress(ConnectionError):
             one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + field)
             assert one.recv(100).startswith(b"HTTP/1.1 400")

@@ -8,15 +8,18 @@ Concepts".
 """
 
 import contextlib
+import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from greenlet import getcurrent, greenlet
+
+log = logging.getLogger("edgefl_coordinator")
 
 Value = TypeVar("Value")
 Errand = Callable[[], Any]
@@ -63,6 +66,7 @@ class _Apart:
 
 _Came = _Asked | tuple[greenlet, Finished]  # new work, or what a piece waited for
 _Queue = SimpleQueue[list[_Came] | None]
+_Jobs = Sequence[tuple[greenlet, Errand]]
 _NOTHING: Final = Finished()
 _COMMIT: Final = object()  # what a piece that waits for a commit hands to the crowd's thread
 _HERE = threading.local()  # `hub`: the greenlet that carries a crowd on, in its thread
@@ -82,8 +86,9 @@ class Crowd:
         """Make a crowd, whose threads begin with the first work.
 
         Args:
-            commit: commits all that was done so far, and raises nothing.
-            tell: takes what came of works, in the crowd's thread, and raises nothing.
+            commit: commits all that was done so far. Whoever waits for it is told by it how it went: what it raises
+                ends neither the thread nor the others' work.
+            tell: takes what came of works, in the crowd's thread.
             beside: each does, in a thread of its own, what the works do elsewhere.
         """
         self._carrying = (commit, tell, tuple(beside))
@@ -101,10 +106,10 @@ class Crowd:
         with self._beginning:
             if self._begun:
                 return
-            self._begun = True
             given = (self._came, *self._carrying)
             threading.Thread(target=_carry_on, args=given, name="crowd", daemon=True).start()
             weakref.finalize(self, self._came.put, None)
+            self._begun = True
 
 
 def wait_for_commit() -> None:
@@ -153,17 +158,39 @@ def _carry_on(
                 if wants is _COMMIT:
                     committing.append(piece)
                 elif isinstance(wants, _Apart):
-                    given = (do_here, [(piece, wants.work)], came)
-                    threading.Thread(target=_do_all, args=given, name="apart", daemon=True).start()
+                    _begin_jobs(_start_thread, do_here, [(piece, wants.work)], came)
                 elif not piece.dead:
                     jobs.append((piece, wants))
             for number, (pool, do) in enumerate(pools):
                 if share := jobs[number :: len(pools)]:
-                    pool.submit(_do_all, do, share, came)
+                    _begin_jobs(pool.submit, do, share, came)
             if done:
-                tell(tuple(done))
+                with _survived("an answer was not told"):
+                    tell(tuple(done))
                 done.clear()
-            commit()
+            with _survived("a commit failed"):
+                commit()
+
+
+@contextlib.contextmanager
+def _survived(what: str) -> Iterator[None]:
+    """Log an error that must not end the thread which carries everybody's work."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001 - also no memory: the next work must find the thread alive
+        log.error("%s: %s", what, type(error).__name__, extra={"once_a_minute": True})
+
+
+def _start_thread(target: Callable[..., None], *given: Any) -> None:
+    threading.Thread(target=target, args=given, name="apart", daemon=True).start()
+
+
+def _begin_jobs(begin: Callable[..., Any], do: Doing, jobs: _Jobs, came: _Queue) -> None:
+    """Have jobs done in another thread; where none can be had, each piece gets that error."""
+    try:
+        begin(_do_all, do, jobs, came)
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the job gets it
+        came.put([(piece, Finished(error=error)) for piece, _ in jobs])
 
 
 def _taken(came: _Queue, *, wait: bool) -> list[_Came] | None:
@@ -185,6 +212,11 @@ def _piece(asked: _Asked, done: list[tuple[Any, Finished]]) -> greenlet:
     return greenlet(carried_out)
 
 
-def _do_all(do: Doing, jobs: Sequence[tuple[greenlet, Errand]], came: _Queue) -> None:
+def _do_all(do: Doing, jobs: _Jobs, came: _Queue) -> None:
+    """Do jobs; each piece gets what came of its own, or the error that ended all."""
     pieces, works = zip(*jobs, strict=True)
-    came.put(list(zip(pieces, do(works), strict=True)))
+    try:
+        found = do(works)
+    except BaseException as error:  # noqa: BLE001 - whoever waits for a job gets it
+        found = [Finished(error=error)] * len(works)
+    came.put(list(zip(pieces, found, strict=True)))

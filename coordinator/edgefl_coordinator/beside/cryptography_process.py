@@ -32,13 +32,12 @@ from edgefl_coordinator.beside.frames import (
     write_frames,
 )
 from edgefl_protocol import EnvelopeError, Expected, Opened, PublicSealingKey, PublicSigningKey, SealingKey, SigningKey
-from edgefl_protocol.durable import PASSPHRASE_VARIABLE
 from edgefl_protocol.envelopes.envelope import Tolerance, unverified_header
 
 log = logging.getLogger("edgefl_coordinator")
 
 _PROGRAM: Final = (sys.executable, "-m", "edgefl_coordinator.beside.cryptography_process")
-_SECRETS: Final = frozenset({PASSPHRASE_VARIABLE, "PGPASSWORD"})  # it reads no file and no database
+_ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG", "LC_ALL")  # no passphrase, no key
 _BUFFER: Final = 2**20
 
 
@@ -65,10 +64,12 @@ class CryptographyProcess:
                 return do_here(works)
             try:
                 return self._done(theirs)
-            except (OSError, EOFError) as error:
-                log.error("the process that opens and seals ended (%s): the server does that itself for now", error,
-                          extra={"once_a_minute": True})  # fmt: skip
-                self._end()
+            except BaseException as error:
+                self._end()  # an answer that nobody read must never be taken for the next one's
+                if not isinstance(error, Exception):
+                    raise
+                log.error("the process that opens and seals ended (%s): the server does that itself for now",
+                          type(error).__name__, extra={"once_a_minute": True})  # fmt: skip
                 return do_here(works)
 
     def stop(self) -> None:
@@ -91,7 +92,7 @@ class CryptographyProcess:
 
     def _begun(self) -> "subprocess.Popen[bytes]":
         if self._running is None:
-            environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+            environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name)) is not None}
             pipe, self._known = subprocess.PIPE, ()
             self._running = subprocess.Popen(  # noqa: S603 - our own module
                 self._program, stdin=pipe, stdout=pipe, bufsize=_BUFFER, start_new_session=True, env=environment

@@ -18,8 +18,8 @@ KEYS: Final = 0
 OPEN: Final = 1
 SEAL: Final = 2
 DONE: Final = 3
-REFUSED: Final = 4  # an `EnvelopeError`; the words are its code
-FAILED: Final = 5  # anything else
+REFUSED: Final = 4  # an `EnvelopeError`; the words are its name, message and code
+FAILED: Final = 5  # anything else; the words are the error's name
 WRITTEN: Final = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -27,7 +27,7 @@ class Frame(NamedTuple):
     """One piece."""
 
     kind: int
-    words: str  # JSON
+    words: str  # JSON, or a name
     data: bytes
 
 

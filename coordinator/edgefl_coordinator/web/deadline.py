@@ -74,6 +74,7 @@ class _DeadlineProtocol(HttpToolsProtocol):
         self._waits_for: Literal["header", "body", ""] = ""  # the rest of which; "": the request is whole, or none came
         self._deaf = False  # whether nothing is read any more
         self._header_bytes = 0  # that came of the header under way, and of what came with them
+        self._parsed_bytes = 0  # of the header under way, in parts that are whole
         self._until = 0.0  # when its time is over, by the loop's
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -107,7 +108,22 @@ class _DeadlineProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._answers:
             raise ConnectionAbortedError  # which ends in `send_400_response`
+        self._parsed_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_header(self, length: int) -> None:
+        """Count a part of a header that is whole; what is still to come is counted as it comes."""
+        self._parsed_bytes += length
+        if self._parsed_bytes > HEADER_BYTES:
+            raise ConnectionAbortedError  # which ends in `send_400_response`
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()

@@ -87,7 +87,8 @@ def _take(call: Call, request: ReplyRequest) -> bytes:
             spare = []
         raise
     finally:
-        store.drop_blobs(spare)
+        if spare:  # files, or objects of a store that may answer late
+            apart(partial(store.drop_blobs, spare))
 
 
 def _check_handed_on(connection: Connection, most: int | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgefl_coordinator.beside import cryptography_process
 from edgefl_coordinator.beside.crowd import do_here
 from edgefl_coordinator.beside.cryptography_process import CryptographyProcess
 from edgefl_coordinator.beside.cryptography_work import Opening, Sealing
@@ -120,3 +121,43 @@ def test_its_keys_are_in_no_command_line_and_no_environment(process) -> None:
         with open(f"/proc/{process._running.pid}/{name}", "rb") as file:
             shown = file.read()
         assert COORDINATOR.seed.hex().encode() not in shown and box.secret.hex().encode() not in shown
+
+
+@pytest.mark.parametrize("error", [MemoryError, UnicodeDecodeError("utf-8", b"", 0, 1, "odd"), KeyboardInterrupt])
+def test_an_answer_that_nobody_read_is_never_taken_for_the_next_ones(monkeypatch, error) -> None:
+    """The answer to A lay in the pipe, and B's forged envelope was opened with the payload of A."""
+    box, real, failing = generate_sealing_key(1), cryptography_process.read_frames, iter([True])
+
+    def read_frames(source: Any) -> Any:
+        if next(failing, False):
+            raise error
+        return real(source)
+
+    monkeypatch.setattr(cryptography_process, "read_frames", read_frames)
+    made = CryptographyProcess()
+    good = opening(box)
+    forged = replace(good, data=good.data[:-1] + bytes([good.data[-1] ^ 1]))
+    try:
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                made([good])
+        else:
+            assert made([good])[0].get().payload == b"a reply"  # done here
+        assert isinstance(made([forged])[0].error, EnvelopeError)
+        assert made([good])[0].get().payload == b"a reply"
+    finally:
+        made.stop()
+
+
+def test_its_environment_holds_no_secret(monkeypatch) -> None:
+    started: list[dict[str, str]] = []
+
+    def popen(*_: Any, env: dict[str, str], **__: Any) -> Any:
+        started.append(env)
+        raise OSError
+
+    for name in ("EDGEFL_KEY_PASSPHRASE", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setattr(cryptography_process.subprocess, "Popen", popen)
+    CryptographyProcess().start()
+    assert started and "secret" not in started[0].values()

@@ -89,6 +89,44 @@ def test_errors_are_ones_own(carried) -> None:
         found[0].get()
 
 
+def test_no_error_ends_the_thread_that_carries_everybody() -> None:
+    """A commit without memory, a telling and works done elsewhere that fail: the next work is done all the same."""
+    told: SimpleQueue[tuple[Any, Finished]] = SimpleQueue()
+    failing = iter([True, False, True, False, True])
+
+    def commit() -> None:
+        if next(failing, False):
+            raise MemoryError
+
+    def tell(done: Any) -> None:
+        for one in done:
+            told.put(one)
+        raise RuntimeError
+
+    def beside(works: Any) -> Any:
+        raise MemoryError
+
+    made = Crowd(commit, tell, (beside,))
+    for number in range(4):
+        made.run(lambda: crowd.wait_for_commit() or "done", number)
+        assert told.get(timeout=20)[1].get() == "done"
+    made.run(lambda: crowd.elsewhere(lambda: 1), "elsewhere")
+    assert isinstance(told.get(timeout=20)[1].error, MemoryError)
+    made.run(lambda: crowd.apart(lambda: 2), "apart")
+    assert told.get(timeout=20)[1].get() == 2
+
+
+def test_where_no_thread_can_be_had_ones_own_work_fails_alone(carried, monkeypatch) -> None:
+    assert carried.of(lambda: 1)[0].value == 1  # its thread has begun
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(crowd, "_start_thread", refused)
+    found = carried.of(lambda: crowd.apart(lambda: 1), lambda: 2)
+    assert isinstance(found[0].error, RuntimeError) and found[1].value == 2
+
+
 def test_outside_of_a_crowd_all_is_done_here() -> None:
     crowd.wait_for_commit()
     here = threading.current_thread().name
