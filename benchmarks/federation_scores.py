@@ -88,7 +88,7 @@ def difference(one: Sequence[Centres], other: Sequence[Centres]) -> Figure:
     for name in names:
         if len({arm[name].lesions for arm in (*one, *other)}) > 1:
             raise ValueError(f"two arms of a difference judge different rows of {name}")
-        values.append(np.mean([accuracy(a[name]) for a in one]) - np.mean([accuracy(b[name]) for b in other]))
+        values.append(float(np.mean([accuracy(a[name]) for a in one]) - np.mean([accuracy(b[name]) for b in other])))
         draws.append(
             np.mean([_draws(arm[name]) for arm in one], axis=0) - np.mean([_draws(arm[name]) for arm in other], axis=0)
         )

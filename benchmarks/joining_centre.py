@@ -63,8 +63,8 @@ def read_joining(folder: Path, name: str, epochs: int, only: str | None) -> Join
     method = method_of(settings)
     task = build_task(settings, method, federation, backbone)
     rows = federation.sites[name]
-    parts = {kind: examples_of(federation, rows.rows(kind)) for kind in ("train", "tune", "unlabelled")}
-    site = Site(name=name, task=task, backbone=backbone, balance=settings.balance, **parts)
+    train, tune, unlabelled = (examples_of(federation, rows.rows(kind)) for kind in ("train", "tune", "unlabelled"))
+    site = Site(name, task, backbone, train, tune, unlabelled, settings.balance)
     starts: dict[str, Arrays] = {"alone": method.beginning(task)}
     if only != "alone":
         predictor = open_run(folder).predictor(name)
