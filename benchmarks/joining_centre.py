@@ -64,7 +64,9 @@ def read_joining(folder: Path, name: str, epochs: int, only: str | None) -> Join
     task = build_task(settings, method, federation, backbone)
     rows = federation.sites[name]
     train, tune, unlabelled = (examples_of(federation, rows.rows(kind)) for kind in ("train", "tune", "unlabelled"))
-    site = Site(name, task, backbone, train, tune, unlabelled, settings.balance)
+    site = Site(
+        name=name, task=task, backbone=backbone, train=train, tune=tune, unlabelled=unlabelled, balance=settings.balance
+    )
     starts: dict[str, Arrays] = {"alone": method.beginning(task)}
     if only != "alone":
         predictor = open_run(folder).predictor(name)
