@@ -72,6 +72,14 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
     assert "kept from learning" not in outcome(a_score(CALM, THREE, info=DESCRIBED))
 
 
+def test_a_class_that_may_hold_cancers_is_said_to_beside_a_pass() -> None:
+    """ "7 were of the class Other than a nevus" told nobody that cancers were among them."""
+    mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": DESCRIBED["NV"]}
+    tried = TriedRule(pictures=50, passed=7, benign_passed=30)
+    score = a_score((0.05, 0.95), replace(rules_for((True, False)), suspicious_tried=tried), info=mixed)
+    assert "7 were of the class Other than a nevus (MEL), which may hold cancers." in outcome(score)
+
+
 def test_one_result_says_not_known_to_be_benign_once() -> None:
     mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": DESCRIBED["NV"]}
     score = a_score((0.3, 0.7), rules_for((True, False)), info=mixed)
@@ -98,11 +106,13 @@ def test_a_score_says_whose_pictures_the_model_learned_from(sites, kind, whose) 
     (("blur", "exposure", "not_skin", "dark_corners"), ["it is too dark"]),
     (("size", "exposure"), ["it is too dark", "it has fewer pixels than the model reads"]),
     (("not_skin", "dark_corners"), ["its colours are not those of skin"]),
-    (("blur", "dark_corners"), ["it is blurred", "it has a frame, an even side or dark corners, and the model did not "
-                                "learn from such pictures"]),
+    (("size", "dark_corners"), ["it has fewer pixels than the model reads", "it has a frame, an even side or dark "
+                                "corners, and the model did not learn from such pictures"]),
 ])  # fmt: skip
 def test_what_is_a_mere_consequence_of_another_fault_is_not_told(faults, told) -> None:
     """Of a picture that was only darkened four causes were told, three of them wrong; `refer_reasons` keeps all."""
     picture = JudgedPicture(faults=faults, exposure="dark", light="darker")
     score = a_score(CALM, THREE, info=DESCRIBED, picture=picture)
+    dim = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("blur",), light="darker"))
+    assert faults_in_words(dim) == ["it is darker than the pictures that the model learned from"]
     assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)

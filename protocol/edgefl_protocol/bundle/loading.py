@@ -68,7 +68,10 @@ MAX_WEIGHTS_BYTES = 256 * 1024 * 1024
 
 _MANIFEST = "manifest.json"
 _SIGNATURES = "signatures.json"
-_TRUST_IT = "if you know that key, trust it for this call with --trust PUB, or from now on with `edgefl trust add PUB`"
+_TRUST_IT = (
+    "if you know that key, name it with --trust PUB (`score` and `ask`: for this call; `use`: from now on), or run "
+    "`edgefl trust add PUB`"
+)
 _T = TypeVar("_T")
 
 

@@ -180,8 +180,8 @@ def evidence_words(score: Score) -> str:
         return f"This model cannot say how much evidence it has. {uncertainty}{asks}"
     much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
     answer = "any answer" if score.predicted is None else "its answer"
-    proof = ", which does not make it right" if much == "much" else ""
-    if "vacuity" in score.refer_reasons and much != "little":  # the words contradict neither the rule nor the scale
+    proof = "" if much == "little" else ", which does not make it right"
+    if "vacuity" in score.refer_reasons:  # the words contradict neither the rule nor the scale
         much, proof = "too little", " by its rule"
     return f"The model has {much} evidence for {answer}{proof}. Vacuity {number} (0: much evidence, 1: none){asks}"
 
@@ -253,7 +253,8 @@ def _suspicious_kind(score: Score) -> str:
     """Name what the suspicious classes hold, as `of …`: cancers are called so where every such class is one."""
     asking = [one for one in score.probabilities if score.info_of(one).suspicious]
     if len(asking) == 1:
-        return f"of the class {class_title(score, asking[0])}"
+        mixed = ", which may hold cancers" if score.info_of(asking[0]).malignancy == "unknown" else ""
+        return f"of the class {class_title(score, asking[0])}{mixed}"
     known = {score.info_of(one).malignancy for one in asking}
     if known == {"malignant"}:
         return "of malignant classes"

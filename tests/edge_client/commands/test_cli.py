@@ -135,7 +135,7 @@ def test_without_trust_nothing_runs(run, files, lab):
     assert (code, out) == (3, "")
     assert len(err.splitlines()) == 1
     assert lab.SIGNER.key_id in err
-    assert "trust it for this call with --trust PUB, or from now on with `edgefl trust add PUB`" in err
+    assert "--trust PUB (`score` and `ask`: for this call; `use`: from now on), or run `edgefl trust add PUB`" in err
     assert not (files / "home").exists()  # never trust on first use: nothing was noted
 
 

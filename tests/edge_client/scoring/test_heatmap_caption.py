@@ -155,6 +155,11 @@ def test_an_answer_that_hangs_most_on_the_edge_is_told_whatever_else_is_outlined
     told = [one for one in said if "hangs most on" in one]
     sentence = f"The answer hangs most on a part {where} of the picture. Look at the photo itself."
     assert told == ([] if where is None else [sentence])
+    said.clear()
+    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), predicted="NV"), "crop", Explanation(shown, "Measured."))
+    assert [one for one in said if "hangs most on" in one] == [
+        one.replace("the picture", "the white frame") for one in told
+    ]
 
 
 @pytest.mark.parametrize(("kind", "words"), [("bundle", "the bundle's values"), ("personal", "learned on this device")])

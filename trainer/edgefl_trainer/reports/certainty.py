@@ -72,8 +72,9 @@ def _referral(facts: RunFacts) -> list[ReportBlock]:
             head=("site", "temperature", "refers above", "referred", "wrong among the rest", "wrong among all"),
             rows=rows,
             caption="Above this uncertainty (vacuity; of methods without evidence, entropy) a picture is referred to a "
-            "doctor. Threshold and temperature were fitted on tune rows, to at most 10 % wrong among the rest and at "
-            "most half referred; what they cost is measured on reported rows, by this rule alone.",
+            "doctor. Threshold and temperature were fitted on tune rows: the threshold aims at no more than 10 % wrong "
+            "among the rest, and where that cannot be reached, half are referred. What they cost is measured on "
+            "reported rows, by this rule alone.",
         )
     ]
     told = [(name, ReportCell(text)) for name, text in sorted(facts.suspicion.items())[:MOST_PANELS]]

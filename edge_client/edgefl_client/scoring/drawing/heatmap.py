@@ -76,8 +76,14 @@ class Placed:
     low: float  # map value at the clear end of the colour scale
     marked: NDArray[np.bool_]  # the pixels of the outlined cells
     outlined: tuple[int, int]  # how many cells are outlined, of how many
-    edge: str | None  # where at the edge of the picture the strongest cell lies; None where it lies further in
+    edge: str | None  # where at the edge of what the network saw the strongest cell lies; None further in
     high: float = 1.0  # map value at the strong end
+
+    @property
+    def framed(self) -> bool:
+        """Whether the network saw a part of the photo only, which the drawing frames."""
+        left, top, right, bottom = self.box
+        return (right - left, bottom - top) != self.values.shape[::-1]
 
 
 def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
@@ -263,11 +269,11 @@ def map_lines(
             )
         )
         if placed.edge is not None:
-            hangs = f"The answer hangs most on a part {placed.edge} of the picture. Look at the photo itself."
+            seen = "the white frame" if placed.framed else "the picture"
+            hangs = f"The answer hangs most on a part {placed.edge} of {seen}. Look at the photo itself."
             lines.append(CaptionLine(hangs, BODY, WARN))
         note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
-        left, top, right, bottom = placed.box
-        if (right - left, bottom - top) != placed.values.shape[::-1]:
+        if placed.framed:
             size_words += " Nothing outside the white frame was looked at."
     lines.append(CaptionLine(note + size_words, SMALL, QUIET))
     return lines
