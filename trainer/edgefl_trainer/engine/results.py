@@ -138,8 +138,7 @@ def predictor_results(
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         tuned = judged_rows(site, None if name in final.selected or own is not None else WATCHED_ROWS)
         facts[name], sizes = _facts_of_trained(site, predictor, kept, task, tuned), _sizes(predictor, task)
-        learned = learned_rows(federation, site)
-        facts[name] |= {"refer_above": calibrated.figures["refer_above"], **learned}
+        facts[name] |= {"refer_above": calibrated.figures["refer_above"], **(learned := learned_rows(federation, site))}
         seen[name], rows = predictor.seen, report_rows(federation, name)
         scored[name] = score(predictor, rows, federation, name, site.device)
         for way, (one, of) in further_models(method, site, kept, own).items():
