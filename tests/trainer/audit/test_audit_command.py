@@ -50,12 +50,28 @@ def a_line(interval: tuple[float, float] = (0.0, 0.1), **changes: float) -> Audi
 
 def test_a_control_that_fails_is_never_safe() -> None:
     """Check 53: a control without protection must succeed, else the figure says nothing."""
-    assert a_line().verdict == "within the target"
-    assert a_line(control=0.4).verdict == "inconclusive"
-    assert a_line(figure=0.06, interval=(0.02, 0.1)).verdict == "above the target"
-    assert a_line(figure=0.06, floor=0.04, interval=(0.03, 0.1)).verdict == "no more than the floor"
-    assert a_line(figure=0.06, control=0.4).verdict == "inconclusive"
+    assert a_line((0.0, 0.04)).verdict == "within the target"
+    assert a_line((0.0, 0.04), control=0.4).verdict == "inconclusive"
+    assert a_line((0.06, 0.1), figure=0.08, control=0.4).verdict == "inconclusive"
     assert "inconclusive" in table([a_line(control=0.4)], [])[1]
+
+
+@pytest.mark.parametrize(
+    ("interval", "floor", "verdict"),
+    [
+        ((0.003, 0.029), 0.005, "within the target"),
+        ((0.005, 0.143), 0.005, "not told apart from the target"),  # a figure of 0.042 alone shows nothing
+        ((0.018, 0.162), 0.005, "not told apart from the target"),  # above the floor, and that is not above the target
+        ((0.06, 0.1), 0.005, "above the target"),
+        ((0.06, 0.1), 0.08, "not told apart from the floor"),
+        ((0.06, 0.1), 0.1, "no more than the floor"),
+        ((0.09, 0.1), 0.08, "above the target"),
+        ((0.0, 0.05), 0.08, "within the target"),
+    ],
+)
+def test_a_verdict_holds_for_the_whole_interval(interval: tuple[float, float], floor: float, verdict: str) -> None:
+    """Target 0.05: a line is on one side of target or floor, the higher of them, or not told apart from it."""
+    assert a_line(interval, figure=sum(interval) / 2, floor=floor).verdict == verdict
 
 
 def test_too_few_pictures_are_a_sentence(finished: dict[str, Path]) -> None:
