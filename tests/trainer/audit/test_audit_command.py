@@ -1,15 +1,21 @@
 """`edgefl-train audit`: lines of a finished run as text, JSON and file; faults in a sentence. Checks 53 and 54."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.trainer.audit.conftest import METHODS
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.audit.line import AuditLine, table
+from edgefl_trainer.audit import payload_lines
+from edgefl_trainer.audit.audited import open_audit
+from edgefl_trainer.audit.line import AuditLine, NotAttacked, table
+from edgefl_trainer.contract import Method, Site, State
+from edgefl_trainer.engine.models import FinishedRun, open_run
 
 
 @pytest.mark.slow
@@ -28,6 +34,23 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callab
         assert low <= line["figure"] <= high and line["pictures"] > 0
         wanted = "inconclusive" if line["control"] < line["needs"] else line["verdict"]
         assert line["verdict"] == wanted
+    photos = {line["kind"] for line in found["lines"] if line["attack"].endswith("another photo")}
+    assert photos <= {"maps"}  # both photos of a lesion took part in a mean
+
+
+def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
+    run_of: Callable[[str], Path], small: None
+) -> None:
+    audited = open_audit(open_run(run_of("fedevprompt")), (), 20, lambda line: None)
+    made = payload_lines.release_of
+
+    def refusing(run: FinishedRun, method: Method, server: State, site: Site, kind: str) -> object:
+        return NotAttacked(kind, "all", "x") if site.name == "site-1" else made(run, method, server, site, kind)
+
+    with mock.patch.object(payload_lines, "release_of", refusing):
+        refused, line = itertools.islice(payload_lines.payload_lines(audited), 2)
+    assert refused == NotAttacked("maps", "all", "x (of site-1)")
+    assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
 
 
 def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:

@@ -72,13 +72,21 @@ def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
         if kind not in PICTURE_KINDS:
             continue
         found = [_site_payloads(audited, name, kind) for name in audited.attacked]
-        if refused := [one for one in found if isinstance(one, NotAttacked)]:
-            yield refused[0]
-            continue
+        yield from _named(found, audited.attacked)
         parts = [one for one in found if isinstance(one, SitePayloads)]
+        if not parts:
+            continue
         for view in VIEWS:
             yield from _identified(audited, kind, view, parts)
         yield from _reconstructed(audited, kind, parts)
+
+
+def _named(found: Sequence[SitePayloads | NotAttacked], names: Sequence[str]) -> Iterator[NotAttacked]:
+    """Say once why payloads of some sites are not attacked; where it is not so of all, of which sites."""
+    refused = [(one, name) for one, name in zip(found, names, strict=True) if isinstance(one, NotAttacked)]
+    for kind, attack, why in dict.fromkeys((one.kind, one.attack, one.why) for one, _ in refused):
+        sites = [name for one, name in refused if one.why == why]
+        yield NotAttacked(kind, attack, why if len(sites) == len(names) else f"{why} (of {', '.join(sites)})")
 
 
 def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | NotAttacked:
@@ -117,8 +125,11 @@ def _queries(
 def _identified(
     audited: Audited, kind: str, view: View, parts: Sequence[SitePayloads]
 ) -> Iterator[AuditLine | NotAttacked]:
-    chosen, refused = _queries(audited, parts, view)
     attack = f"re-identification, {view}"
+    if view == VIEWS[1] and parts[0].release.over != "picture":
+        yield NotAttacked(kind, attack, "both photos of a lesion took part in the mean, so neither is another photo")
+        return
+    chosen, refused = _queries(audited, parts, view)
     if refused:
         yield NotAttacked(kind, attack, "; ".join(refused))
     if not chosen:
