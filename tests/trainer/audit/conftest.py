@@ -14,6 +14,8 @@ METHODS = {
     "fedevprompt": ("maps",),
     "fedproto": ("prototypes", "features"),
     "fedavg": ("features", "weights"),
+    "sgpt": ("prompts and weights",),
+    "finetune": ("weights",),
 }
 
 

@@ -1,15 +1,21 @@
 """`edgefl-train audit`: lines of a finished run as text, JSON and file; faults in a sentence. Checks 53 and 54."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.trainer.audit.conftest import METHODS
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.audit.line import AuditLine, table
+from edgefl_trainer.audit import payload_lines
+from edgefl_trainer.audit.audited import open_audit
+from edgefl_trainer.audit.line import AuditLine, NotAttacked, table
+from edgefl_trainer.contract import Method, Site, State
+from edgefl_trainer.engine.models import FinishedRun, open_run
 
 
 @pytest.mark.slow
@@ -28,6 +34,23 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callab
         assert low <= line["figure"] <= high and line["pictures"] > 0
         wanted = "inconclusive" if line["control"] < line["needs"] else line["verdict"]
         assert line["verdict"] == wanted
+    photos = {line["kind"] for line in found["lines"] if line["attack"].endswith("another photo")}
+    assert photos <= {"maps"}  # both photos of a lesion took part in a mean
+
+
+def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
+    run_of: Callable[[str], Path], small: None
+) -> None:
+    audited = open_audit(open_run(run_of("fedevprompt")), (), 20, lambda line: None)
+    made = payload_lines.release_of
+
+    def refusing(run: FinishedRun, method: Method, server: State, site: Site, kind: str) -> object:
+        return NotAttacked(kind, "all", "x") if site.name == "site-1" else made(run, method, server, site, kind)
+
+    with mock.patch.object(payload_lines, "release_of", refusing):
+        refused, line = itertools.islice(payload_lines.payload_lines(audited), 2)
+    assert refused == NotAttacked("maps", "all", "x (of site-1)")
+    assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
 
 
 def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:
@@ -50,12 +73,28 @@ def a_line(interval: tuple[float, float] = (0.0, 0.1), **changes: float) -> Audi
 
 def test_a_control_that_fails_is_never_safe() -> None:
     """Check 53: a control without protection must succeed, else the figure says nothing."""
-    assert a_line().verdict == "within the target"
-    assert a_line(control=0.4).verdict == "inconclusive"
-    assert a_line(figure=0.06, interval=(0.02, 0.1)).verdict == "above the target"
-    assert a_line(figure=0.06, floor=0.04, interval=(0.03, 0.1)).verdict == "no more than the floor"
-    assert a_line(figure=0.06, control=0.4).verdict == "inconclusive"
+    assert a_line((0.0, 0.04)).verdict == "within the target"
+    assert a_line((0.0, 0.04), control=0.4).verdict == "inconclusive"
+    assert a_line((0.06, 0.1), figure=0.08, control=0.4).verdict == "inconclusive"
     assert "inconclusive" in table([a_line(control=0.4)], [])[1]
+
+
+@pytest.mark.parametrize(
+    ("interval", "floor", "verdict"),
+    [
+        ((0.003, 0.029), 0.005, "within the target"),
+        ((0.005, 0.143), 0.005, "not told apart from the target"),  # a figure of 0.042 alone shows nothing
+        ((0.018, 0.162), 0.005, "not told apart from the target"),  # above the floor, and that is not above the target
+        ((0.06, 0.1), 0.005, "above the target"),
+        ((0.06, 0.1), 0.08, "not told apart from the floor"),
+        ((0.06, 0.1), 0.1, "no more than the floor"),
+        ((0.09, 0.1), 0.08, "above the target"),
+        ((0.0, 0.05), 0.08, "within the target"),
+    ],
+)
+def test_a_verdict_holds_for_the_whole_interval(interval: tuple[float, float], floor: float, verdict: str) -> None:
+    """Target 0.05: a line is on one side of target or floor, the higher of them, or not told apart from it."""
+    assert a_line(interval, figure=sum(interval) / 2, floor=floor).verdict == verdict
 
 
 def test_too_few_pictures_are_a_sentence(finished: dict[str, Path]) -> None:

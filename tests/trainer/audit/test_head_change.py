@@ -11,9 +11,10 @@ from edgefl_trainer.audit.audited import Audited, open_audit
 from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.line import NotAttacked
 from edgefl_trainer.audit.payloads import PicturePayload
-from edgefl_trainer.contract import State
+from edgefl_trainer.contract import Phase, State
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 
 
@@ -51,3 +52,14 @@ def test_where_no_head_travels_nothing_is_read(audited: Audited) -> None:
     site, method = audited.sites["site-1"], build(METHODS["fedavg"], {"share": "b"})
     server = method.start(site.task, sorted(audited.sites))
     assert isinstance(head_release(method, server, site, State(), "weights"), NotAttacked)
+
+
+@pytest.mark.slow
+def test_a_site_that_went_on_from_its_own_head_is_refused(audited: Audited) -> None:
+    """With FedAvg and personal fits, a round played again says nothing of one that was sent."""
+    site, method = audited.sites["site-1"], build(METHODS["fedavgpers"], {})
+    phase = Phase("final", site.task.rounds + 1)
+    told = stamped(method.broadcast(audited.server, phase, [site.name])[site.name], phase, site.task.rounds)
+    personal, _ = method.local_round(site, audited.states["site-1"], told)
+    found = head_release(method, audited.server, site, personal, "weights")
+    assert isinstance(found, NotAttacked) and "no longer begins" in found.why

@@ -1,13 +1,20 @@
 """Membership inference from first principles: docs/security.md check 54."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl_trainer.audit.audited import open_audit
+from edgefl_trainer.audit.line import AuditLine, NotAttacked
+from edgefl_trainer.audit.member_lines import membership_lines
 from edgefl_trainer.audit.membership import confidences, lira_scores, loss_scores, memorised, roc
+from edgefl_trainer.engine.models import open_run
 
 ROWS, CLASSES = 400, 4
 
@@ -80,3 +87,16 @@ def test_scores_are_the_papers() -> None:
     assert loss_scores(answers, targets)[:2] == pytest.approx(np.log([0.8, 0.5]))
     assert confidences(answers, targets)[:2] == pytest.approx([math.log(4), 0.0])
     assert np.isfinite(loss_scores(answers, targets)).all() and np.isfinite(confidences(answers, targets)).all()
+
+
+def test_a_model_that_cannot_answer_is_named(run_of: Callable[[str], Path], small: None) -> None:
+    """It ends no audit: what was attacked before it stays, and the other sites are attacked."""
+    run = open_run(run_of("fedevprompt"))
+    audited = open_audit(run, (), 20, lambda line: None)
+    models = {name: run.predictor(name) for name in run.sites}
+    broken, *whole = models
+    lame = {**models, broken: replace(models[broken], tensors={})}
+    [left_out] = membership_lines(replace(audited, attacked=(broken,)), "model", lame, {})
+    assert isinstance(left_out, NotAttacked) and "cannot answer" in left_out.why
+    named, line = membership_lines(replace(audited, attacked=tuple(whole)), "model", {whole[0]: models[whole[0]]}, {})
+    assert isinstance(named, NotAttacked) and isinstance(line, AuditLine) and line.sites == (whole[0],)

@@ -185,6 +185,21 @@ def test_an_audit_is_shown_where_there_is_one(finished, tmp_path):
     assert "audit.json is damaged" in found and "edgefl-train audit" in found
 
 
+def test_only_kinds_with_a_figure_of_this_state_were_measured(finished, tmp_path):
+    """An audit of what fedavg's weights tell says nothing of its features, and one of another state says nothing."""
+    run = tmp_path / "run"
+    shutil.copytree(finished["fedavg"], run)
+    state = json.loads((run / "summary.json").read_text())["state_sha256"]
+    line = {"kind": "prompts and weights", "attack": "membership", "figure": 0.625}
+    (run / "audit.json").write_text(json.dumps({"state_sha256": state, "lines": [line]}))
+    text = Read(report_page([read_run(run)], NOW)).text
+    assert "How much prompts and weights tell of them was measured" in text and "0.625" in text
+    assert "How much features tell of them was not measured" in text
+    (run / "audit.json").write_text(json.dumps({"state_sha256": "0" * 64, "lines": [line]}))
+    text = Read(report_page([read_run(run)], NOW)).text
+    assert "tell of them was measured" not in text and "another state" in text and "0.625" not in text
+
+
 def test_a_run_from_before_a_figure_says_that_it_is_not_recorded(tmp_path):
     with tarfile.open(OLD_RUN) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -27,7 +27,7 @@ LEAST = 1e-12  # of a length that is divided by
 def head_release(method: Method, server: State, site: Site, state: State, kind: str) -> PicturePayload | NotAttacked:
     """Play one more round of a site and read its head's change as a payload of each class.
 
-    Gives why not where the head does not travel: nothing is then read from what does.
+    Gives why not where the head does not travel, or the site begins a round with another: nothing is then read.
     """
     rounds = site.task.rounds
     last = Phase("train", rounds)
@@ -38,6 +38,9 @@ def head_release(method: Method, server: State, site: Site, state: State, kind: 
     reply = call_local_round(method, site, state, broadcast)[1]
     if HEAD not in reply.arrays or model is None:
         return NotAttacked(kind, "re-identification and reconstruction", "no head travels, and nothing else is read")
+    if not np.array_equal(model.tensors[HEAD], broadcast.arrays[HEAD]):
+        why = f"{site.name} has fitted its model on, and no longer begins a round with what the server sends"
+        return NotAttacked(kind, "re-identification and reconstruction", why)
     features = head_features(model, site.device)
 
     def directions(pictures: UInt8[np.ndarray, "n px px 3"]) -> Float[np.ndarray, "n P"]:

@@ -1,6 +1,7 @@
 """One line of an audit: what was attacked, how far the attack came, and what the figure has to be compared with.
 
-Guarantees: a line whose control fails is `inconclusive`, whatever its figure; figures are finite.
+Guarantees: a line whose control fails is `inconclusive`, whatever its figure; a line is within the target, or no more
+than the floor, only where its whole interval is; figures are finite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,14 @@ from scipy.special import betaincinv
 
 from edgefl_trainer.evaluate.intervals import LEVEL, RESAMPLES, interval, lesion_weights
 
-Verdict = Literal["within the target", "no more than the floor", "above the target", "inconclusive"]
+Verdict = Literal[
+    "within the target",
+    "no more than the floor",
+    "above the target",
+    "not told apart from the target",
+    "not told apart from the floor",
+    "inconclusive",
+]
 Between = tuple[float, float]
 
 
@@ -41,13 +49,19 @@ class AuditLine:
     def verdict(self) -> Verdict:
         """What the figure says, if the control shows that the attack works at all.
 
-        A figure above the target whose interval reaches down to the floor tells no more than the floor does.
+        The whole interval has to lie on one side of the target and of the floor, whichever is higher; where it reaches
+        over that, the pictures are too few to tell.
         """
+        low, high = self.interval
         if self.control < self.needs:
             return "inconclusive"
-        if self.figure <= self.target:
+        if high <= self.target:
             return "within the target"
-        return "no more than the floor" if self.interval[0] <= self.floor else "above the target"
+        if high <= self.floor:
+            return "no more than the floor"
+        if low > max(self.target, self.floor):
+            return "above the target"
+        return "not told apart from the target" if self.target >= self.floor else "not told apart from the floor"
 
     def to_json(self) -> dict[str, Any]:
         """Write the line's values and its verdict."""

@@ -37,35 +37,44 @@ class MemberRows:
     lesions: tuple[str, ...]
 
 
-def membership_lines(audited: Audited, kind: str, models: Mapping[str, Predictor]) -> Iterator[AuditLine | NotAttacked]:
+def membership_lines(
+    audited: Audited, kind: str, models: Mapping[str, Predictor], without: Mapping[str, str]
+) -> Iterator[AuditLine | NotAttacked]:
     """Infer membership from each attacked site's model.
 
     Args:
         models: of each site; those of the others are what LiRA compares with, where they are others.
+        without: of sites that have none, why.
     """
-    refused, attacked = [], {}
+    refused: list[str] = []
+    attacked: dict[str, MemberRows] = {}
+    parts: list[dict[str, Roc]] = []
     for name in audited.attacked:
         rows = member_rows(audited.federation, audited.sites[name], audited.run.settings.seed)
         if isinstance(rows, str):
             refused.append(rows)
         elif name not in models:
-            refused.append(f"{name} has no such model")
+            refused.append(without.get(name, f"{name} has no such model"))
         else:
-            attacked[name] = rows
+            audited.report(f"{kind}: membership, {name}")
+            try:
+                parts.append(_site_attacks(audited, name, rows, models))
+            except ValueError as error:  # a score lacks a tensor, or has one of another shape
+                refused.append(f"the model of {name} cannot answer ({error})")
+            else:
+                attacked[name] = rows
     if refused:
         yield NotAttacked(kind, "membership", "; ".join(refused))
-    if not attacked:
-        return
-    parts = []
-    for name, rows in attacked.items():
-        audited.report(f"{kind}: membership, {name}")
-        others = [model for other, model in models.items() if other != name]
-        public = public_of(
-            audited.federation, [one for other, one in audited.sites.items() if other != name], PUBLIC,
-            audited.run.settings.seed,
-        )  # fmt: skip
-        parts.append(_attacks(audited.sites[name], rows, models[name], others, public, len(audited.federation.classes)))
-    yield _line(kind, tuple(attacked), sum(len(rows.targets) for rows in attacked.values()), parts)
+    if attacked:
+        yield _line(kind, tuple(attacked), sum(len(rows.targets) for rows in attacked.values()), parts)
+
+
+def _site_attacks(audited: Audited, name: str, rows: MemberRows, models: Mapping[str, Predictor]) -> dict[str, Roc]:
+    """Attack the model of one site; the other sites' are its shadows, and their pictures are public."""
+    shadows = [model for other, model in models.items() if other != name]
+    others = [site for other, site in audited.sites.items() if other != name]
+    public = public_of(audited.federation, others, PUBLIC, audited.run.settings.seed)
+    return _attacks(audited.sites[name], rows, models[name], shadows, public, len(audited.federation.classes))
 
 
 def member_rows(federation: Federation, site: Site, seed: int) -> MemberRows | str:

@@ -63,7 +63,7 @@ class PlayedGames:
     exported: Mapping[str, Game]  # with the site's own model
     member: Mapping[str, Game] | None  # with another site's
     control: Mapping[str, Game]
-    floor: np.ndarray  # hits of who knows the class alone, (n,)
+    floor: np.ndarray  # hits of who has no payload, but knows the class where the payload names it, (n,)
 
 
 def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
@@ -72,13 +72,21 @@ def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
         if kind not in PICTURE_KINDS:
             continue
         found = [_site_payloads(audited, name, kind) for name in audited.attacked]
-        if refused := [one for one in found if isinstance(one, NotAttacked)]:
-            yield refused[0]
-            continue
+        yield from _named(found, audited.attacked)
         parts = [one for one in found if isinstance(one, SitePayloads)]
+        if not parts:
+            continue
         for view in VIEWS:
             yield from _identified(audited, kind, view, parts)
         yield from _reconstructed(audited, kind, parts)
+
+
+def _named(found: Sequence[SitePayloads | NotAttacked], names: Sequence[str]) -> Iterator[NotAttacked]:
+    """Say once why payloads of some sites are not attacked; where it is not so of all, of which sites."""
+    refused = [(one, name) for one, name in zip(found, names, strict=True) if isinstance(one, NotAttacked)]
+    for kind, attack, why in dict.fromkeys((one.kind, one.attack, one.why) for one, _ in refused):
+        sites = [name for one, name in refused if one.why == why]
+        yield NotAttacked(kind, attack, why if len(sites) == len(names) else f"{why} (of {', '.join(sites)})")
 
 
 def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | NotAttacked:
@@ -117,8 +125,11 @@ def _queries(
 def _identified(
     audited: Audited, kind: str, view: View, parts: Sequence[SitePayloads]
 ) -> Iterator[AuditLine | NotAttacked]:
-    chosen, refused = _queries(audited, parts, view)
     attack = f"re-identification, {view}"
+    if view == VIEWS[1] and parts[0].release.over != "picture":
+        yield NotAttacked(kind, attack, "both photos of a lesion took part in the mean, so neither is another photo")
+        return
+    chosen, refused = _queries(audited, parts, view)
     if refused:
         yield NotAttacked(kind, attack, "; ".join(refused))
     if not chosen:
@@ -138,7 +149,7 @@ def _identified(
         figure=float(hits.mean()),
         interval=share_bounds(float(hits.sum()), len(hits)),
         floor=float(np.concatenate([one.floor for one in played]).mean()),
-        floor_of="the class alone",
+        floor_of="the class alone" if parts[0].release.names_class else "chance",
         control=float(control.mean()),
         control_of=CONTROL if parts[0].release.alone is None else LEARNED_ALONE,
         needs=NEEDED[view],
@@ -170,8 +181,21 @@ def _played(audited: Audited, view: View, part: SitePayloads, queries: Queries) 
         exported=_games(release, queries, payloads, candidates, usual),
         member=member,
         control=control,
-        floor=guessed_hits(queries.labels, queries.rival_labels),
+        floor=floor_hits(release, queries),
     )
+
+
+def floor_hits(release: PicturePayload, queries: Queries) -> np.ndarray:
+    """Compute how often who has no payload is right, (n,); it knows the class where the payload names that."""
+    if not release.names_class:
+        return np.full(len(queries.labels), 1 / (1 + len(queries.rivals)))
+    return guessed_hits(queries.labels, queries.rival_labels)
+
+
+def floor_pictures(release: PicturePayload, queries: Queries, public: Public, classes: int) -> np.ndarray:
+    """Make what stands for each picture without the payload, (n, px, px, 3): the mean of its class, else of all."""
+    usual = class_pictures(public.pictures, public.labels, classes)
+    return np.asarray(usual[queries.labels if release.names_class else np.full(len(queries.labels), -1)])
 
 
 def _candidates(view: View, guessed: Read, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
@@ -227,8 +251,8 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
         payloads = part.release.payloads(part.means, queries.pictures, queries.labels)
         decoder = fit_decoder(part.known, public.pictures)
         alike.append(similarities(decoder.decode(payloads, px), queries.pictures))
-        usual = class_pictures(public.pictures, public.labels, len(audited.federation.classes))
-        floors.append(similarities(usual[queries.labels], queries.pictures))
+        usual = floor_pictures(part.release, queries, public, len(audited.federation.classes))
+        floors.append(similarities(usual, queries.pictures))
         control = fit_decoder(small(public.pictures), public.pictures).decode(small(queries.pictures), px)
         controls.append(similarities(control, queries.pictures))
         lesions += queries.lesions
@@ -241,7 +265,7 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
         figure=float(values.mean()),
         interval=mean_bounds(values, lesions),
         floor=floor,
-        floor_of="mean picture of the class at other sites",
+        floor_of=f"mean picture {'of the class ' if parts[0].release.names_class else ''}at other sites",
         control=float(np.concatenate(controls).mean()),
         control_of=CONTROL,
         needs=floor + CLEARER,

@@ -28,7 +28,7 @@ from edgefl_trainer.contract import Examples, Method, Phase, Predictor, Site, St
 from edgefl_trainer.engine.models import BATCH, FinishedRun, predict
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.features import frozen_features
-from edgefl_trainer.method_halves import call_broadcast, call_local_round, call_predictor, stamped
+from edgefl_trainer.method_halves import call_broadcast, call_local_round, stamped
 from edgefl_trainer.models.cnn import Backbone
 
 Read = Callable[[UInt8[np.ndarray, "n px px 3"]], Float[np.ndarray, "n P"]]
@@ -178,15 +178,6 @@ def _exchanged(method: Method, server: State, site: Site) -> Callable[[int], Rea
         return read
 
     return reading
-
-
-def sent_model(method: Method, site: Site, state: State) -> Predictor | None:
-    """Make the model that the site itself learned last, before the server averaged it; None where there is none.
-
-    A `MethodError` where it is more than what the site remembers.
-    """
-    after = Phase("final", site.task.rounds + 1)
-    return call_predictor(method, site, state, stamped(Payload({}, {}), after, site.task.rounds))
 
 
 def examples_of_pictures(pictures: UInt8[np.ndarray, "n px px 3"]) -> Examples:

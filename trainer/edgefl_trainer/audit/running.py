@@ -17,13 +17,11 @@ from edgefl_trainer.audit.audited import Audited, open_audit
 from edgefl_trainer.audit.line import AuditLine, NotAttacked
 from edgefl_trainer.audit.member_lines import membership_lines
 from edgefl_trainer.audit.payload_lines import payload_lines
-from edgefl_trainer.audit.payloads import sent_model
-from edgefl_trainer.contract import Predictor
+from edgefl_trainer.audit.sent_models import CARRIERS, sent_models
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.errors import MethodError, RunError
+from edgefl_trainer.errors import RunError
 
 AUDIT: Final = "audit.json"  # in the run's folder
-CARRIERS: Final = ("weights", "prompts")
 
 
 def audit(
@@ -75,19 +73,6 @@ def _model_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
         yield NotAttacked(f"{kind} and model" if kind else "model", "membership", why)
         return
     if kind:
-        yield from membership_lines(audited, kind, _sent_models(audited))
+        yield from membership_lines(audited, kind, *sent_models(audited))
     models = {name: audited.run.predictor(name) for name in audited.sites if name in audited.run.sites}
-    yield from membership_lines(audited, "model", models)
-
-
-def _sent_models(audited: Audited) -> dict[str, Predictor]:
-    """Of the sites whose state holds all that they sent last."""
-    models = {}
-    for name, site in audited.sites.items():
-        try:
-            model = sent_model(audited.method, site, audited.states[name])
-        except MethodError:
-            continue
-        if model is not None:
-            models[name] = model
-    return models
+    yield from membership_lines(audited, "model", models, {})

@@ -77,6 +77,12 @@ def audit_section(facts: RunFacts) -> Section | None:
     """Show what `edgefl-train audit` found; None where it was not asked."""
     if facts.audit is None:
         return None
+    title = "Audit of what leaves a site"
+    if facts.audit_is_of_another_state:
+        told = (
+            "audit.json was made of another state than this run has now, so its figures are not shown: audit it again."
+        )
+        return Section(title=title, blocks=[Words(text=told)])
     blocks: list[ReportBlock] = [
         Words(
             text="Attacks on what leaves a site, as `edgefl-train audit` made them. A figure stands beside its floor "
@@ -90,7 +96,7 @@ def audit_section(facts: RunFacts) -> Section | None:
             blocks.append(_lines(name, value))
         elif isinstance(value, list) and value:
             blocks.append(Words(text=f"{words_of(name)}: {'; '.join(map(_told, value))}"))
-    return Section(title="Audit of what leaves a site", blocks=blocks)
+    return Section(title=title, blocks=blocks)
 
 
 def _lines(name: str, lines: Sequence[Mapping[str, Any]]) -> ReportTable:

@@ -211,7 +211,7 @@ def travels_section(facts: RunFacts) -> Section:
         )
     )
     if kinds:
-        blocks += [Words(text=text) for text in _never(kinds, audited=facts.audit is not None)]
+        blocks += [Words(text=text) for text in [*_never(kinds), _measured(kinds, facts)]]
     if table := _site_bytes(facts):
         blocks.append(table)
     return Section(title="What leaves a site, and what never does", blocks=blocks)
@@ -229,7 +229,7 @@ def _where(facts: RunFacts) -> str:
     )
 
 
-def _never(kinds: Sequence[str], *, audited: bool) -> list[str]:
+def _never(kinds: Sequence[str]) -> list[str]:
     others = [kind for kind in KINDS if kind not in kinds]
     named = [kind for kind in kinds if kind in OF_A_CLASS]
     told = [
@@ -243,15 +243,19 @@ def _never(kinds: Sequence[str], *, audited: bool) -> list[str]:
             f"Each array of {joined_by_and(named)} bears the class that it is of, so a reply also tells which classes "
             "a site has learned from."
         )
-    told.append(
-        "What leaves is no picture, but is made of pictures. "
-        + (
-            "How much it tells of them was measured: see the audit below."
-            if audited
-            else "How much it tells of them was not measured in this run (there is no audit.json)."
-        )
-    )
     return [text.strip() for text in told]
+
+
+def _measured(kinds: Sequence[str], facts: RunFacts) -> str:
+    """Say of which kinds an audit measured how much they tell of pictures, and of which none did."""
+    attacked = [kind for kind in kinds if kind in facts.attacked]
+    others = [kind for kind in kinds if kind not in facts.attacked]
+    told = "What leaves is no picture, but is made of pictures."
+    if attacked:
+        told += f" How much {joined_by_and(attacked)} tell of them was measured: see the audit below."
+    if others:
+        told += f" How much {joined_by_and(others)} tell of them was not measured in this run."
+    return told
 
 
 def _bytes(summary: Mapping[str, Any], key: str) -> ReportCell:

@@ -47,6 +47,19 @@ class RunFacts:
         return found
 
     @property
+    def audit_is_of_another_state(self) -> bool:
+        """Whether the audit was made before the run went on, or of another run: its figures are not of this one."""
+        ours = self.summary.get("state_sha256")
+        return self.audit is not None and self.audit.get("state_sha256", ours) != ours
+
+    @property
+    def attacked(self) -> frozenset[str]:
+        """Kinds that an audit of this run's state has a figure of."""
+        if self.audit is None or self.audit_is_of_another_state:
+            return frozenset()
+        return frozenset(word for line in self.audit.get("lines", []) for word in str(line.get("kind")).split(" and "))
+
+    @property
     def judged(self) -> bool:
         """Whether the run has models that score pictures or answer questions, and not a backbone alone."""
         return "probe" not in self.summary
