@@ -15,9 +15,8 @@ from jaxtyping import Float
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.models import FinishedRun, predict_rows
 from edgefl_trainer.engine.sites import report_rows
-from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
+from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights, pooled
 
-FIGURE = "balanced_accuracy"
 Centres = Mapping[str, Scored]  # of each centre its reported rows
 
 
@@ -44,18 +43,30 @@ def scores_of(run: FinishedRun, federation: Federation, cache: Path) -> Centres:
     """Score every centre's reported rows with its own model, or with the one model that a run has."""
     only = run.sites[0] if len(run.sites) == 1 and run.sites[0] not in federation.sites else None
     names = [name for name in federation.sites if only is not None or name in run.sites]
-    file = cache / f"{run.folder.name}.npz"
+    found = _kept(run, federation, cache / f"{run.folder.name}.npz", {name: (only or name, name) for name in names})
+    return {name: scored_rows(found[name], federation, name) for name in names}
+
+
+def scores_elsewhere(run: FinishedRun, federation: Federation, cache: Path) -> Centres:
+    """Score each centre's model on the reported rows of every other centre, by ``LEARNER at JUDGED``."""
+    pairs = {f"{one} at {other}": (one, other) for one in run.sites for other in federation.sites if one != other}
+    found = _kept(run, federation, cache / f"{run.folder.name}.elsewhere.npz", pairs)
+    return {name: scored_rows(found[name], federation, other) for name, (_, other) in pairs.items()}
+
+
+def _kept(
+    run: FinishedRun, federation: Federation, file: Path, wanted: Mapping[str, tuple[str, str]]
+) -> dict[str, Float[np.ndarray, "B K"]]:
+    """Probabilities of (model, judged centre) pairs, made once for a run's state."""
     state = str(run.summary["state_sha256"])
     kept = dict(np.load(file)) if file.exists() else {}
     if str(kept.get("state", "")) != state:
-        found = {
-            name: predict_rows(run.predictor(only or name), report_rows(federation, name)).probabilities
-            for name in names
-        }
-        kept = {"state": np.array(state), **found}
-        cache.mkdir(parents=True, exist_ok=True)
+        kept = {"state": np.array(state)}
+        for name, (model, judged) in wanted.items():
+            kept[name] = predict_rows(run.predictor(model), report_rows(federation, judged)).probabilities
+        file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(file, **kept)
-    return {name: scored_rows(kept[name], federation, name) for name in names}
+    return kept
 
 
 def scored_rows(probabilities: Float[np.ndarray, "B K"], federation: Federation, name: str) -> Scored:
@@ -102,7 +113,14 @@ def accuracy(scored: Scored) -> float:
 
 
 def _draws(scored: Scored) -> Float[np.ndarray, " R"]:
-    return resample(scored)[FIGURE]
+    """Balanced accuracy over draws of lesions."""
+    right, truth = scored.predicted == scored.target, np.eye(scored.probabilities.shape[1])[scored.target]
+    parts = []
+    for weights in lesion_weights(scored.lesions, RESAMPLES):
+        rows, hits = weights @ truth, weights @ (truth * right[:, None])  # (R, K)
+        shown = rows > 0
+        parts.append((hits / np.maximum(rows, 1)).sum(axis=1) / shown.sum(axis=1))
+    return np.concatenate(parts)
 
 
 def _figure(values: Sequence[float], draws: Sequence[Float[np.ndarray, " R"]]) -> Figure:

@@ -9,12 +9,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgefl_export.errors import ExportError, GateError
+from edgefl_export.graphs.score import export_score_graph
 from edgefl_export.int8 import precision
 from edgefl_export.int8.precision import agreement, check_agreement, choose_layers
-from edgefl_export.int8.quantise import Quantiser, linear_layers
+from edgefl_export.int8.quantise import CONVOLUTION, LINEAR, Quantiser, layers_of
 from edgefl_export.parity.score_parity import graph_scores, open_session, parity_images
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.processor import multiplies_bytes
+from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,8 @@ def test_weights_have_one_scale_per_output_channel(graph, made, quantiser):
 def test_every_linear_layer_inside_is_found_and_nothing_else(predictor, graph):
     """Three layers read the norm before attention, then projection and the two of the MLP; never the head or a map."""
     depth = predictor.module.vit.spec.depth
-    layers = linear_layers(graph)
+    operators, layers = layers_of(graph)
+    assert operators == LINEAR
     parts = ("query, key, value", "proj", "fc1", "fc2")
     expected = {f"block {block} {part}" for block in range(depth) for part in parts}
     expected -= {f"block {depth - 1} query, key, value"}  # there, the class token alone asks
@@ -231,13 +235,35 @@ def test_a_graph_that_answers_otherwise_is_refused(predictor, graph, quantiser, 
         check_agreement(b"", graph, predictor.tensors, images[:63])
 
 
-def test_a_network_without_linear_layers_stays_float(quantiser, graph):
-    """Convolutions alone give nothing to quantise, and the sentence says what to do."""
+def test_convolutions_of_a_convolutional_network_get_8_bits(images):
+    """docs/reference/scores.md, 8 bits: one scale per output channel (the first axis), and scores stay near."""
+    backbone = load_backbone("cnn:test_resnet", image_px=36, seed=1)
+    draw = np.random.default_rng(3)
+    tensors = {"head.weight": draw.normal(size=(3, backbone.spec.width)), "head.bias": np.zeros(3)}
+    tensors = {name: value.astype(np.float32) for name, value in tensors.items()} | {"temperature": np.array(1, np.float32)}
+    module = ScoreModule(backbone, ScoreOptions(readout="pooled", output="softmax", prompts=())).eval()
+    graph = export_score_graph(module, {name: tensors[name] for name in module.options.tensors}).onnx
+    operators, layers = layers_of(graph)
+    quantiser = Quantiser(graph, tensors, images)
+    made = quantiser.build()
+    nodes = {node.name: node for node in onnx.load_from_string(graph).graph.node}
+    assert operators == CONVOLUTION
+    assert len(layers) == sum(node.op_type == "Conv" for node in nodes.values()) > 5
+    before, after = initializers(graph), initializers(made)
+    for layer in layers:
+        name = nodes[layer.nodes[0]].input[1]
+        codes, scales = after[f"{name}_quantized"], after[f"{name}_scale"]
+        step = scales.reshape(-1, 1, 1, 1)
+        assert codes.dtype == np.int8 and scales.shape == (len(codes),)
+        assert (np.abs(codes * step - before[name]) <= 0.51 * step).all()
+    scores = [graph_scores(open_session(data), tensors, images, 8) for data in (graph, made)]
+    assert agreement(*scores).change < 0.02
+
+
+def test_a_graph_without_a_layer_to_quantise_is_refused(quantiser, graph):
+    """Weights that are no constants cannot get 8 bits, and the sentence says what to do."""
     model = onnx.load_from_string(graph)
-    for layer in quantiser.layers:
-        for node in model.graph.node:
-            if node.name in layer.nodes:
-                node.op_type = "Conv"
+    del model.graph.initializer[:]
     with pytest.raises(ExportError, match="use --precision fp32"):
         Quantiser(model.SerializeToString(), {}, np.zeros((1, 36, 36, 3), np.uint8))
 

@@ -1,11 +1,12 @@
-"""An 8-bit form of a scoring graph: linear layers in whole numbers, everything else in float.
+"""An 8-bit form of a scoring graph: linear layers or convolutions in whole numbers, everything else in float.
 
 Guarantees: weights have one scale per output channel; activations have one fixed range each, found on calibration
 images, so that a picture's score does not depend on the pictures beside it in a batch; the graph stays in the standard
 operator domain (QuantizeLinear and DequantizeLinear around each layer, which onnxruntime turns into integer products
 where the processor multiplies 8-bit numbers exactly), self-contained, with the inputs and outputs of the float graph.
-A layer whose weight is an input (the head) is never quantised, nor is a convolution or a product of two activations
-(attention, rollout).
+A layer whose weight is an input (the head) is never quantised, nor is a product of two activations (attention,
+rollout). Convolutions are quantised where no linear layer can be: in a convolutional network, but not the patches of a
+vision transformer.
 
 Differs from `onnxruntime.quantization.quantize_static`, whose quantiser and calibrator it uses: the ranges are found
 once for many choices of layers, and intermediate shapes are cleared first, which the quantiser needs (docs/design.md,
@@ -33,29 +34,37 @@ from edgefl_export.graphs.score import clean
 from edgefl_export.parity.score_parity import Arrays, AskedWords, Pictures, network_inputs
 
 MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
-OPERATORS = ["Gemm", "MatMul"]
+LINEAR = ("Gemm", "MatMul")
+CONVOLUTION = ("Conv",)
 CALIBRATION_BATCH = 8
 _PLACE = re.compile(r"(?:blocks|attentions)\.(\d+)\.(?:.*\.)?(\w+)\.(?:weight|bias)$")
-_SETTINGS = {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": OPERATORS}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Linear layers that read the same input, and are quantised together."""
+    """Layers that read the same input, and are quantised together."""
 
-    name: str  # such as `block 3 fc1`, counted from 0
+    name: str  # such as `block 3 fc1`, counted from 0; of a convolution its number
     nodes: tuple[str, ...]  # names of their nodes
 
 
-def linear_layers(graph: bytes) -> tuple[Layer, ...]:
-    """Return the layers of a graph that can be quantised, in its order."""
+def layers_of(graph: bytes) -> tuple[tuple[str, ...], tuple[Layer, ...]]:
+    """Return the operators of a graph that can be quantised, and its layers of these, in its order."""
     model = onnx.load_from_string(graph)
-    matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
+    fixed = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    matrices = {name for name, shape in fixed.items() if len(shape) == 2 and min(shape) > 1}
+    linear = [node for node in model.graph.node if node.op_type in LINEAR and node.input[1] in matrices]
+    if linear:
+        return LINEAR, _grouped(linear, model)
+    convolutions = [node for node in model.graph.node if node.op_type in CONVOLUTION and node.input[1] in fixed]
+    return CONVOLUTION, tuple(Layer(f"layer {index}", (node.name,)) for index, node in enumerate(convolutions))
+
+
+def _grouped(linear: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> tuple[Layer, ...]:
     groups: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in linear:
+        groups[node.input[0]].append(node)
     added = {name: other for node in model.graph.node if node.op_type == "Add" for name, other in _both(node.input)}
-    for node in model.graph.node:
-        if node.op_type in OPERATORS and node.input[1] in matrices:
-            groups[node.input[0]].append(node)
     return tuple(
         Layer(_name(index, nodes, added), tuple(node.name for node in nodes))
         for index, nodes in enumerate(groups.values())
@@ -112,11 +121,12 @@ class Quantiser:
     """
 
     def __init__(self, graph: bytes, tensors: Arrays, pictures: Pictures, questions: AskedWords | None = None) -> None:
-        self.layers = linear_layers(graph)
+        operators, self.layers = layers_of(graph)
         if not self.layers:
-            raise ExportError("the network has no linear layers, and 8 bits speed up no others; use --precision fp32")
+            raise ExportError("the network has no layer that 8 bits speed up; use --precision fp32")
+        self._operators = list(operators)
         self._float = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph))
-        self._ranges = _ranges(graph, tensors, pictures, questions)
+        self._ranges = _ranges(graph, self._operators, tensors, pictures, questions)
 
     def build(self, kept: Collection[str] = ()) -> bytes:
         """Return the graph with 8-bit layers.
@@ -139,8 +149,8 @@ class Quantiser:
                 tensors_range=self._ranges,
                 nodes_to_quantize=chosen,
                 nodes_to_exclude=[],
-                op_types_to_quantize=OPERATORS,
-                extra_options=dict(_SETTINGS),
+                op_types_to_quantize=self._operators,
+                extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": self._operators},
             )
             quantizer.quantize_model()
             quantizer.model.topological_sort()  # ONNX asks for it; the quantiser appends what it adds
@@ -155,15 +165,17 @@ class Quantiser:
         return data
 
 
-def _ranges(graph: bytes, tensors: Arrays, pictures: Pictures, questions: AskedWords | None) -> TensorsData:
-    """Return the smallest and largest value of each linear layer's input and output over the calibration images."""
+def _ranges(
+    graph: bytes, operators: Sequence[str], tensors: Arrays, pictures: Pictures, questions: AskedWords | None
+) -> TensorsData:
+    """Return the smallest and largest value of each such layer's input and output over the calibration images."""
     model = onnx.load_from_string(graph)
     given = network_inputs(pictures, questions)
     fixed = {value.name: tensors[value.name] for value in model.graph.input if value.name not in given}
     with tempfile.TemporaryDirectory(prefix="edgefl-int8-") as folder:
         path = Path(folder) / "score.onnx"
         path.write_bytes(graph)
-        calibrator = create_calibrator(path, OPERATORS, augmented_model_path=str(Path(folder) / "ranges.onnx"))
+        calibrator = create_calibrator(path, list(operators), augmented_model_path=str(Path(folder) / "ranges.onnx"))
         with _without_advice():
             calibrator.collect_data(_Reader(fixed, pictures, questions))
             return calibrator.compute_data()

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from federation_arms import ARMS, Found, find
 from federation_scores import difference, mean_over_centres
-from what_federation_gives import ARMS, BEGIN, END, Found, claims, figures, find
+from what_federation_gives import BEGIN, END, claims, figures
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
 
@@ -56,10 +57,10 @@ def test_other_rows_or_centres_are_no_pair():
 
 
 def test_what_is_not_there_is_named_and_counts_nowhere(tmp_path):
-    (tmp_path / ARMS[0].folder).mkdir()  # begun, not finished
+    (tmp_path / "alone2000").mkdir()  # begun, not finished
     found = find(tmp_path)
-    assert all(arm.folder in found.missing for arm in ARMS) and claims(found) == []
-    assert "Not there yet: alone2000, " in figures(found) and "nan" not in figures(found)
+    assert all(arm.name in found.missing for arm in ARMS) and claims(found) == []
+    assert "Not there yet: colours-2000, " in figures(found) and "nan" not in figures(found)
 
 
 def test_joining_is_compared_with_the_best_way_of_going_alone():
@@ -69,11 +70,23 @@ def test_joining_is_compared_with_the_best_way_of_going_alone():
         for way, right in {"alone-probe": [1, 1, 0, 1, 0, 1, 1, 0], "alone-home": POOR, "alone-whole": GOOD}.items()
     }
     joined = {"federation-none": [{"vidir_modern": scored(GOOD, TARGET, LESIONS)}]}
-    (claim,) = claims(Found({}, {}, {**arms, **joined}))
+    (claim,) = claims(Found({}, {}, {}, {**arms, **joined}))
     assert difference(claim.one, claim.other).value == 0
     assert mean_over_centres(claim.other[0]).value == pytest.approx(75)
     del arms["alone-home"]
-    assert claims(Found({}, {}, {**arms, **joined})) == []
+    assert claims(Found({}, {}, {}, {**arms, **joined})) == []
+
+
+def test_a_federation_is_compared_with_the_best_arm_that_learns_alone():
+    """Of 62.5 and 75 points alone, the fine-tuned one is the better: nothing is gained over it."""
+    own = {
+        "imagenet-60": [{"x": scored([1, 1, 0, 1, 0, 1, 1, 0], TARGET, LESIONS)}],
+        "few60-alone": [{"x": scored(GOOD, TARGET, LESIONS)}],
+        "few60": [{"x": scored(GOOD, TARGET, LESIONS)}],
+    }
+    (claim,) = claims(Found({}, own, {}, {}))
+    assert claim.names == ("federation", "alone, ImageNet's network fine-tuned")
+    assert difference(claim.one, claim.other).value == 0
 
 
 def test_the_page_has_the_marks():
