@@ -272,3 +272,10 @@ def test_agreement_is_frozen():
     """Figures of a gate are not changed afterwards."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         precision.Agreement(1, 1.0, 0.0, None).change = 1.0
+
+
+def test_as_few_layers_as_it_takes_are_tried_and_never_more_than_allowed():
+    """docs/decisions/0026: doubling numbers, then the most that may stay."""
+    assert precision._counts(16) == [0, 1, 2, 4, 8, 16]
+    assert precision._counts(24) == [0, 1, 2, 4, 8, 16, 24]
+    assert precision._counts(0) == [0]

@@ -121,12 +121,11 @@ class Quantiser:
     """
 
     def __init__(self, graph: bytes, tensors: Arrays, pictures: Pictures, questions: AskedWords | None = None) -> None:
-        operators, self.layers = layers_of(graph)
+        self.operators, self.layers = layers_of(graph)
         if not self.layers:
             raise ExportError("the network has no layer that 8 bits speed up; use --precision fp32")
-        self._operators = list(operators)
         self._float = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph))
-        self._ranges = _ranges(graph, self._operators, tensors, pictures, questions)
+        self._ranges = _ranges(graph, self.operators, tensors, pictures, questions)
 
     def build(self, kept: Collection[str] = ()) -> bytes:
         """Return the graph with 8-bit layers.
@@ -149,8 +148,8 @@ class Quantiser:
                 tensors_range=self._ranges,
                 nodes_to_quantize=chosen,
                 nodes_to_exclude=[],
-                op_types_to_quantize=self._operators,
-                extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": self._operators},
+                op_types_to_quantize=list(self.operators),
+                extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": list(self.operators)},
             )
             quantizer.quantize_model()
             quantizer.model.topological_sort()  # ONNX asks for it; the quantiser appends what it adds
