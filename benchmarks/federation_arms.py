@@ -37,7 +37,7 @@ STARTS = {
     "fedmae": "alone, head on FedMAE's network",
     "imagenet": "alone, head on ImageNet's network",
 }
-ALONE, TOGETHER = "alone, ImageNet's network fine-tuned", "federation, fitted at home"
+ALONE, TOGETHER = "alone, ImageNet's network fine-tuned", "federation, statistics of home"
 ARMS = (
     *(Arm(f"{start}-2000", label, MANY, frozen=True) for start, label in STARTS.items()),
     Arm("nothing2000", "alone, untrained network", MANY),
@@ -65,7 +65,11 @@ class Found:
     def missing(self) -> list[str]:
         """What the page lacks, by folder or file."""
         gone = [arm.name for arm in ARMS if arm.name not in self.own]
-        wanted = ["federation-none", *(f"{start}-{way}" for start in ("alone", "federation") for way in WAYS)]
+        wanted = [
+            "federation-none",
+            "federation-statistics",
+            *(f"{start}-{way}" for start in ("alone", "federation") for way in WAYS),
+        ]
         few = [f"{n} ({len(self.joining.get(n, ()))} of {_draws_of(n)} draws)" for n in wanted if self.lacks(n)]
         return [*gone, *few]
 
@@ -75,7 +79,7 @@ class Found:
 
 
 def _draws_of(name: str) -> int:
-    return 1 if name.endswith("none") else DRAWS
+    return 1 if name.endswith(("none", "statistics")) else DRAWS
 
 
 def find(runs: Path) -> Found:

@@ -9,7 +9,8 @@ three ways:
     home    head and batch norm fitted at home (docs/methods.md 3.4), the rest as it came
     whole   the whole network fine-tuned
 
-`federation` without a label is `none`. Scores lie in OUT/CENTRE, one file for each; what is there is not done again.
+Without a label `federation` has two ways: `none`, as it came, and `statistics`, batch norm's statistics taken from all
+the centre's training pictures (AdaBN). Scores lie in OUT/CENTRE, one file for each; what is there is not done again.
 With `--only alone` RUN may still be under way: its settings and its beginning are read, not its models.
 
     python benchmarks/joining_centre.py runs/join600 --site vidir_modern --labels 60 --draws 3 --out runs/joining
@@ -40,6 +41,7 @@ from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods.finetune import NETWORK, FineTune
 from edgefl_trainer.models.backbones import frozen_network, load_backbone
 
+UNLABELLED = ("none", "statistics")
 WAYS = ("probe", "home", "whole")
 
 
@@ -100,9 +102,9 @@ def scored(joining: Joining, start: str, way: str, train: Examples, draw: int) -
     if way == "none":
         method, state = method_of(joining.settings), State()
     else:
-        given: dict[str, object] = {"home": "head_and_norms"} if way == "home" else {}
-        method = method_of(joining.settings, **given)
-        phase = Phase("final", 2) if way == "home" else Phase("train", 1)
+        homes: dict[str, object] = {"home": "head_and_norms", "statistics": "statistics", "whole": "none"}
+        method = method_of(joining.settings, home=homes[way])
+        phase = Phase("train", 1) if way == "whole" else Phase("final", 2)
         state, _ = method.local_round(site, State(), stamped(Payload(arrays, {}), phase, 1))
         if way == "whole":
             arrays = {key: value for key, value in state.arrays.items() if not key.startswith("optimizer.")}
@@ -122,7 +124,7 @@ def probed(site: Site, arrays: Arrays, rows: Examples) -> np.ndarray:
 def jobs(joining: Joining, draws: int) -> Iterator[tuple[str, str, int]]:
     """Every start, way and draw, the quick ones first."""
     if "federation" in joining.starts:
-        yield "federation", "none", 0
+        yield from (("federation", way, 0) for way in UNLABELLED)
     for way in WAYS:
         for draw in range(draws):
             yield from ((start, way, draw) for start in joining.starts)
@@ -145,11 +147,11 @@ def main(folder: Path, site: str, labels: int, draws: int, epochs: int, only: st
     rows = report_rows(joining.federation, site)
     (out / site).mkdir(parents=True, exist_ok=True)
     for start, way, draw in jobs(joining, draws):
-        file = out / site / f"{start}-{way}-{labels if way != 'none' else 0}-{draw}.npz"
+        file = out / site / f"{start}-{way}-{0 if way in UNLABELLED else labels}-{draw}.npz"
         if file.exists():
             continue
         began = time.perf_counter()
-        train = drawn(joining, labels, draw)
+        train = joining.site.train if way in UNLABELLED else drawn(joining, labels, draw)
         found = scored(joining, start, way, train, draw)
         facts: dict[str, Any] = {
             "probabilities": found,

@@ -78,7 +78,13 @@ def home_table(found: Found) -> str:
 
 def joining_table(found: Found) -> str:
     """The centre that joins: from each start in each way, the mean of the draws and each of them."""
-    ways = {"none": "as it came, no label", "probe": "a probe", "home": "head and norms", "whole": "whole network"}
+    ways = {
+        "none": "nothing, no label",
+        "statistics": "statistics, no label",
+        "probe": "a probe",
+        "home": "head and norms",
+        "whole": "whole network",
+    }
     body = []
     for way, label in ways.items():
         cells = []
@@ -111,7 +117,7 @@ def claims(found: Found) -> list[Claim]:
         if one in arms and other in arms
     ]
     best = best_alone_joining(found)
-    joins = [("a centre joins, without a label", "federation-none"), ("with 60 labels", "federation-home")]
+    joins = [("a centre joins, without a label", "federation-statistics"), ("with 60 labels", "federation-home")]
     told += [
         Claim(label, found.joining[one], found.joining[best], ("federation", "alone, 60 labels"))
         for label, one in joins

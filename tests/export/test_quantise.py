@@ -240,7 +240,9 @@ def test_convolutions_of_a_convolutional_network_get_8_bits(images):
     backbone = load_backbone("cnn:test_resnet", image_px=36, seed=1)
     draw = np.random.default_rng(3)
     tensors = {"head.weight": draw.normal(size=(3, backbone.spec.width)), "head.bias": np.zeros(3)}
-    tensors = {name: value.astype(np.float32) for name, value in tensors.items()} | {"temperature": np.array(1, np.float32)}
+    tensors = {name: value.astype(np.float32) for name, value in tensors.items()} | {
+        "temperature": np.array(1, np.float32)
+    }
     module = ScoreModule(backbone, ScoreOptions(readout="pooled", output="softmax", prompts=())).eval()
     graph = export_score_graph(module, {name: tensors[name] for name in module.options.tensors}).onnx
     operators, layers = layers_of(graph)

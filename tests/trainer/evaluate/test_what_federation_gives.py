@@ -69,7 +69,7 @@ def test_joining_is_compared_with_the_best_way_of_going_alone():
         way: [{"vidir_modern": scored(right, TARGET, LESIONS)}] * 3
         for way, right in {"alone-probe": [1, 1, 0, 1, 0, 1, 1, 0], "alone-home": POOR, "alone-whole": GOOD}.items()
     }
-    joined = {"federation-none": [{"vidir_modern": scored(GOOD, TARGET, LESIONS)}]}
+    joined = {"federation-statistics": [{"vidir_modern": scored(GOOD, TARGET, LESIONS)}]}
     (claim,) = claims(Found({}, {}, {}, {**arms, **joined}))
     assert difference(claim.one, claim.other).value == 0
     assert mean_over_centres(claim.other[0]).value == pytest.approx(75)

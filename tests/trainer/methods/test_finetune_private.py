@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 from tests.trainer.methods.conftest import Exchange, examples, play, told
+from torch import Tensor, nn
 
+from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.engine.held_out import newcomers, without_model
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.whole_network import norm_tensors
+from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods.finetune import FineTune
-from edgefl_trainer.models.backbones import load_backbone, weights_of
+from edgefl_trainer.models.backbones import load_backbone, load_weights, weights_of
 
 PX = 36
 CNN = {"batch": 4, "lr": 1e-3, "optimizer": "adam", "schedule": "constant", "weight_decay": 0.0}
@@ -115,6 +118,36 @@ def test_the_fit_at_home_moves_its_part_of_the_averaged_network_alone(network, n
             assert {key for key in norms if key.endswith("running_mean")} <= changed
 
 
+def test_statistics_at_home_are_those_of_the_sites_own_pictures(network, norms):
+    """AdaBN, arXiv 1603.04779, 2.2: each layer normalises by mean and variance of what it sees of the new domain.
+
+    By hand: the means and unbiased variances of each norm's input while the pictures pass together. No label is read.
+    """
+    task = task_of(network)
+    tuning, sites = method(home="statistics"), sites_of(network, task)
+    server, states = play(tuning, task, sites)
+    site = replace(sites["a"], train=replace(sites["a"].train, labels=np.zeros_like(sites["a"].train.labels)))
+    state, reply = tuning.local_round(site, State(), stamped(Payload(server.arrays, {}), Phase("final", 2), 1))
+    assert not reply.arrays and state.digest() == states["a"].digest()
+    seen: dict[str, Tensor] = {}
+    model = tuning.model(task)
+    load_weights(
+        model.network, {n.removeprefix("network."): server.arrays[n] for n in server.arrays if n not in HEAD}, ""
+    )
+    for name, layer in model.network.named_modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0].detach()}))
+    model.train().features(network.normalise(torch.from_numpy(site.train.images[site.train.rows])))
+    assert len(seen) == len(norms) // 5
+    for name, given in seen.items():
+        flat = given.transpose(0, 1).flatten(1).double()
+        mean, variance = (state.arrays[f"network.{name}.running_{kind}"] for kind in ("mean", "var"))
+        np.testing.assert_allclose(mean, flat.mean(dim=1), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(variance, flat.var(dim=1), rtol=1e-3, atol=1e-6)
+    changed = {key for key, value in server.arrays.items() if not np.array_equal(state.arrays[key], value)}
+    assert changed <= {key for key in norms if "running_" in key or key.endswith("num_batches_tracked")}
+
+
 def test_one_step_at_home_is_adams_first_step_on_the_averaged_features(network):
     """By hand: g = (softmax - onehot)ᵀ f / n on the frozen network's features; Adam's first step is lr·g/(|g| + ε)."""
     task, rate = task_of(network), 0.01
@@ -182,8 +215,8 @@ def test_a_site_alone_has_nothing_private(more):
         method(mode="local", **more)
 
 
-@pytest.mark.parametrize("more", [{"private": "head_and_norms"}, {"home": "head_and_norms"}])
+@pytest.mark.parametrize("more", [{"private": "head_and_norms"}, {"home": "head_and_norms"}, {"home": "statistics"}])
 def test_a_network_without_batch_norm_is_refused(more):
     tiny = load_backbone("tiny", image_px=PX, seed=3)
-    with pytest.raises(SettingError, match="tiny has no batch norm: set head"):
+    with pytest.raises(SettingError, match="is about batch norm, and tiny has none: set head"):
         method(**more).start(replace(task_of(tiny), initial={}), ["a"])

@@ -33,6 +33,7 @@ from edgefl_trainer.torch_seed import seeded
 STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
 STEP_SHARES = (0.6, 0.8)  # of all epochs: 12 and 16 of the paper's 20
 MOST_WARMUP = 0.25  # share of all epochs
+STATISTICS_BATCH = 256  # pictures that one estimate of batch norm's statistics is made of
 _Batch = tuple[Images, Int[Tensor, " B"], int]
 HEAD_DEVIATION = {"vit": 2e-5, "cnn": 0.01}  # of a fresh head: MAE's and MoCo's code
 
@@ -180,6 +181,27 @@ def norm_tensors(network: nn.Module) -> frozenset[str]:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm)
         for part in (*dict(layer.named_parameters(recurse=False)), *dict(layer.named_buffers(recurse=False)))
     )
+
+
+def count_statistics(site: Site, model: Classifier) -> None:
+    """Take the running statistics of batch norm anew from a site's training pictures, in place; no label is read.
+
+    They become the mean over batches, each of the pictures as they are (AdaBN, arXiv 1603.04779). A batch of one
+    picture has no spread, and counts nothing.
+    """
+    assert site.backbone is not None
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    usual = [layer.momentum for layer in norms]
+    for layer in norms:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean
+    model.train()
+    with torch.no_grad(), autocast(site):
+        for images, _ in site.train.in_order(STATISTICS_BATCH):
+            if len(images) > 1:
+                model.features(site.backbone.normalise(images.to(site.device)))
+    for layer, momentum in zip(norms, usual, strict=True):
+        layer.momentum = momentum
 
 
 def fit_part(

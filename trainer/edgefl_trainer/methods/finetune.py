@@ -9,7 +9,8 @@
                     batch norm like weights; n_c counts labelled images
 
     after the last round, with `home`:
-    site c: epochs of its head (and batch norm) on the averaged network            local_round, `final`
+    site c: epochs of its head (and batch norm) on the averaged network, or        local_round, `final`
+            batch norm's statistics of its own pictures alone (AdaBN)
     `private` keeps head, or head and batch norm, from the mean (FedBN)
 
 With `mode=federated` all sites keep the round that is best on the tune rows of all together, as FedMAE takes the best
@@ -43,6 +44,7 @@ from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 NETWORK = "network."
 AT_HOME = "at_home"  # a value in the state of a site that has fitted the averaged network
 NetworkPart = Literal["none", "head", "head_and_norms"]
+AtHome = Literal["none", "statistics", "head", "head_and_norms"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +65,9 @@ class FineTune:
     weighting: Weighting = "samples"  # what a site counts by in the mean: its training images, or all sites alike
     # what stays at its site, neither sent nor averaged: nothing, the head, or also batch norm (arXiv 2102.07623)
     private: NetworkPart = "none"
-    # what each site fits to the averaged network after the last round, the rest staying as it is; auto: as private
-    # (ours)
-    home: Literal["auto", "none", "head", "head_and_norms"] = "auto"
+    # what each site fits to the averaged network after the last round, the rest staying as it is; statistics: those of
+    # batch norm, without labels (arXiv 1603.04779); auto: as private (ours)
+    home: Literal["auto", "none", "statistics", "head", "head_and_norms"] = "auto"
     home_epochs: int = 0  # epochs of that fit; 0: as many as a round has (ours)
     home_lr: float = 1e-3  # learning rate at its beginning, which falls to 0 (ours)
     # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset); auto: keep in local mode
@@ -95,7 +97,7 @@ class FineTune:
         return self.mode == "local" if self.optimizer_state == "auto" else self.optimizer_state == "keep"
 
     @property
-    def fitted_at_home(self) -> NetworkPart:
+    def fitted_at_home(self) -> AtHome:
         """What each site fits to the averaged network after the last round."""
         return self.private if self.home == "auto" else self.home
 
@@ -117,11 +119,10 @@ class FineTune:
                 "a live federation: fine-tune with `edgefl-train finetune` on one machine."
             )
         self.recipe.readout_of(task.backbone)
-        if "head_and_norms" in (self.private, self.fitted_at_home) and not norm_tensors(
-            build_network(task.backbone, 0)
-        ):
+        of_norms = {self.private, self.fitted_at_home} & {"head_and_norms", "statistics"}
+        if of_norms and not norm_tensors(build_network(task.backbone, 0)):
             raise SettingError(
-                f"head_and_norms means head and batch norm, and {task.backbone.name} has no batch norm: set head."
+                f"{min(of_norms)} is about batch norm, and {task.backbone.name} has none: set head, or leave it out."
             )
         return State() if self.mode == "local" else State(self._shared(self.beginning(task), task))
 
@@ -181,7 +182,10 @@ class FineTune:
         return {**_arrays(model), **initial}
 
     def _at_home(self, site: Site, model: Classifier, round_: int) -> State:
-        """Fit head, and norms, to the averaged network: what the site scores with from then on."""
+        """Fit head, norms or statistics to the averaged network: what the site scores with from then on."""
+        if self.fitted_at_home == "statistics":
+            whole_network.count_statistics(site, model)
+            return State(_arrays(model), {AT_HOME: 1})
         fitted = tensors_of(self.fitted_at_home, model)
         whole_network.fit_part(
             self.recipe, site, model, round_, fitted, self.home_epochs or site.task.epochs, self.home_lr
