@@ -38,17 +38,20 @@ STARTS = {
     "imagenet": "alone, head on ImageNet's network",
 }
 ALONE, TOGETHER = "alone, ImageNet's network fine-tuned", "federation, statistics of home"
+FITTED = "federation, head and batch norm fitted at home"
 ARMS = (
     *(Arm(f"{start}-2000", label, MANY, frozen=True) for start, label in STARTS.items()),
     Arm("nothing2000", "alone, untrained network", MANY),
     Arm("alone2000", ALONE, MANY),
     Arm("fedevprompt2000", "FedEvPrompt on FedMAE's network", MANY),
-    Arm("together2000", TOGETHER, MANY),
+    Arm("together2000s", TOGETHER, MANY),
+    Arm("together2000", FITTED, MANY),
     Arm("fedbn2000", "federation, head and batch norm private", MANY),
     Arm("pooled2000", "all pictures in one place", MANY),
     *(Arm(f"{start}-60", label, FEW, frozen=True) for start, label in STARTS.items()),
     Arm("few60-alone", ALONE, FEW),
     Arm("few60", TOGETHER, FEW),
+    Arm("few60-fit", FITTED, FEW),
 )
 
 
