@@ -18,8 +18,7 @@ primitives, no store, no HTTP. The ratio is one of processor time, which a busy 
 Replies above 64 KiB (`--values`) lie in files, or in an S3 server of our own on the same disk (JuiceFS's gateway).
 
     python benchmarks/coordinator_load.py [--members N]... [--database sqlite|postgresql]... [--processes N]...
-        [--payloads disk|s3]... [--uploads N] [--values N] [--connections N] [--suite 1|2] [--beside N] [--kills N]
-        [--json]
+        [--payloads disk|s3]... [--uploads N] [--values N] [--connections N] [--suite 1|2] [--kills N] [--json]
 """
 
 import asyncio
@@ -159,27 +158,16 @@ def frames(file: Path) -> Iterator[bytes]:
         at += 4 + length
 
 
-def children(process: int) -> list[int]:
-    """Processes that a process began."""
-    tasks = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(one) for task in tasks for one in task.read_text().split()]
-
-
 def processor_s(process: int) -> float:
-    """Processor time of a process and of those it began, so far."""
-    spent = 0
-    for one in (process, *children(process)):
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        spent += int(fields[11]) + int(fields[12])
-    return spent / os.sysconf("SC_CLK_TCK")
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib(process: int) -> float:
-    """Resident memory of a process and of those it began, now."""
-    found = 0
-    for one in (process, *children(process)):
-        found += int(Path(f"/proc/{one}/status").read_text().partition("VmRSS:")[2].split()[0])
-    return found / 1024
+    """Resident memory of a process now."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 class Servers:
@@ -231,10 +219,10 @@ def free_port() -> int:
 
 def measure(
     root: Path, members: int, uploads: int, connections: int, suite: int, values: int, processes: int,
-    kills: int, beside: int, cluster: "Cluster | None", gateway: "Gateway | None",
+    kills: int, cluster: "Cluster | None", gateway: "Gateway | None",
 ) -> dict[str, Any]:  # fmt: skip
     database, payloads = cluster.database() if cluster else "", gateway.url() if gateway else ""
-    federation = Federation(root, members, suite, values, database, payloads, free_port() if kills else 0, beside)
+    federation = Federation(root, members, suite, values, database, payloads, free_port() if kills else 0)
     servers = Servers(federation.home.root, processes)
     found: list[dict[str, Any]] = []
     memory, floor, killed = [], dict[str, float](), 0
@@ -276,7 +264,7 @@ def measure(
     return {
         "members": members, "uploads": uploads, "connections": connections, "suite": suite,
         "database": "postgresql" if cluster else "sqlite",
-        "payloads": "s3" if gateway else "disk", "processes": processes, "kills": killed, "beside": beside,
+        "payloads": "s3" if gateway else "disk", "processes": processes, "kills": killed,
         "database_ms": database_s / uploads * 1000,
         "per_s": uploads / sum(one["seconds"] for one in found),
         "p50_ms": took_ms[len(took_ms) // 2], "p99_ms": took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)],
@@ -305,8 +293,6 @@ ROLES: dict[str, Any] = {
 @click.option("--uploads", metavar="N", default=1000, show_default=True, help="Replies to send.")
 @click.option("--connections", metavar="N", default=64, show_default=True, help="Kept connections of the sender.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True, help="Of all sealing keys.")
-@click.option("--beside", metavar="N", default=0, show_default=True,
-              help="Processes that open and seal (limits.cryptography_processes); SQLite only.")  # fmt: skip
 @click.option("--kills", metavar="N", default=0, show_default=True, help="Of servers, at random moments.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
@@ -318,7 +304,6 @@ def main(
     uploads: int,
     connections: int,
     suite: str,
-    beside: int,
     kills: int,
     as_json: bool,
 ) -> None:
@@ -333,7 +318,7 @@ def main(
             with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as ends:
                 cluster = ends.enter_context(postgresql_cluster.running()) if database == "postgresql" else None
                 gateway = ends.enter_context(s3_gateway.running()) if place == "s3" else None
-                sized = (count, uploads, connections, int(suite), values, servers, kills, beside)
+                sized = (count, uploads, connections, int(suite), values, servers, kills)
                 rows.append(measure(Path(root), *sized, cluster, gateway))
     if as_json:
         print(json.dumps(rows))

@@ -16,15 +16,7 @@ class Federation:
     """A coordinator's folder with approved members, and their keys."""
 
     def __init__(
-        self,
-        root: Path,
-        members: int,
-        suite: int,
-        values: int,
-        database: str,
-        payloads: str,
-        port: int,
-        beside: int = 0,
+        self, root: Path, members: int, suite: int, values: int, database: str, payloads: str, port: int
     ) -> None:
         from edgefl_coordinator.commands.setup import make_home
         from edgefl_coordinator.settings import CoordinatorHome
@@ -39,7 +31,7 @@ class Federation:
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
             "rounds": {"count": 1000, "quorum_target": members + 1, "start": "manual", "deadline_s": 86_400},
-            "limits": {"one_address": 1000, "cryptography_processes": beside},
+            "limits": {"one_address": 1000},
         })  # fmt: skip
         self.database, self.payloads, self.values = database, payloads, values
         self.signing = [generate_signing_key() for _ in range(members)]

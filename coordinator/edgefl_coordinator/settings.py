@@ -155,8 +155,6 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lifetime_ms: Positive = 600_000  # longest validity of an envelope
     worker_s: Positive = 3600  # longest run of the aggregation worker
     gate_s: Positive = 600  # longest run of the gate in it
-    # that open and seal beside the server, with the store in the folder: for more uploads than one core can open
-    cryptography_processes: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
 
     def __post_init__(self) -> None:
         if not min(self.reply_bytes + 64 * 2**10, _MAX_BODY_BYTES) <= self.body_bytes <= _MAX_BODY_BYTES:
@@ -266,8 +264,6 @@ def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
     for name in ("database", "payloads"):
         if not table[name]:
             del table[name]  # a version from before it reads this, too
-    if not table["limits"]["cryptography_processes"]:
-        del table["limits"]["cryptography_processes"]
     return table
 
 

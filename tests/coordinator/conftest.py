@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from tests.coordinator.asgi_client import AsgiClient
+from tests.coordinator.carried import answered
 
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.members import membership
@@ -21,7 +22,6 @@ from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import sqlite_file
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_coordinator.web.sealed_requests import handle
 from edgefl_protocol import (
     Payload,
     expected_reply,
@@ -159,7 +159,7 @@ class TestMember:
 
     def send(self, cty: str, request: bytes) -> Payload | Refusal | int:
         """Hand an envelope to the coordinator: the payload, the refusal, or the bare status of an unsealed answer."""
-        answer = handle(self.coordinator, ROUTES[cty], request)
+        answer = answered(self.coordinator, ROUTES[cty], request)
         if not answer.sealed:
             return answer.status
         status, payload = self.open(request, answer.body)

@@ -1,7 +1,11 @@
 """Enrolment: docs/security.md checks 9, 21, 22 and 24."""
 
 import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import membership
+from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import invites
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -276,6 +281,53 @@ def test_approving_again_compares_again(coordinator, tools) -> None:
     with pytest.raises(NotAllowedError, match="fingerprint"):
         OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": wrong})
     assert OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})["state"] == "approved"
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """Do works at once, each in a thread of its own; what each returned or raised."""
+    barrier = threading.Barrier(len(works))
+
+    def one(work: Callable[[], Any]) -> Any:
+        barrier.wait(20)
+        try:
+            return work()
+        except OperatorError as error:
+            return error
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(one, works))
+
+
+def test_operators_who_approve_at_once(coordinator, tools) -> None:
+    """Eight, of whom two compared wrongly: the member is let in once, and the log tells of the two."""
+    newcomer = tools.Member(coordinator, "clinic-a")
+    right = newcomer.enrol(tools.token_of(coordinator, "clinic-a")).fingerprint
+    typed = [right] * 6 + ["0" * 20] * 2
+    approve = OPERATIONS["approve"]
+    found = at_once(*(partial(approve, coordinator, {"name": "clinic-a", "fingerprint": one}) for one in typed))
+    assert [one["state"] for one in found[:6]] == ["approved"] * 6
+    assert [type(one) for one in found[6:]] == [NotAllowedError] * 2
+    with coordinator.store.transaction() as connection:
+        log = Counter(row.event for row in audit.kept_rows(connection))
+    assert (log["approved"], log["fingerprint_mismatch"]) == (1, 2)
+    assert isinstance(newcomer.call("task", Payload()), Payload)
+
+
+def test_an_operator_who_approves_while_another_shuts_out(coordinator, tools) -> None:
+    """Whoever comes first, the member ends shut out, and the log tells in which order it went."""
+    for number in range(4):
+        name = f"clinic-{number}"
+        newcomer = tools.Member(coordinator, name)
+        right = newcomer.enrol(tools.token_of(coordinator, name)).fingerprint
+        approved, revoked = at_once(
+            partial(OPERATIONS["approve"], coordinator, {"name": name, "fingerprint": right}),
+            partial(OPERATIONS["revoke"], coordinator, {"name": name}),
+        )
+        assert revoked["state"] == "revoked" and newcomer.call("task", Payload()) == 401
+        with coordinator.store.transaction() as connection:
+            log = [row.event for row in audit.kept_rows(connection) if row.subject == name]
+        told = [event for event in log if event in ("approved", "revoked")]
+        assert told == (["revoked"] if isinstance(approved, OperatorError) else ["approved", "revoked"])
 
 
 def test_a_new_invite_ends_the_older_ones(coordinator, clock, tools) -> None:

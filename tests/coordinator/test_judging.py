@@ -369,8 +369,14 @@ def test_the_operator_reads_it(federation, clock) -> None:
 
 @pytest.mark.parametrize("claimed", [-1, 10**12, "10", 2.5])
 def test_claimed_samples_are_bounded(federation, claimed) -> None:
-    """Check 46: 10^12 claimed samples, or a number that is none, are refused before anything is stored."""
+    """Check 46: 10^12 claimed samples, or a number that is none, are refused before anything is stored; the audit log
+    names who claimed, and holds nothing that was claimed.
+    """
     coordinator, trio = federation
     refused = trio[0].reply(1, payload=weights(n_train=claimed))
     assert isinstance(refused, Refusal) and refused.code == "bad_contribution" and "n_train" in refused.message
     assert rows(coordinator) == 0
+    with coordinator.store.transaction() as connection:
+        told = connection.execute(select(audit.c.subject, audit.c.detail).where(audit.c.event == "refused")).all()
+    assert told == [("clinic-a", '{"code":"bad_contribution","round":1,"route":"reply"}')]
+    assert isinstance(trio[0].reply(1, payload=weights()), Payload)

@@ -11,10 +11,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "coordinator_load.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", ["0", "1"])
-def test_a_tiny_run(beside) -> None:
+def test_a_tiny_run() -> None:
     """Twenty members, two rounds: the figures belong together; the benchmark itself compares answers and store."""
-    sizes = ("--members", "20", "--uploads", "40", "--connections", "8", "--suite", "1", "--beside", beside, "--json")
+    sizes = ("--members", "20", "--uploads", "40", "--connections", "8", "--suite", "1", "--json")
     run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], sizes)
     (found,) = json.loads(run.stdout)
     assert (found["members"], found["uploads"], found["connections"], found["suite"]) == (20, 40, 8, 1)
@@ -39,8 +38,7 @@ def test_a_tiny_run_on_postgresql(postgres) -> None:
 def test_a_tiny_run_with_kills(database) -> None:
     """Servers die while replies come: the benchmark itself looks that each is in the store and in the log once."""
     kind, processes = ("postgresql", "2") if database() else ("sqlite", "1")
-    sizes = ("--members", "20", "--uploads", "40", "--connections", "4", "--suite", "1", "--kills", "3", "--json",
-             "--beside", "1")  # fmt: skip
+    sizes = ("--members", "20", "--uploads", "40", "--connections", "4", "--suite", "1", "--kills", "3", "--json")
     more = ("--database", kind, "--processes", processes)
     run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], (*sizes, *more))
     (found,) = json.loads(run.stdout)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgefl_coordinator.beside import cryptography_work
+from edgefl_coordinator.web import sealed_requests
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.sealed_requests import handle
 from edgefl_protocol import Payload, generate_sealing_key
@@ -98,7 +98,7 @@ def test_every_failure_takes_the_same_time(make_coordinator, tools, monkeypatch,
     assert coordinator.keys.sealing.suite == suite and MAGIC == b"EFL1"
     causes = failures(coordinator, tools, length)
     found = times_us(coordinator, causes, 150)
-    monkeypatch.setattr(cryptography_work, "catch_up", lambda *_: None)
+    monkeypatch.setattr(sealed_requests, "catch_up", lambda *_: None)
     without = times_us(coordinator, causes, 20)
     with capsys.disabled():
         print(f"\nsuite {suite}, {length} bytes: longest by shortest {ratio(found, 0):.3f} of processor, "

@@ -11,20 +11,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import event, insert, select, text
+from tests.coordinator.carried import together as at_once
 
+from edgefl_coordinator.commits.crowd import Finished
+from edgefl_coordinator.commits.shared_commit import MOST
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.audit_chain import check_log
-from edgefl_coordinator.store.shared_commit import MOST
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.store.tables import facts, replies
+from edgefl_coordinator.web.sealed_requests import handle
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
-from edgefl_protocol.messages.requests import Refusal, ReplyRequest
+from edgefl_protocol.messages.requests import ROUTES, Refusal, ReplyRequest
 
 Body = Callable[[Any], object]
 
@@ -156,9 +160,11 @@ def test_a_full_disk_ends_the_whole_group(coordinator) -> None:
     assert kept(store) == ({"kept after"} if codes[2] is None else set())
 
 
-def test_replies_that_come_at_once(make_coordinator, tools) -> None:
+@pytest.mark.parametrize("one_thread", [True, False])
+def test_replies_that_come_at_once(make_coordinator, tools, one_thread) -> None:
     """Fewer durable commits than replies, though each needs two in turn: its number's, then its effect's; one that is
-    refused leaves an audit row and nothing else; the chain of the audit log holds."""
+    refused leaves an audit row and nothing else; the chain of the audit log holds.
+    """
     coordinator = make_coordinator(rounds={"quorum_target": 100})
     crowd = [tools.quick_member(coordinator, f"clinic-{number}") for number in range(9)]
     tools.start_rounds(coordinator)
@@ -168,10 +174,13 @@ def test_replies_that_come_at_once(make_coordinator, tools) -> None:
         (one, one.envelope("reply", ReplyRequest(idem="x" * 16, reply=payload).to_payload(), rnd=1))
         for one, payload in zip(crowd, payloads, strict=True)
     ]
+    works = [partial(handle, coordinator, ROUTES["reply"], body) for _, body in bodies]
     with commits(coordinator.store, 0.1) as seen, ThreadPoolExecutor(9) as pool:
-        answers = list(pool.map(lambda pair: pair[0].send("reply", pair[1]), bodies))
-    assert all(isinstance(answer, Payload) for answer in answers[:8]) and len(seen) < 8
-    assert isinstance(answers[8], Refusal) and answers[8].code == "bad_contribution"
+        sent = at_once(coordinator, works) if one_thread else list(pool.map(Finished.of, works))
+    opened = [one.open(body, found.get().body)[1] for (one, body), found in zip(bodies, sent, strict=True)]
+    refusals = [Refusal.from_payload(payload) for payload in opened]
+    assert refusals[:8] == [None] * 8 and refusals[8].code == "bad_contribution"
+    assert len(seen) == 4 if one_thread else len(seen) < 8
     with coordinator.store.transaction() as connection:
         found = connection.execute(select(replies)).all()
         events = [row.event for row in audit.rows(connection, after=0, most=1000)]
@@ -182,22 +191,26 @@ def test_replies_that_come_at_once(make_coordinator, tools) -> None:
     assert stored == {one.to_bytes() for one in payloads[:8]}
 
 
-def send_until_killed(coordinator: Any, crowd: list[Any], told: int) -> None:
+def send_until_killed(coordinator: Any, crowd: list[Any], told: int, *, one_thread: bool) -> None:
     """Send a reply of each, all at once, and write a byte that says whose was acknowledged."""
-    store = open_store(coordinator.store.home)
-    coordinator.store = store
+    coordinator.store = open_store(coordinator.store.home)
 
     def send(number: int) -> None:
         assert isinstance(crowd[number].reply(1), Payload)
         os.write(told, bytes([number]))
 
+    if one_thread:
+        at_once(coordinator, [partial(send, number) for number in range(len(crowd))])
+        return
     with ThreadPoolExecutor(len(crowd)) as pool:
         list(pool.map(send, range(len(crowd))))
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_while_replies_share_a_commit(make_coordinator, tools, kills) -> None:
-    """Check 55: kill -9 while eight replies are under way: none that was acknowledged is lost, none counts twice."""
+    """Check 55: kill -9 while eight replies are under way, in one thread or in eight: none that was acknowledged is
+    lost, none counts twice.
+    """
     coordinator = make_coordinator(rounds={"quorum_target": 10_000})
     crowds = [[tools.quick_member(coordinator, f"clinic-{turn}-{number}") for number in range(8)]
               for turn in range(kills)]  # fmt: skip
@@ -208,7 +221,7 @@ def test_killed_while_replies_share_a_commit(make_coordinator, tools, kills) -> 
         child = os.fork()
         if child == 0:
             try:
-                send_until_killed(coordinator, crowd, told)
+                send_until_killed(coordinator, crowd, told, one_thread=turn % 2 == 0)
             finally:
                 os._exit(0)
         os.close(told)

@@ -91,7 +91,7 @@ FLOORS = {
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
     ),
     "edgefl_coordinator": (
-        "cli", "commands", "web", "rounds", "members", "store", "beside", "payloads", "settings", "errors",
+        "cli", "commands", "web", "rounds", "members", "store", "commits", "payloads", "settings", "errors",
     ),
 }  # fmt: skip
 ROOM_MODULES = 20

@@ -1,13 +1,17 @@
 """The strict header parser. Source: docs/security.md 2.2 and check 10."""
 
 import json
+import re
 import tracemalloc
+from collections.abc import Iterable
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol import Header
+from edgefl_protocol.envelopes import header as header_module
 from edgefl_protocol.envelopes.header import MAX_HEADER_BYTES, encode_header, parse_header
 from edgefl_protocol.errors import HeaderError
 
@@ -161,3 +165,61 @@ def test_any_json_in_any_field_is_read_or_refused(value, data):
         return
     del fields["v"]
     assert header == Header(**fields)
+
+
+EDGES = (0, 1, 10**8, 10**9 - 1, 10**9, 2**31, 2**31 + 1, 10**10 - 1, 10**15 - 1, 10**15, 2**53 - 1, 2**53, 10**16 - 1)
+VALUES = (
+    *map(str, EDGES), "-1", "-0", "+1", "00", "01", "1.0", "1e1", "true", "null", "", "{}", "1 ", '"1"', '""', '"POST"',
+    '"post"', '"reply"', '"/"', '"a b"', '"a_b"', '"a.b"', '"aA"', '"\\u0061"', '"\\/"', '"a\\n"', '"\\""', '"é"',
+    *(f'"{letter * length}"' for letter in "a0Ag-" for length in (31, 32, 33, 63, 64, 65)),
+    *(f'"/{"~" * length}"' for length in (126, 127, 128)), *(f'"/{sign}"' for sign in " \"#?<>\\!$.:;=@[]{|}%é"),
+)  # fmt: skip
+ODDITIES = ("", " ", "\n", ",", '"', "\\", "0", "1", "+", "-", ".", "a", "A", "{", "}", ":", "é", "\x00", '"v":1,')
+PLACES = st.tuples(st.integers(0, 600), st.integers(0, 1), st.sampled_from(ODDITIES))
+
+
+def nearly_usual(values: dict[str, str], *places: tuple[int, int, str]) -> bytes:
+    """A request's header as it is written, but for some values, and for characters put in or in place of another."""
+    written = {key: json.dumps(value) for key, value in GOOD.items()} | values
+    text = "{" + ",".join(f'"{key}":{value}' for key, value in written.items()) + "}"
+    for place, cut, odd in places:
+        text = text[:place] + odd + text[place + cut :]
+    return text.encode()
+
+
+def assert_read_alike(cases: Iterable[bytes]) -> None:
+    """What the pattern takes, the strict parser takes, and reads alike; what it does not take falls through to that."""
+
+    def parsed(data: bytes) -> Header | None:
+        try:
+            return parse_header(data)
+        except HeaderError:
+            return None
+
+    for data in cases:
+        found = parsed(data)
+        with mock.patch.object(header_module, "_USUAL", re.compile("(?!)")):  # matches nothing
+            assert found == parsed(data), data
+
+
+def test_the_pattern_of_a_usual_header_reads_what_the_strict_parser_reads():
+    """Each odd value in each field, and each odd character at each place."""
+    assert_read_alike(nearly_usual({key: value}) for key in GOOD for value in VALUES)
+    size = len(nearly_usual({}))
+    assert_read_alike(
+        nearly_usual({}, (place, cut, odd)) for place in range(size + 1) for cut in (0, 1) for odd in ODDITIES
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(sorted(GOOD)), st.sampled_from(VALUES), max_size=4), st.lists(PLACES, max_size=3)
+)
+def test_so_it_does_with_several_changes(values, places):
+    assert_read_alike([nearly_usual(values, *places)])
+
+
+def test_the_pattern_is_used():
+    """The comparison above would hold for a pattern that matches nothing; the usual header is read by it."""
+    with mock.patch.object(header_module, "parse_integers", side_effect=AssertionError):
+        assert parse_header(encode_header(GOOD)).fed == "skin"

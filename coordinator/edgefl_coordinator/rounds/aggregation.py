@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
+from edgefl_coordinator.commits.shared_commit import done_again, may_be_kept
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import grants, membership, uploads
 from edgefl_coordinator.rounds import findings, refused, shut_out, stored_rounds
@@ -30,7 +31,6 @@ from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.shared_commit import done_again, may_be_kept
 from edgefl_coordinator.store.store import Blob, Store
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded

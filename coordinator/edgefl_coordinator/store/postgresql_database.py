@@ -27,8 +27,8 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.pool import QueuePool
 
+from edgefl_coordinator.commits.shared_commit import MET
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.store.shared_commit import MET
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT
 from edgefl_coordinator.store.tables import VERSION, metadata
 from edgefl_protocol.errors import StorageError

@@ -27,12 +27,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
+from edgefl_coordinator.commits.shared_commit import Database, SharedCommits
 from edgefl_coordinator.errors import IN_USE, USAGE, OperatorError
 from edgefl_coordinator.payloads.disk import DiskPayloads
 from edgefl_coordinator.payloads.payloads import MAX_PAYLOAD_BYTES, Payloads
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
-from edgefl_coordinator.store.shared_commit import Database, SharedCommits
 from edgefl_coordinator.store.sqlite_file import SqliteFile
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT, KEEP_FIRST_FACT, Statement
 from edgefl_protocol.distribution import needs_extra

@@ -15,12 +15,12 @@ from typing import NoReturn, TypeVar
 
 from sqlalchemy import Connection
 
+from edgefl_coordinator.commits.shared_commit import done_again
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.shared_commit import done_again
 from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
 from edgefl_protocol.messages.requests import Route
 

@@ -10,19 +10,19 @@ guard passes arrives here: one of these paths, with its method and its whole bod
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from edgefl_coordinator.beside.crowd import Crowd, Doing, FinishedErrands, do_here
+from edgefl_coordinator.commits.crowd import Crowd, FinishedErrands
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, NotPassed, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
 from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED, handle, known_sender
 from edgefl_protocol.errors import RecordError, StorageError
-from edgefl_protocol.messages.requests import ROUTES
+from edgefl_protocol.messages.requests import ROUTES, Route
 from edgefl_protocol.records.coordinator_records import make_time
 
 log = logging.getLogger("edgefl_coordinator")
@@ -49,11 +49,11 @@ _REFUSAL = _Answer(401, _JSON, UNAUTHENTICATED)  # to whatever fails before its 
 class _App:
     """The ASGI application behind the guard."""
 
-    def __init__(self, coordinator: Coordinator, beside: Sequence[Doing]) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.small = ThreadPoolExecutor(_SMALL, thread_name_prefix="request")
         self.large = ThreadPoolExecutor(_LARGE, thread_name_prefix="large-request")
-        self.crowd = None if coordinator.store.database.shared else Crowd(coordinator.store.commit, _tell, beside)
+        self.crowd = None if coordinator.store.database.shared else Crowd(coordinator.store.commit, _tell)
         self.sealed = {route.path: route for route in ROUTES.values()}
         self.plain: dict[str, Callable[[Scope], Awaitable[_Answer]]] = {
             "/healthz": self._healthz,
@@ -78,7 +78,7 @@ class _App:
     async def _sealed(self, path: str, body: bytes) -> _Answer:
         route = self.sealed[path]
         work = partial(handle, self.coordinator, route, body)
-        if self.crowd is not None and route.cty in _SHORT and len(body) <= SMALL_BYTES:
+        if self.crowd is not None and in_one_thread(route, body):
             answer = await _told(_with_others(self.crowd, work))
         else:
             answer = await _done(self.small if len(body) <= SMALL_BYTES else self.large, work)
@@ -103,9 +103,9 @@ class _App:
         return _Answer(200 if chain else 404, _SEALED, chain)
 
 
-def make_app(coordinator: Coordinator, beside: Sequence[Doing] = (do_here,)) -> Application:
-    """Return the guarded ASGI application of a coordinator; `beside` opens and seals short requests (`Crowd`)."""
-    app, limits = _App(coordinator, beside), coordinator.settings.limits
+def make_app(coordinator: Coordinator) -> Application:
+    """Return the guarded ASGI application of a coordinator."""
+    app, limits = _App(coordinator), coordinator.settings.limits
     return Guard(
         app,
         app.known,
@@ -114,6 +114,11 @@ def make_app(coordinator: Coordinator, beside: Sequence[Doing] = (do_here,)) -> 
         waiting_bytes=limits.waiting_bytes,
         per_minute=limits.open_per_minute,
     )
+
+
+def in_one_thread(route: Route, body: bytes) -> bool:
+    """Tell whether a request shares the crowd's thread, where the store has one."""
+    return route.cty in _SHORT and len(body) <= SMALL_BYTES
 
 
 async def refuse(_: Scope, __: Receive, send: Send) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from edgefl_coordinator.commits.shared_commit import may_be_kept
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.members.uploads import Upload
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.shared_commit import may_be_kept
 from edgefl_coordinator.store.statements import keep_first
 from edgefl_coordinator.store.tables import offers
 from edgefl_coordinator.web.admission import Call, read, refuse, transact

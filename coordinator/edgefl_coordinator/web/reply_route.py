@@ -11,14 +11,14 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.beside.crowd import apart
+from edgefl_coordinator.commits.crowd import apart
+from edgefl_coordinator.commits.shared_commit import may_be_kept
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import newest_replies, stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
-from edgefl_coordinator.store.shared_commit import may_be_kept
 from edgefl_coordinator.store.store import SMALL_BYTES
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
 from edgefl_coordinator.web.blob_route import drop_upload, take_blob

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
+from edgefl_coordinator.commits.shared_commit import done_again
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
-from edgefl_coordinator.store.shared_commit import done_again
 from edgefl_coordinator.web.admission import Call, check_round, keep_window, read, refuse, transact
 from edgefl_coordinator.web.blob_route import blob_route, offer
 from edgefl_coordinator.web.reply_route import reply_route

@@ -13,22 +13,25 @@ up twice: by its start alone, before the rest is read (`known_sender`), and in (
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
-from edgefl_coordinator.beside.crowd import elsewhere
-from edgefl_coordinator.beside.cryptography_work import Opening, Sealing, catch_up
+from edgefl_coordinator.commits.crowd import elsewhere
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
-from edgefl_coordinator.web.equal_work import SenderLookup
+from edgefl_coordinator.web.equal_work import SenderLookup, catch_up
 from edgefl_coordinator.web.routes import HANDLERS
 from edgefl_protocol import (
     EnvelopeError,
     Expected,
     JudgedByCaller,
+    Opened,
     Payload,
     PayloadError,
     PublicSealingKey,
     SealingKey,
+    open_envelope,
+    seal,
     unverified_header,
 )
 from edgefl_protocol.envelopes.envelope import Tolerance, open_enrolment
@@ -118,10 +121,19 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int, send
         except EnvelopeError as error:
             catch_up(error, body, opening[0], keys.signing.public_key, enrols=True)
             raise
-    most = settings.limits.body_bytes
+
+    def opened() -> Opened:
+        try:
+            return open_envelope(
+                body, opening, lambda _: senders.signing, expected, now_ms, JudgedByCaller(),
+                max_bytes=settings.limits.body_bytes, tolerance=tolerance,
+            )  # fmt: skip
+        except EnvelopeError as error:
+            catch_up(error, body, opening[0], keys.signing.public_key)
+            raise
+
     try:
-        work = Opening(body, opening, keys.signing, senders.signing, expected, now_ms, most, tolerance)
-        return Call(coordinator, route, elsewhere(work), senders.found.sealing, now_ms)
+        return Call(coordinator, route, elsewhere(opened), senders.found.sealing, now_ms)
     except SenderError:
         if senders.failed is not None:
             raise senders.failed from None
@@ -153,5 +165,5 @@ def _seal(call: Call, answer: Payload | bytes | Refusal) -> HttpResponse:
     payload = answer.to_payload() if isinstance(answer, Refusal) else answer
     data = payload.to_bytes() if isinstance(payload, Payload) else payload
     fields = reply_fields(call.opened, sts=status, now_ms=call.now_ms)
-    sealed = elsewhere(Sealing(data, fields, call.coordinator.keys.signing, call.sealing))
+    sealed = elsewhere(partial(seal, data, fields, call.coordinator.keys.signing, call.sealing))
     return HttpResponse(status, sealed, sealed=True)

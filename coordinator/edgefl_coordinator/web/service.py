@@ -13,12 +13,10 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from edgefl_coordinator.beside.crowd import do_here
-from edgefl_coordinator.beside.cryptography_process import CryptographyProcess
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.rounds import stored_rounds
@@ -60,19 +58,13 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     limits, database = settings.limits, coordinator.store.database
     door = Door(limits.connections, limits.connections if settings.proxy_ends_tls else limits.one_address)
     listening = _listen(settings.host, settings.port, door, shared=database.shared)
-    beside = [CryptographyProcess() for _ in range(0 if database.shared else limits.cryptography_processes)]
-    server = _Server(_config(coordinator, beside), ready, listening.getsockname()[1])
+    server = _Server(_config(coordinator), ready, listening.getsockname()[1])
     leader = _Leader(coordinator, run_worker)
     if database.lead():
         leader.begin()
     else:
         log.info("another process leads; this one answers members, and leads when that one ends")
-    with contextlib.ExitStack() as ends:
-        ends.enter_context(contextlib.closing(listening))
-        for one in beside:
-            ends.callback(one.stop)
-            one.start()
-        runner = ends.enter_context(asyncio.Runner(loop_factory=DoorLoop))
+    with contextlib.closing(listening), asyncio.Runner(loop_factory=DoorLoop) as runner:
         runner.run(_run(coordinator, server, listening, leader))
 
 
@@ -260,13 +252,13 @@ def _sign(coordinator: Coordinator) -> None:
         log.info("the audit log is signed up to row %d, digest %s", head.rows, head.sha256, extra={"facts": facts})
 
 
-def _config(coordinator: Coordinator, beside: Sequence[CryptographyProcess] = ()) -> uvicorn.Config:
+def _config(coordinator: Coordinator) -> uvicorn.Config:
     settings, home = coordinator.settings, coordinator.store.home
     limits = settings.limits
     chain, key = home.root / settings.certificate, home.root / settings.certificate_key
     context = server_context(chain, key)
     config = uvicorn.Config(
-        make_app(coordinator, beside or (do_here,)),
+        make_app(coordinator),
         http=deadline_protocol(limits.header_deadline_s, limits.body_deadline_s, limits.body_bytes_per_s),
         loop="asyncio",
         ws="none",

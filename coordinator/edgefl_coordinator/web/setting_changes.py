@@ -45,7 +45,6 @@ AT_RESTART: Final = (
     "host", "port", "certificate", "certificate_key",
     "limits.body_bytes", "limits.header_deadline_s", "limits.body_deadline_s", "limits.body_bytes_per_s",
     "limits.connections", "limits.one_address", "limits.waiting_bytes", "limits.open_per_minute",
-    "limits.cryptography_processes",
 )  # fmt: skip
 
 

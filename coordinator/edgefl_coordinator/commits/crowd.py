@@ -3,8 +3,7 @@
 Guarantees: work in a crowd is written as if it had a thread of its own. It stops only where it waits for its commit
 (`wait_for_commit`), or for what is done `elsewhere` or `apart`, so between two such places nobody else of the crowd
 runs. The crowd commits once none of them can go on without it. A thread of its own for each costs as much processor
-time as HTTP and the database together (docs/decisions/0055). Source: greenlet's documentation, "Greenlet
-Concepts".
+time as HTTP and the database together (docs/decisions/0055). Source: greenlet's documentation, "Greenlet Concepts".
 """
 
 import contextlib
@@ -48,7 +47,6 @@ class Finished:
 
 
 FinishedErrands = Sequence[tuple[Any, Finished]]  # of what was asked, and what came of it
-Doing = Callable[[Sequence[Errand]], Sequence[Finished]]
 
 
 @dataclass(frozen=True)
@@ -72,26 +70,18 @@ _COMMIT: Final = object()  # what a piece that waits for a commit hands to the c
 _HERE = threading.local()  # `hub`: the greenlet that carries a crowd on, in its thread
 
 
-def do_here(works: Sequence[Errand]) -> Sequence[Finished]:
-    """Do works in the caller's thread."""
-    return [Finished.of(work) for work in works]
-
-
 class Crowd:
-    """A thread that carries many pieces of work on at once, and threads beside it for what they do elsewhere."""
+    """A thread that carries many pieces of work on at once, and one beside it for what they do elsewhere."""
 
-    def __init__(
-        self, commit: Callable[[], None], tell: Callable[[FinishedErrands], None], beside: Sequence[Doing] = (do_here,)
-    ) -> None:
+    def __init__(self, commit: Callable[[], None], tell: Callable[[FinishedErrands], None]) -> None:
         """Make a crowd, whose threads begin with the first work.
 
         Args:
             commit: commits all that was done so far. Whoever waits for it is told by it how it went: what it raises
                 ends neither the thread nor the others' work.
             tell: takes what came of works, in the crowd's thread.
-            beside: each does, in a thread of its own, what the works do elsewhere.
         """
-        self._carrying = (commit, tell, tuple(beside))
+        self._carrying = (commit, tell)
         self._came: _Queue = SimpleQueue()
         self._beginning = threading.Lock()
         self._begun = False
@@ -119,7 +109,7 @@ def wait_for_commit() -> None:
 
 
 def elsewhere(work: Callable[[], Value]) -> Value:
-    """Do what needs no store, and takes a while, beside the crowd's thread; outside of a crowd, here and now."""
+    """Do what needs no store beside the crowd's thread, also while that commits; outside of a crowd, here and now."""
     if not in_crowd():
         return work()
     found: Value = _HERE.hub.switch(work).get()
@@ -140,15 +130,12 @@ def in_crowd() -> bool:
     return hub is not None and getcurrent() is not hub
 
 
-def _carry_on(
-    came: _Queue, commit: Callable[[], None], tell: Callable[[FinishedErrands], None], beside: Sequence[Doing]
-) -> None:
+def _carry_on(came: _Queue, commit: Callable[[], None], tell: Callable[[FinishedErrands], None]) -> None:
     """The crowd's thread, until None comes."""
     _HERE.hub = getcurrent()
     committing: list[greenlet] = []
     done: list[tuple[Any, Finished]] = []
-    with contextlib.ExitStack() as ends:
-        pools = [(ends.enter_context(ThreadPoolExecutor(1, thread_name_prefix="beside-crowd")), do) for do in beside]
+    with ThreadPoolExecutor(1, thread_name_prefix="beside-crowd") as beside:
         while (taken := _taken(came, wait=not committing)) is not None:
             going = [(piece, _NOTHING) for piece in committing]
             going += [(_piece(one, done), _NOTHING) if isinstance(one, _Asked) else one for one in taken]
@@ -158,12 +145,11 @@ def _carry_on(
                 if wants is _COMMIT:
                     committing.append(piece)
                 elif isinstance(wants, _Apart):
-                    _begin_jobs(_start_thread, do_here, [(piece, wants.work)], came)
+                    _hand_over(_start_thread, [(piece, wants.work)], came)
                 elif not piece.dead:
                     jobs.append((piece, wants))
-            for number, (pool, do) in enumerate(pools):
-                if share := jobs[number :: len(pools)]:
-                    _begin_jobs(pool.submit, do, share, came)
+            if jobs:
+                _hand_over(beside.submit, jobs, came)
             if done:
                 with _survived("an answer was not told"):
                     tell(tuple(done))
@@ -185,10 +171,10 @@ def _start_thread(target: Callable[..., None], *given: Any) -> None:
     threading.Thread(target=target, args=given, name="apart", daemon=True).start()
 
 
-def _begin_jobs(begin: Callable[..., Any], do: Doing, jobs: _Jobs, came: _Queue) -> None:
+def _hand_over(begin: Callable[..., Any], jobs: _Jobs, came: _Queue) -> None:
     """Have jobs done in another thread; where none can be had, each piece gets that error."""
     try:
-        begin(_do_all, do, jobs, came)
+        begin(_do_all, jobs, came)
     except BaseException as error:  # noqa: BLE001 - whoever waits for the job gets it
         came.put([(piece, Finished(error=error)) for piece, _ in jobs])
 
@@ -212,11 +198,6 @@ def _piece(asked: _Asked, done: list[tuple[Any, Finished]]) -> greenlet:
     return greenlet(carried_out)
 
 
-def _do_all(do: Doing, jobs: _Jobs, came: _Queue) -> None:
-    """Do jobs; each piece gets what came of its own, or the error that ended all."""
-    pieces, works = zip(*jobs, strict=True)
-    try:
-        found = do(works)
-    except BaseException as error:  # noqa: BLE001 - whoever waits for a job gets it
-        found = [Finished(error=error)] * len(works)
-    came.put(list(zip(pieces, found, strict=True)))
+def _do_all(jobs: _Jobs, came: _Queue) -> None:
+    """Do jobs; each piece gets what came of its own."""
+    came.put([(piece, Finished.of(work)) for piece, work in jobs])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgefl_coordinator.beside import crowd
-from edgefl_coordinator.beside.crowd import Crowd, Finished
+from edgefl_coordinator.commits import crowd
+from edgefl_coordinator.commits.crowd import Crowd, Finished
 
 
 class Carried:
@@ -103,14 +103,14 @@ def test_no_error_ends_the_thread_that_carries_everybody() -> None:
             told.put(one)
         raise RuntimeError
 
-    def beside(works: Any) -> Any:
+    def no_memory() -> None:
         raise MemoryError
 
-    made = Crowd(commit, tell, (beside,))
+    made = Crowd(commit, tell)
     for number in range(4):
         made.run(lambda: crowd.wait_for_commit() or "done", number)
         assert told.get(timeout=20)[1].get() == "done"
-    made.run(lambda: crowd.elsewhere(lambda: 1), "elsewhere")
+    made.run(lambda: crowd.elsewhere(no_memory), "elsewhere")
     assert isinstance(told.get(timeout=20)[1].error, MemoryError)
     made.run(lambda: crowd.apart(lambda: 2), "apart")
     assert told.get(timeout=20)[1].get() == 2

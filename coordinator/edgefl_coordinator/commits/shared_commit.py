@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, RootTransaction
 
-from edgefl_coordinator.beside import crowd
+from edgefl_coordinator.commits import crowd
 from edgefl_protocol.errors import StorageError
 
 MOST = 128  # transactions in one commit: the first of them waits for the work of the others

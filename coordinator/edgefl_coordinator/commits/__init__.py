@@ -1,0 +1,1 @@
+"""Commits that many requests share, and the one thread that carries those requests."""
