@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
+from torch import nn
 
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
@@ -37,7 +38,7 @@ from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, norm_tensors, presets_of
 from edgefl_trainer.models.backbone_names import is_trained
-from edgefl_trainer.models.backbones import build_network, frozen_network, load_weights, weights_of
+from edgefl_trainer.models.backbones import build_network, empty_network, frozen_network, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."
@@ -117,9 +118,7 @@ class FineTune:
                 "a live federation: fine-tune with `edgefl-train finetune` on one machine."
             )
         self.recipe.readout_of(task.backbone)
-        if "head_and_norms" in (self.private, self.fitted_at_home) and not norm_tensors(
-            build_network(task.backbone, 0)
-        ):
+        if "head_and_norms" in (self.private, self.fitted_at_home) and not norm_tensors(empty_network(task.backbone)):
             raise SettingError(
                 f"head_and_norms means head and batch norm, and {task.backbone.name} has no batch norm: set head."
             )
@@ -168,14 +167,14 @@ class FineTune:
             return broadcast.arrays or self.beginning(site.task)
         return {**(own or self.beginning(site.task)), **broadcast.arrays}
 
-    def model(self, task: Task) -> Classifier:
-        """Make a model of the right shape; its weights are set by whoever asks for it."""
-        network = build_network(task.backbone, task.seed)
-        return Classifier(network, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
+    def model(self, task: Task, network: nn.Module | None = None) -> Classifier:
+        """Make a model of the right shape around a network, or around one whose weights are still to be set."""
+        around = empty_network(task.backbone) if network is None else network
+        return Classifier(around, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
 
     def beginning(self, task: Task) -> Arrays:
         """Return the pre-trained network, or a fresh one where the task has none, and a fresh head."""
-        model = self.model(task)
+        model = self.model(task, build_network(task.backbone, task.seed))
         whole_network.fresh_head(model, task.seed)
         initial = {NETWORK + name: value for name, value in task.initial.items()}
         return {**_arrays(model), **initial}
