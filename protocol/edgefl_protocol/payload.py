@@ -29,6 +29,7 @@ from edgefl_protocol.tensors import (
     little_endian,
     read_tensors,
     write_tensors,
+    written_bytes,
 )
 
 Scalar = int | float | str
@@ -59,8 +60,14 @@ class Payload:
 
     def to_bytes(self) -> bytes:
         """Encode; equal payloads give equal bytes."""
-        scalars = {name: _write_scalar(value) for name, value in self.scalars.items()}
-        return write_tensors(self.arrays, scalars, checked=True)
+        return write_tensors(self.arrays, self._texts(), checked=True)
+
+    def encoded_bytes(self) -> int:
+        """Return the length of `to_bytes`, without encoding."""
+        return written_bytes(self.arrays, self._texts())
+
+    def _texts(self) -> dict[str, str]:
+        return {name: _write_scalar(value) for name, value in self.scalars.items()}
 
     @classmethod
     def from_bytes(cls, data: bytes | mmap.mmap, max_bytes: int = MAX_PAYLOAD_BYTES) -> "Payload":

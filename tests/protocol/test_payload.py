@@ -30,6 +30,7 @@ def test_round_trip_keeps_every_value_and_type(content, values):
     payload = Payload(content, values)
     back = Payload.from_bytes(payload.to_bytes())
     assert back == payload and back.to_bytes() == payload.to_bytes()
+    assert payload.encoded_bytes() == len(payload.to_bytes())
     assert back.scalars == {name: values[name] for name in sorted(values)}
     assert [type(value) for value in back.scalars.values()] == [type(values[name]) for name in sorted(values)]
     for name, array in content.items():

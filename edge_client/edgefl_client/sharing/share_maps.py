@@ -176,7 +176,7 @@ def _check_fits(payload: Payload, task: TaskReply | None) -> None:
                 "federation's bundle with edgefl sync",
                 code="other_tokens",
             )
-    size = len(payload.to_bytes())
+    size = payload.encoded_bytes()
     if size > task.max_reply_bytes:
         raise LabelsError(f"the maps take {size} bytes, but the federation allows {task.max_reply_bytes}", "too_large")
 

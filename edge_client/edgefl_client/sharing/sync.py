@@ -246,7 +246,7 @@ def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: S
         live = _live_round(home, before)
         report, reply = learn_live(home, _bundle(home, before, trusted), table, options, live)
         if reply is not None:
-            _check_reply(home, before, travels_of(reply.arrays), len(reply.to_bytes()))
+            _check_reply(home, before, travels_of(reply.arrays), reply.encoded_bytes())
     except EdgeflError as error:
         skipped = error.code in _SKIPPED
         told = {"state": "skipped" if skipped else "failed", "round": task.round}

@@ -17,6 +17,7 @@ from edgefl_trainer.evaluate.metrics import (
     expected_calibration_error,
     federation_summary,
     out_of_distribution_auroc,
+    shares_of_right,
     site_metrics,
 )
 
@@ -87,6 +88,8 @@ def test_every_figure_equals_the_oracle(seed, classes, abstain):
     probabilities, target, predicted, vacuity = draw(seed, classes=classes, abstain=abstain)
     found = site_metrics(probabilities, target, predicted=predicted, vacuity=vacuity)
     assert found == pytest.approx(oracle(probabilities, target, predicted, vacuity), abs=1e-12)
+    right = shares_of_right(probabilities, target, predicted)
+    assert right == {name: found[name] for name in ("balanced_accuracy", "accuracy", "open_accuracy")}
 
 
 def test_a_class_without_test_rows_is_left_out_of_every_mean():

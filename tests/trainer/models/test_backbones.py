@@ -8,12 +8,20 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.architectures import Architecture, build_vit, initialise, parse_architecture
 from edgefl_trainer.models.backbone_names import is_trained
-from edgefl_trainer.models.backbones import architecture_of, backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.backbones import (
+    architecture_of,
+    backbone_bytes,
+    build_network,
+    frozen_network,
+    load_backbone,
+    weights_of,
+)
 from edgefl_trainer.models.network_kind import network_kind
 
 SMALL = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)
@@ -46,6 +54,26 @@ def unplugged(monkeypatch):
 
     monkeypatch.setattr(timm, "create_model", create)
     return asked
+
+
+@pytest.mark.parametrize("name", ["tiny", "cnn:resnet10t", "timm:vit_tiny_patch16_224"])
+def test_a_network_that_is_filled_draws_nothing(name, unplugged):
+    """Draws take most of the time of building one; what it is filled with is there to the bit."""
+    drawn = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            drawn.extend([str(func)] * any(word in str(func) for word in ("normal_", "uniform_")))
+            return func(*args, **(kwargs or {}))
+
+    with Watched():
+        spec = load_backbone(name, image_px=48, seed=3).spec
+        assert drawn
+        weights = {key: np.ones_like(value) for key, value in weights_of(build_network(spec, 0)).items()}
+        drawn.clear()
+        network = frozen_network(spec, weights).network
+    assert not drawn
+    assert all((value == 1).all() for value in weights_of(network).values())
 
 
 def test_a_file_gives_back_every_weight(file):

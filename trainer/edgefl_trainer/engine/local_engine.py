@@ -119,7 +119,7 @@ class InProcessSite:
 
         try:
             new, reply = call_local_round(self.method, replace(self.site, report=listen), state, broadcast)
-            Payload(new.arrays, new.values)
+            checked = Payload(new.arrays, new.values)
         except PayloadError as error:
             if error.code != "not_finite":
                 raise
@@ -127,9 +127,10 @@ class InProcessSite:
                 f"site {self.site.name} diverged in round {broadcast.scalars['round']}, after its last step ({error}): "
                 "lower the learning rate and name another --out; the rounds before are kept."
             ) from error
-        signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": new.digest()})
+        state = State(checked.arrays, checked.scalars)  # read-only: it is not copied again to be kept
+        signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": state.digest()})
         last = {**epochs[-1], "epochs": epochs} if epochs else {}
-        return SiteResult(new, signed, {**last, **_speed(work, time.perf_counter() - started)})
+        return SiteResult(state, signed, {**last, **_speed(work, time.perf_counter() - started)})
 
 
 def _speed(work: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -336,8 +337,8 @@ def placed(
     """
     where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": site}
     sizes = {
-        "bytes_up": len(result.reply.to_bytes()) if travels else 0,
-        "bytes_down": len(broadcast.to_bytes()) if travels else 0,
+        "bytes_up": result.reply.encoded_bytes() if travels else 0,
+        "bytes_down": broadcast.encoded_bytes() if travels else 0,
     }
     return replace(result, metrics={**where, **sizes, **result.metrics})
 

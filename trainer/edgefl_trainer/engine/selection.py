@@ -19,7 +19,7 @@ from edgefl_trainer.contract import Examples, Method, Phase, Scalar, Site, State
 from edgefl_trainer.engine.checkpoint import Best, Candidate
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
-from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, site_metrics
+from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, shares_of_right
 from edgefl_trainer.method_halves import call_predictor
 
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
@@ -83,7 +83,7 @@ def judge_site(
     if predictor is None or len(some) == 0:
         return {}
     scores = predict_rows(predictor, some, site.device)
-    figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
+    figures = shares_of_right(scores.probabilities, some.targets, scores.predicted)
     if some.tokens is not None:  # of hundreds of answers most are given to one question
         found = {RIGHT: figures.get("accuracy")}
     else:

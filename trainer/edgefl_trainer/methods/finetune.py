@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
+from torch import nn
 
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
@@ -38,7 +39,7 @@ from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, norm_tensors, presets_of
 from edgefl_trainer.models.backbone_names import is_trained
-from edgefl_trainer.models.backbones import build_network, frozen_network, load_weights, weights_of
+from edgefl_trainer.models.backbones import build_network, empty_network, frozen_network, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."
@@ -120,7 +121,7 @@ class FineTune:
             )
         self.recipe.readout_of(task.backbone)
         of_norms = {self.private, self.fitted_at_home} & {"head_and_norms", "statistics"}
-        if of_norms and not norm_tensors(build_network(task.backbone, 0)):
+        if of_norms and not norm_tensors(empty_network(task.backbone)):
             raise SettingError(
                 f"{min(of_norms)} is about batch norm, and {task.backbone.name} has none: set head, or leave it out."
             )
@@ -169,14 +170,14 @@ class FineTune:
             return broadcast.arrays or self.beginning(site.task)
         return {**(own or self.beginning(site.task)), **broadcast.arrays}
 
-    def model(self, task: Task) -> Classifier:
-        """Make a model of the right shape; its weights are set by whoever asks for it."""
-        network = build_network(task.backbone, task.seed)
-        return Classifier(network, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
+    def model(self, task: Task, network: nn.Module | None = None) -> Classifier:
+        """Make a model of the right shape around a network, or around one whose weights are still to be set."""
+        around = empty_network(task.backbone) if network is None else network
+        return Classifier(around, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
 
     def beginning(self, task: Task) -> Arrays:
         """Return the pre-trained network, or a fresh one where the task has none, and a fresh head."""
-        model = self.model(task)
+        model = self.model(task, build_network(task.backbone, task.seed))
         whole_network.fresh_head(model, task.seed)
         initial = {NETWORK + name: value for name, value in task.initial.items()}
         return {**_arrays(model), **initial}

@@ -50,7 +50,7 @@ from edgefl_trainer.models.cnn import Backbone, FrozenCNN
 from edgefl_trainer.models.packaged import packaged_backbone
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
-from edgefl_trainer.torch_seed import seeded
+from edgefl_trainer.torch_seed import Undrawn, seeded
 
 MAX_BACKBONE_BYTES = 2 * 1024**3
 RUNNING_STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
@@ -81,6 +81,12 @@ def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
     if kind == "timm":
         return _timm_vit(model, spec.image_px, seed)
     return _fresh_vit(architecture_of(spec), seed)
+
+
+def empty_network(spec: BackboneSpec) -> nn.Module:
+    """Make a network of a backbone's architecture as `build_network` does, to be filled: its weights mean nothing."""
+    with Undrawn():
+        return build_network(spec, 0)
 
 
 def weights_of(network: nn.Module) -> dict[str, NDArray[np.generic]]:
@@ -148,7 +154,7 @@ def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]
     Its spec has the digest of these weights (see `weights_of`). A `BackboneError` where they are not this
     architecture's.
     """
-    network = build_network(spec, 0)
+    network = empty_network(spec)
     load_weights(network, weights, spec.name)
     return freeze(network, replace(spec, sha256=digest(weights_of(network))))
 

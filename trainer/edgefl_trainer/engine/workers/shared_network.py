@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgefl_trainer.models.backbones import build_network, freeze
+from edgefl_trainer.models.backbones import empty_network, freeze
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import ViTSpec, spec_from_facts
 
@@ -45,8 +45,8 @@ def share(backbone: Backbone) -> tuple[str, Any]:
 def shared_network(words: str, block: Any) -> Backbone:
     """Make the network that was shared; its tensors are those of the block."""
     spec = spec_from_facts(json.loads(words)["spec"])
-    with torch.device("meta" if isinstance(spec, ViTSpec) else "cpu"):  # a plain one holds no other tensors: draw none
-        network = build_network(spec, 0)
+    with torch.device("meta" if isinstance(spec, ViTSpec) else "cpu"):  # a plain one holds no other tensors
+        network = empty_network(spec)
     network.load_state_dict(_tensors(words, block), assign=True)
     return freeze(network, spec)
 
