@@ -30,6 +30,7 @@ class Arm:
     label: str
     labels: str
     frozen: bool = False
+    elsewhere: bool = False  # whether a run's models are also judged on the patients of the other centres
 
 
 STARTS = {
@@ -42,10 +43,10 @@ FITTED = "federation, head and batch norm fitted at home"
 ARMS = (
     *(Arm(f"{start}-2000", label, MANY, frozen=True) for start, label in STARTS.items()),
     Arm("nothing2000", "alone, untrained network", MANY),
-    Arm("alone2000", ALONE, MANY),
-    Arm("fedevprompt2000", "FedEvPrompt on FedMAE's network", MANY),
+    Arm("alone2000", ALONE, MANY, elsewhere=True),
+    Arm("fedevprompt2000", "FedEvPrompt on FedMAE's network", MANY, elsewhere=True),
     Arm("together2000s", TOGETHER, MANY),
-    Arm("together2000", FITTED, MANY),
+    Arm("together2000", FITTED, MANY, elsewhere=True),
     Arm("fedbn2000", "federation, head and batch norm private", MANY),
     Arm("pooled2000", "all pictures in one place", MANY),
     *(Arm(f"{start}-60", label, FEW, frozen=True) for start, label in STARTS.items()),
@@ -87,14 +88,15 @@ def _draws_of(name: str) -> int:
 
 def find(runs: Path) -> Found:
     """Score the runs that are finished, and read what the other benchmarks left."""
-    opened = {arm.name: open_run(runs / arm.name) for arm in ARMS if (runs / arm.name / "summary.json").exists()}
+    finished = {arm.name: arm for arm in ARMS if (runs / arm.name / "summary.json").exists()}
+    opened = {name: open_run(runs / name) for name in finished}
     own: dict[str, Sequence[Centres]] = {}
     elsewhere: dict[str, Sequence[Centres]] = {}
     data = None
     for name, run in opened.items():
         data = reported(run)
         own[name] = [scores_of(run, data, runs / "scores")]
-        if len(run.sites) > 1:
+        if finished[name].elsewhere:
             elsewhere[name] = [scores_elsewhere(run, data, runs / "scores")]
     for arm in ARMS:
         files = sorted((runs / "frozen").glob(f"{arm.name}-*.npz")) if arm.frozen and data is not None else []
@@ -127,12 +129,11 @@ def mean_of(draws: Sequence[Centres]) -> float:
     return float(np.mean([mean_over_centres(draw).value for draw in draws]))
 
 
-def best_alone(found: Found, labels: str) -> str:
+def best_alone(scores: Mapping[str, Sequence[Centres]], labels: str) -> str:
     """The best arm that learns alone, which a federation is compared with; empty where none is there."""
-    there = [
-        arm.name for arm in ARMS if arm.labels == labels and arm.label.startswith("alone") and arm.name in found.own
-    ]
-    return max(there, key=lambda name: mean_of(found.own[name])) if there else ""
+    alone = [arm.name for arm in ARMS if arm.labels == labels and arm.label.startswith("alone")]
+    there = [name for name in alone if name in scores]
+    return max(there, key=lambda name: mean_of(scores[name])) if there else ""
 
 
 def best_alone_joining(found: Found) -> str:

@@ -100,7 +100,7 @@ def joining_table(found: Found) -> str:
 
 def claims(found: Found) -> list[Claim]:
     """The differences that can be told, in the order of the page; *alone* is the best way of going alone."""
-    few, many = best_alone(found, FEW), best_alone(found, MANY)
+    few, many, abroad = best_alone(found.own, FEW), best_alone(found.own, MANY), best_alone(found.elsewhere, MANY)
     own = [
         ("60 labels a centre", "few60", few),
         ("up to 2,000 labels a centre", "together2000", many),
@@ -109,7 +109,7 @@ def claims(found: Found) -> list[Claim]:
         ("federation or one place", "together2000", "pooled2000"),
         ("the same, head and batch norm private", "fedbn2000", "pooled2000"),
     ]
-    away = [("other centres' patients, 60 labels", "few60", few), ("up to 2,000 labels", "together2000", many)]
+    away = [("other centres' patients, up to 2,000 labels", "together2000", abroad)]
     told = [
         Claim(label, arms[one], arms[other], (_name(one), _name(other)))
         for arms, pairs in ((found.own, own), (found.elsewhere, away))
