@@ -8,7 +8,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ class Served:
     def __init__(self, home: CoordinatorHome, *more: str) -> None:
         self.home = home
         self.lines: list[str] = []
-        self.started = time.monotonic()
         self.process = subprocess.Popen(
             [*COMMAND, "serve", "--log-level", "debug", *more, "--home", str(home.root)],
             stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.port = self._read_port()
+        self.start_s = cpu_s(self.process.pid)  # of the processor, until it listened
         self.reader = threading.Thread(target=self._read_rest, daemon=True)
         self.reader.start()
 

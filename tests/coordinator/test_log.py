@@ -7,16 +7,20 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.coordinator.running import Running
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import audit, audit_words
 from edgefl_coordinator.web.log_lines import EventLog, OnceAMinute, configure_logging, log
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.routes import HANDLERS
 from edgefl_protocol import Payload
+from edgefl_protocol.messages.requests import ReplyRequest
 
 PATIENT = "Erika-Mustermann-1964"
 PACKAGE = Path(audit.__file__).resolve().parents[1]
@@ -202,3 +206,31 @@ def test_the_end_of_a_federation_is_logged(make_coordinator, tools, stream) -> N
         assert step(coordinator, tools.toy_worker)
     events.catch_up()
     assert stream.getvalue().count("INFO the federation skin is over: its last round, 3, is done\n") == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_fault_in_the_middle_of_a_request_tells_no_secret(
+    coordinator, tools, stream, monkeypatch, log_format
+) -> None:
+    """Check 14: what `serve` logs of it says where it was, and not one byte of keys, payload or what a member wrote,
+    though its message quotes them all.
+    """
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    secrets = [coordinator.keys.signing.seed.hex(), coordinator.keys.secret.hex(), PATIENT]
+
+    def breaks(call: Any) -> None:
+        try:
+            int(PATIENT)
+        except ValueError:
+            raise LookupError(*secrets, call.opened.payload)  # noqa: B904 - the error before it is told, too
+
+    monkeypatch.setitem(HANDLERS, "reply", breaks)
+    configure_logging(stream, log_format, "debug")
+    body = member.envelope("reply", ReplyRequest(idem="x" * 16, reply=tools.maps_payload()).to_payload(), rnd=1)
+    with Running(coordinator, 20, 20) as running, running.connect() as one:
+        one.sendall(b"POST /v1/reply HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert one.recv(4096).startswith(b"HTTP/1.1 500 ")
+    text = stream.getvalue()
+    assert "LookupError" in text and "ValueError" in text and "in breaks" in text and "in handle" in text
+    assert not [secret for secret in (*secrets, "maps.0") if secret in text]

@@ -4,13 +4,14 @@ Live: a coordinator in a process of its own, TLS, and the commands that a person
 sees a network, over sites that learn with the devices' own step.
 """
 
+import base64
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,9 @@ from edgefl_client.learning.own_pictures import Table, read_dealt
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import CoordinatorHome
+from edgefl_coordinator.store.coordinator import load_keys
 from edgefl_coordinator.web.admin import run_operation
+from edgefl_exchange.identity import Identity
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.learning_plan import LearningPlan
@@ -127,14 +130,35 @@ def wait_for(home: CoordinatorHome, number: int, state: str) -> dict[str, Any]:
     raise AssertionError(f"exchange {number} did not become {state}: {found}")
 
 
-def join(home: CoordinatorHome, device: Path, name: str, federation: Federation) -> None:
-    """Invite, enrol, compare the fingerprint, approve, allow, trust, pull."""
+def secrets_of(home: CoordinatorHome, devices: Iterable[Path]) -> list[bytes]:
+    """The coordinator's private keys, and the devices'."""
+    keys = load_keys(home)
+    found = [keys.signing.seed, keys.sealing.secret, keys.secret]
+    for device in devices:
+        with Identity(Home(device).member) as identity:
+            found += [identity.signing.seed, identity.sealing.secret, identity.outbox_key]
+    return found
+
+
+def assert_nowhere(secrets: Iterable[bytes], files: Iterable[Path]) -> None:
+    """Not one of them is in one of the files, as bytes, in hex or in base64."""
+    for file in files:
+        data = file.read_bytes()
+        assert data, file
+        for secret in secrets:
+            coded = {base64.b64encode(bytes(lead) + secret)[4:-4] for lead in (0, 1, 2)}
+            assert not [form for form in (secret, secret.hex().encode(), *coded) if form in data], file
+
+
+def join(home: CoordinatorHome, device: Path, name: str, federation: Federation) -> str:
+    """Invite, enrol, compare the fingerprint, approve, allow, trust, pull; returns the invite."""
     text = run_operation(home, "invite", {"name": name, "role": "device", "hours": 1})["invite"]
     fingerprint = edgefl(device, "enrol", text, "--ca", home.tls / "ca.pem", "--suite", 1)["fingerprint"]
     run_operation(home, "approve", {"name": name, "fingerprint": fingerprint})
     for words in (["trust", "add", federation.signer.hex()], ["policy", "allow", *federation.kinds]):
         assert CliRunner().invoke(cli, [*words, "--home", str(device)]).exit_code == 0
     edgefl(device, "pull")
+    return str(text)
 
 
 @dataclass(frozen=True)

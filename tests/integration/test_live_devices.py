@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("torch")
 
@@ -24,9 +25,11 @@ from tests.integration.device_federation import (
     ROUNDS,
     SEED,
     Federation,
+    assert_nowhere,
     edgefl,
     join,
     local_digest,
+    secrets_of,
     serving,
     wait_for,
 )
@@ -44,6 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 OURS, THEIRS = NUMBERED, ("NV", "BCC", "MEL")  # the bundle numbers its classes otherwise than the task
 NOW_MS = 1_790_000_000_000
 BATCH, QUEUE, PHOTO_PX = 8, 24, 48  # the networks read 36
+PATIENT = "Erika-Mustermann-1964"  # planted in every picture
 COLOURS = {"MEL": (90, 60, 50), "NV": (180, 120, 90), "BCC": (210, 150, 130)}  # of skin, for the gate
 
 
@@ -55,7 +59,10 @@ def draw(folder: Path, seed: int, each: int, classes: tuple[str, ...]) -> Path:
         for number in range(each):
             colour = np.array(COLOURS[label]) + rng.normal(0, 5, 3)
             pixels = np.clip(colour + rng.normal(0, 10, (PHOTO_PX, PHOTO_PX, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{label}{number}.png")
+            exif, text = Image.Exif(), PngInfo()
+            exif[0x010E] = PATIENT
+            text.add_text("Patient", PATIENT)
+            Image.fromarray(pixels).save(folder / f"{label}{number}.png", exif=exif, pnginfo=text)
             lines.append(f"{label}{number}.png,{label}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
     return folder / "labels.csv"
@@ -101,6 +108,8 @@ def learn_together(
 ) -> tuple[str, dict[str, list[dict[str, Any]]]]:
     """Every exchange by every device, the second stopped after each step of its first train round.
 
+    Check 14: then no key, invite or planted name is in what the coordinator logged, keeps and serves.
+
     Returns:
         The digest that the coordinator tells, and what each `sync` told of its broadcast.
     """
@@ -108,8 +117,7 @@ def learn_together(
     with serving(folder / "coordinator", federation.task) as home:
         run_operation(home, "publish", {"path": str(federation.bundle), "trust": [federation.signer.hex()]})
         devices = {name: folder / f"device-{index}" for index, name in enumerate(DEVICES)}
-        for name, device in devices.items():
-            join(home, device, name, federation)
+        invites = [join(home, device, name, federation) for name, device in devices.items()]
         for number, phase in enumerate(phases, start=1):
             wait_for(home, number, "open")
             for name, device in devices.items():
@@ -131,6 +139,9 @@ def learn_together(
             received[name].append(edgefl(device, "sync")["broadcast"])
     assert status["state_sha256"] in told
     assert all(one["error"] is None for every in received.values() for one in every)
+    planted = [PATIENT.encode(), *(one.removeprefix("efl1-")[:80].encode() for one in invites)]
+    kept = [home.root / "log", home.config, home.database, home.heads, *home.blobs.iterdir()]
+    assert_nowhere([*planted, *secrets_of(home, devices.values())], kept)
     return status["state_sha256"], received
 
 

@@ -277,6 +277,17 @@ def approved(connection: Connection) -> list[MemberRow]:
     return [_member(row) for row in rows]
 
 
+def names(connection: Connection, state: str) -> list[str]:
+    """Return the names of the members in a state, in order: no key of theirs is read."""
+    return list(connection.scalars(select(members.c.name).where(members.c.state == state).order_by(members.c.name)))
+
+
+def approved_roles(connection: Connection) -> dict[str, str]:
+    """Return key id → role of the approved members, in name order: no key of theirs is read."""
+    found = select(members.c.skid, members.c.role).where(members.c.state == "approved").order_by(members.c.name)
+    return {row.skid: row.role for row in connection.execute(found)}
+
+
 def count_approved(connection: Connection) -> int:
     """Count the approved members."""
     return connection.scalar(select(func.count()).select_from(members).where(members.c.state == "approved")) or 0

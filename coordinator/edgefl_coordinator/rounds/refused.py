@@ -83,8 +83,8 @@ def refused_since(connection: Connection, number: int) -> list[dict[str, str | i
 
 def grants_missing(connection: Connection, number: int) -> dict[str, int]:
     """Return name → images whose grant would let the refused reply of a round count, of members that still belong."""
-    approved = {one.name for one in membership.approved(connection)}
     images = {str(one["name"]): grant_that_allows(str(one["reason"])) for one in refused_since(connection, number)}
+    approved = set(membership.names(connection, "approved") if images else ())
     return {name: most for name, most in images.items() if most is not None and name in approved}
 
 

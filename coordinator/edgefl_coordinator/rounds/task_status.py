@@ -113,25 +113,25 @@ def unpublished(connection: Connection, task: TaskSettings) -> str:
 def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) -> RoundFacts:
     rules = settings.rounds
     current, state = stored_rounds.current_round(connection), round_state(connection)
-    approved = membership.approved(connection)
+    approved = membership.approved_roles(connection)
     failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection) else None
-    pending = tuple(one.name for one in membership.listed(connection) if one.state == "pending")
+    pending = tuple(membership.names(connection, "pending"))
     if current is None:
         wanted = bool(stored_rounds.fact(connection, "start_wanted"))
         started = wanted or starts_by_itself(len(approved), rules)
         return RoundFacts(
             members=len(approved), pending=pending, started=started, failing_ms=failing_ms, served=served
         )  # fmt: skip
-    skids = [one.skid for one in approved]
     over = state == "done"
     opened_ms = _opened_ms(connection, current.number)
     others = stored_rounds.others_in_broadcasts(connection, current.number + over)
     replied, gone = stored_rounds.answered(connection, current.number)
-    left = [skid for skid in skids if over or skid not in replied | gone]
+    here = replied | gone
+    left = [skid for skid in approved if over or skid not in here]
     withheld = [others[skid] for skid in left if skid in others
                 and not cohort_allows(others[skid], current.number + over, rules.min_cohort)]  # fmt: skip
     overdue_ms = stored_rounds.overdue_ms(connection, current.number)
-    awaits_device = overdue_ms is not None and any(one.role == "device" and one.skid in left for one in approved)
+    awaits_device = overdue_ms is not None and any(approved[skid] == "device" for skid in left)
     return RoundFacts(
         current=current,
         over=over,
@@ -140,7 +140,7 @@ def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) 
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
         newcomer=len(stored_rounds.contributors(connection, before=current.number + over)),
-        refused=len(gone & set(skids)),
+        refused=len(gone & approved.keys()),
         grants=tuple(refused.grants_missing(connection, current.number).items()),
         beside=stored_rounds.counted(connection, current.number, beside=True),
         opened_ms=opened_ms,

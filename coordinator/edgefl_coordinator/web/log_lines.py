@@ -1,12 +1,14 @@
 """What `serve` logs: a line of text or one JSON object for each event, with its time and level.
 
 Guarantees: an event is logged once its row of the audit log is committed, and once; a line holds names, numbers and
-codes, never a key, a token, an invite, or what a member wrote. Source: docs/security.md 2.6, check 14.
+codes, never a key, a token, an invite, or what a member wrote. Of a fault of this program it holds where it arose and
+its kind, and not its message, which may quote anything. Source: docs/security.md 2.6, check 14.
 """
 
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, TextIO
@@ -82,15 +84,23 @@ def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _where(error: BaseException) -> str:
+    """Write where an error and those that it arose from were raised, and their kinds."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    here = f"Traceback:\n{''.join(traceback.format_tb(error.__traceback__))}{type(error).__qualname__}"
+    return f"{_where(before)}\n{here}" if before else here
+
+
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         said = f"{_time(record)} {record.levelname} {' '.join(record.getMessage().splitlines())}"
-        return f"{said}\n{self.formatException(record.exc_info)}" if record.exc_info else said
+        error = record.exc_info[1] if record.exc_info else None
+        return f"{said}\n{_where(error)}" if error else said
 
 
 class _Objects(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         told = {"time": _time(record), "level": record.levelname.lower(), "message": record.getMessage()}
-        if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1]:
+            told["traceback"] = _where(record.exc_info[1])
         return json.dumps({**getattr(record, "facts", {}), **told})

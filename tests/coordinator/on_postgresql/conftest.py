@@ -31,7 +31,7 @@ def running(postgres: Any) -> Iterator[Any]:
 def federated(running: Any, make_coordinator: Callable[..., Coordinator]) -> Iterator[Coordinator]:
     """A coordinator whose store is in PostgreSQL."""
     url = running.database()
-    coordinator = make_coordinator(database=url, port=0, rounds={"quorum_target": 100})
+    coordinator = make_coordinator(database=url, port=0, rounds={"quorum_target": 1000})
     yield coordinator
     coordinator.store.close()
     if os.path.exists(running.folder / "data" / "postmaster.pid"):

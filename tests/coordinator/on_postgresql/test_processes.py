@@ -3,6 +3,7 @@
 Source: docs/decisions/0058; docs/security.md check 66; PostgreSQL, "Appendix A: Error Codes" and "Advisory Locks".
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -54,26 +55,32 @@ def test_two_processes_accept_an_envelope_once(federated, another, tools) -> Non
 
 
 @slow
-def test_a_work_item_at_two_processes_has_one_effect(federated, another, tools) -> None:
-    """Check 18: the same work in two envelopes; both hear the first answer."""
-    crowd = [tools.quick_member(federated, f"clinic-{number}") for number in range(10)]
+@pytest.mark.parametrize("items", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_work_items_sent_twice_at_once_to_four_processes(federated, clock, tools, items) -> None:
+    """Check 18: each in two envelopes to two of the four: exactly as many accepted, and both hear the first answer."""
+    crowd = [tools.quick_member(federated, f"clinic-{number:03}") for number in range(items)]
     tools.start_rounds(federated)
-    meet = threading.Barrier(2)
+    home, meet = federated.store.home, threading.Barrier(8)
+    with contextlib.ExitStack() as ends:
+        others = [open_coordinator(home, clock=clock, joins=True) for _ in range(3)]
+        for one in others:
+            ends.callback(one.store.close)
+        four = [federated, *others]
 
-    def send(coordinator: Coordinator, member: Any, seq: int) -> Any:
-        at = tools.Member(coordinator, member.name, signing=member.signing, sealing=member.sealing)
-        message = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
-        request = at.envelope("reply", message, rnd=1, seq=seq)
-        meet.wait(30)
-        return at.send("reply", request)
+        def send(place: int, seq: int) -> Any:
+            member, at = crowd[place], four[(place + seq) % 4]
+            there = tools.Member(at, member.name, signing=member.signing, sealing=member.sealing)
+            message = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
+            request = there.envelope("reply", message, rnd=1, seq=seq)
+            meet.wait(60)
+            return there.send("reply", request)
 
-    with ThreadPoolExecutor(2) as pool:
-        for member in crowd:
-            sent = [pool.submit(send, one, member, seq) for seq, one in enumerate((federated, another), 1)]
-            first, second = (one.result() for one in sent)
-            assert isinstance(first, Payload) and first == second
-    assert len(rows(federated)) == 10
-    assert events(federated).count("reply_accepted") == 10
+        with ThreadPoolExecutor(8) as pool:
+            sent = [[pool.submit(send, place, seq) for seq in (1, 2)] for place in range(items)]
+            found = [[one.result() for one in pair] for pair in sent]
+    assert all(isinstance(first, Payload) and first == second for first, second in found)
+    assert len(rows(federated)) == items
+    assert events(federated).count("reply_accepted") == items
 
 
 @slow
