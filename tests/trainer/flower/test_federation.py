@@ -3,6 +3,7 @@
 The oracle of every digest is the local engine, which never sees Flower (docs/design.md 4).
 """
 
+import fcntl
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from tests.trainer.conftest import make_asked
 from tests.trainer.flower.grid_here import GridHere, Node
 
 from edgefl_protocol import Payload
+from edgefl_protocol.distribution import VERSION
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.engine.folder import LOCK
 from edgefl_trainer.engine.settings import read_settings, resolve
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.flower import away, federation
@@ -131,6 +134,19 @@ def test_a_killed_server_goes_on_to_the_same_digest(at, begin, tmp_path, monkeyp
     trained = sum(node.heard.count("train") for node in grid.nodes.values())
     assert serve(grid, plan)["state_sha256"] == local_digest("fedevprompt", tmp_path / "local")
     assert sum(node.heard.count("train") for node in grid.nodes.values()) <= trained + 6
+
+
+def test_a_server_waits_for_the_one_before_it(begin, tmp_path) -> None:
+    """A server outlives its killed SuperLink for a while, and the next one is started meanwhile."""
+    grid, plan = begin(rounds=1)
+    plan.out.mkdir()
+    with (plan.out / LOCK).open("w") as before:
+        fcntl.flock(before, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process works on the run"):
+            serve(grid, plan)
+        assert grid.time == plan.wait_s
+        grid.sleep = lambda seconds: fcntl.flock(before, fcntl.LOCK_UN)
+        assert serve(grid, plan)["state_sha256"] == local_digest("fedevprompt", tmp_path / "local", rounds=1)
 
 
 def lines(capsys, word):
@@ -275,6 +291,41 @@ def test_another_version_is_of_no_use(begin, capsys, monkeypatch) -> None:
     assert lines(capsys, "site site-2 runs EdgeFL '0.0.9', and the server")
 
 
+def test_a_site_that_was_updated_in_mid_run_says_so(begin, capsys) -> None:
+    """It was asked its version once; each request tells the server's."""
+    grid, plan = begin(rounds=1, quorum=2)
+
+    def newer(message, context):
+        if message.metadata.message_type == "train":
+            found = unpacked(message.content, away.GIVEN)
+            facts = Payload({}, {**found["facts"].scalars, "version": "0.0.9"})
+            message.content = packed({**found, "facts": facts})
+        return away.app(message, context)
+
+    grid.nodes[66].app = newer
+    serve(grid, plan)
+    [told] = lines(capsys, "no reply of site site-2 counts")
+    assert f"this site runs EdgeFL {VERSION}, and the server 0.0.9: install one version" in told
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"backbone": "vit:128x2/12"}, "your backbone vit:128x2/12 has the SHA-256"),
+        ({"task": "nevus"}, "its work failed (TaskError, setting); the log of its SuperNode says why"),
+        ({"classes": "BCC,NV,Jane-Doe"}, "its work failed (DataError, "),
+    ],
+)
+def test_a_site_of_another_task_is_named_with_its_reason(config, sentence, begin, capsys) -> None:
+    """The others are enough for the quorum; no name of the site's data leaves it."""
+    grid, plan = begin(rounds=1, quorum=2, **{"wait-seconds": 0})
+    grid.nodes[66].config |= config
+    serve(grid, plan)
+    said = capsys.readouterr().err.splitlines()
+    told = [line for line in said if line.startswith("exchange 1: no reply of site site-2")]
+    assert len(told) == 1 and sentence in told[0] and "Jane" not in told[0], said
+
+
 def test_a_site_whose_folder_is_of_another_task_says_so(begin, tmp_path, capsys) -> None:
     """The server's folder was made anew under the name of the old federation."""
     grid, plan = begin(rounds=1)
@@ -288,6 +339,14 @@ def test_a_site_whose_folder_is_of_another_task_says_so(begin, tmp_path, capsys)
         with pytest.raises(RunError, match="quorum"):
             serve(other, replace(plan, out=tmp_path / "server"))
     assert any("has rounds = 1, but this command has 2" in line for line in lines(capsys, "site-2"))
+
+
+def test_a_word_that_a_supernode_does_not_know_is_told(begin, capsys) -> None:
+    grid, plan = begin(rounds=1, quorum=2, **{"wait-seconds": 0})
+    grid.nodes[66].config["images_per_site"] = 3
+    serve(grid, plan)
+    [told] = lines(capsys, "SuperNode 66 does not say which site it is")
+    assert "--node-config has 'images_per_site'; did you mean images-per-site" in told
 
 
 def test_two_nodes_of_one_name_are_refused(begin) -> None:

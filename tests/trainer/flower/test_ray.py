@@ -105,4 +105,5 @@ def workers_below(process: int) -> list[int]:
 def test_ray_without_memory_is_a_sentence(tmp_path) -> None:
     """Ray ends workers when the machine's memory is used up to a share; here that is always so."""
     last = failed(tmp_path / "run", RAY_memory_usage_threshold="0.01", RAY_memory_monitor_refresh_ms="50")
-    assert last.startswith("edgefl-train: ") and "want of memory: fewer workers need less" in last, last
+    assert last.startswith("edgefl-train: one of the sites site-1, site-2, site-3 has no result: "), last
+    assert "want of memory: fewer workers need less; add --resume to go on" in last, last

@@ -11,8 +11,8 @@ from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import simulated
-from edgefl_trainer.flower.asking import Asking
-from edgefl_trainer.flower.simulation import found_crew, resources
+from edgefl_trainer.flower.asking import Asking, Silence
+from edgefl_trainer.flower.simulation import failure, found_crew, one_of, resources
 
 SETTINGS = {"data": ("lesions:sites=3,images=40,px=36",), "preset": "tiny", "device": "cpu", "rounds": 2}
 
@@ -88,6 +88,17 @@ def test_data_that_changed_meanwhile_is_refused(tmp_path, one_thread) -> None:
     other = dict(simulated.read_run(settings.to_toml(), 1).digests, partition_sha256="0" * 64)
     with pytest.raises(RunError, match="the data or the network changed while the run began"):
         found_crew(asking, settings, ["site-1", "site-2", "site-3"], other)
+
+
+@pytest.mark.parametrize(
+    ("count", "who"), [(1, "one of the sites s-1"), (5, "one of the sites s-1, s-2, s-3 and 2 others")]
+)
+def test_before_a_node_has_said_its_name_the_sites_are_named(count, who) -> None:
+    """A worker that ends while it begins: nobody knows yet whose it was."""
+    error = failure(one_of([f"s-{i + 1}" for i in range(count)]), Silence("its worker process was ended"))
+    assert str(error) == (
+        f"{who} has no result: its worker process was ended; add --resume to go on: what is finished is kept."
+    )
 
 
 @pytest.mark.parametrize(("workers", "gpus", "share"), [(2, 0, 0), (1, 1, 1), (3, 1, 0.3333), (3, 2, 0.5), (4, 8, 1)])

@@ -22,8 +22,9 @@ from edgefl_trainer.experiments.running import jobs_of
 from edgefl_trainer.experiments.watching import StudyWatch
 
 pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
+ONE = (FILE, "--tiny", "--rows", "fedavg-bt", "--seeds", "0", "--device", "cpu", "--rounds", "1")
 CHOICE = (FILE, "--tiny", "--rows", "fedavg-bt", "--seeds", "0,1", "--device", "cpu", "--rounds", "20")
 PROGRAM = "from edgefl_trainer.cli import main; main()"
 PATIENCE_S = 900  # Ray begins four times, on a machine that may be busy
@@ -61,8 +62,8 @@ def jobs(out: Path) -> list[RunJob]:
 
 
 @contextmanager
-def study(out: Path, mark: str) -> Iterator[subprocess.Popen]:
-    words = [*map(str, CHOICE), "--engine", "flower", "--workers", "2", "--out", str(out)]
+def study(out: Path, mark: str, choice: tuple[object, ...] = CHOICE) -> Iterator[subprocess.Popen]:
+    words = [*map(str, choice), "--engine", "flower", "--workers", "2", "--out", str(out)]
     environment = dict([*os.environ.items(), mark.split("=")]) | {"OMP_NUM_THREADS": "1"}
     with (out.parent / "said").open("ab") as said:
         process = subprocess.Popen(
@@ -75,6 +76,16 @@ def study(out: Path, mark: str) -> Iterator[subprocess.Popen]:
             process.wait()
 
 
+def test_a_study_of_one_run_ends_with_the_digest_without_flower(tmp_path, monkeypatch, cached) -> None:
+    """The short form of the next one."""
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    with study(tmp_path / "out", f"EDGEFL_TEST_MARK={tmp_path}", ONE) as leading:
+        assert leading.wait(PATIENCE_S) == 0, (tmp_path / "said").read_text()
+    alone = edgefl_train("experiment", *ONE, "--out", tmp_path / "alone")
+    assert alone.code == 0 and digests(tmp_path / "out") == digests(tmp_path / "alone") and digests(tmp_path / "out")
+
+
+@pytest.mark.long
 def test_a_killed_study_goes_on_to_the_digests_without_flower(tmp_path, monkeypatch, cached) -> None:
     """kill −9 of the command: no process of Ray's outlives it, what was done is kept, and `--watch` tells of it."""
     monkeypatch.setenv("EDGEFL_DATA", "/nowhere")

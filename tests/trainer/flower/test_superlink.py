@@ -4,8 +4,6 @@
 local engine, which never sees Flower (docs/design.md 4: same seed, same digest).
 """
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: make test-flower")
 
 from tests.trainer.conftest import make_asked
-from tests.trainer.flower.test_page import Shell, digest, page, started
+from tests.trainer.flower.test_page import Shell, digest, kill, page
 from tests.trainer.flower.test_ray import LESIONS, ORGANS, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -36,12 +34,11 @@ def test_behind_a_superlink(shell: Shell, tmp_path: Path) -> None:
     for method in SEEN:
         classes = "" if method == "fedmae" else 'classes = ["BCC", "BKL", "MEL", "NV"]'
         settings(tmp_path, method, classes)
-        shell.type(app.replace("/server", f"/server-{method}"))
+        said = shell.type(app.replace("/server", f"/server-{method}"))
+        assert "finished: state_sha256" in said, said
         assert digest(tmp_path / f"server-{method}") == run(method, LESIONS, tmp_path / f"local-{method}")
 
-    for site in ("site-1", "site-2", "site-3"):
-        for process in started("flower-supernode", f"keys/{site}"):
-            os.kill(process, signal.SIGKILL)
+    kill("flower-supernode", f":{shell.port}")
     data = f"vqa-rad:{make_asked(tmp_path / 'vqa_rad', ORGANS)}"
     names = "rad-abdomen rad-chest rad-head"
     both = [certificates[certificates.index("for site") :], superlink[superlink.index("for site") :], supernodes, app]

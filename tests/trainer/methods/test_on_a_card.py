@@ -22,14 +22,26 @@ from edgefl_trainer.models.backbones import load_backbone
 
 
 @pytest.fixture(scope="module")
-def backbone():
+def backbone(request):
     """Of two blocks: which tensors meet does not depend on their number."""
-    return load_backbone("vit:64x2/12", image_px=36, seed=3)
+    return load_backbone(getattr(request, "param", "vit:64x2/12"), image_px=36, seed=3)
 
 
 def test_a_method_runs_on_a_card(name, make_task, make_site, backbone):
     """Two rounds of two sites: from the second on a site has maps, features or prototypes of the other."""
-    method, task = small(name), make_task(rounds=2)
+    runs_on_a_card(small(name), make_task(rounds=2), make_site, backbone)
+
+
+@pytest.mark.parametrize("backbone", ["cnn:test_resnet"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "options"), [("fedclf", {}), ("finetune", {"private": "head_and_norms"}), ("head", {})]
+)
+def test_a_convolutional_network_runs_on_a_card(kind, options, make_task, make_site, backbone):
+    """Batch norm has statistics of its own, and `finetune` fits a part of the network at home."""
+    runs_on_a_card(small(kind, **options), make_task(rounds=2), make_site, backbone)
+
+
+def runs_on_a_card(method, task, make_site, backbone):
     with pretended_card():
         network = deepcopy(backbone).to(CARD)
         sites = {

@@ -56,7 +56,7 @@ def unplugged(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("name", ["tiny", "cnn:resnet10t", "timm:vit_tiny_patch16_224"])
+@pytest.mark.parametrize("name", ["tiny", "cnn:test_resnet", "timm:vit_tiny_patch16_224"])
 def test_a_network_that_is_filled_draws_nothing(name, unplugged):
     """Draws take most of the time of building one; what it is filled with is there to the bit."""
     drawn = []

@@ -3,7 +3,7 @@
 EdgeflError
 └── DataError               a file, column, row, class, site or SPEC that cannot be used as it stands
     ├── SpecError           a SPEC that cannot be had as it is written (code `setting`)
-    ├── TaskError           a task that cannot be had as it is written (code `setting`)
+    ├── TaskError           a task that the data cannot be read for, or that is written wrongly (code `setting`)
     └── PartitionError      numbers that no partition of the data can have (code `setting`)
 """
 
@@ -23,7 +23,7 @@ class SpecError(DataError):
 
 
 class TaskError(DataError):
-    """What is written cannot be a task; nothing was read. The message says what is allowed."""
+    """What is written cannot be a task, or the data is of another one. The message says what is allowed."""
 
     code = "setting"
 

@@ -27,7 +27,7 @@ from edgefl_trainer.data.specs import asks_questions
 from edgefl_trainer.data.tasks import task_word
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.display import Display, RunPace, tell
-from edgefl_trainer.engine.folder import check_free, working_in
+from edgefl_trainer.engine.folder import check_free, is_worked_on, working_in
 from edgefl_trainer.engine.handout import final_phase, handed_out
 from edgefl_trainer.engine.local_engine import FederationState, LocalEngine
 from edgefl_trainer.engine.run import check_backbone, what_was_asked, write_summary
@@ -127,10 +127,12 @@ def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
     check_free(plan.out)
     task, told = task_of(settings, method, plan)
     started = time.perf_counter()
+    asking = Asking(grid=grid, poll_s=POLL_S, most_bytes=1 << 32)
+    _wait_for(plan.out, asking, plan.wait_s)
     with working_in(plan.out, settings, resume=True):
         federation = _federation(plan.out)
         crew = AwayCrew(
-            asking=Asking(grid=grid, poll_s=POLL_S, most_bytes=1 << 32),
+            asking=asking,
             method=method,
             task=task,
             told=told,
@@ -162,6 +164,13 @@ def _settings(path: Path) -> RunSettings:
         raise SettingError(f'{path} names no method: give method = "…".')
     flags = {} if given.get("data") else {"data": NOWHERE}
     return resolve(str(given["method"]), flags, path, [])
+
+
+def _wait_for(out: Path, asking: Asking, wait_s: float) -> None:
+    """Wait for the server before this one: it outlives a killed SuperLink by up to a minute."""
+    until = asking.clock() + wait_s
+    while is_worked_on(out) and asking.clock() < until:
+        asking.sleep(asking.poll_s)
 
 
 def _federation(out: Path) -> str:

@@ -24,6 +24,7 @@ from flwr.simulation import run_simulation
 
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Scalar
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.folder import CONFIG, begun_inputs
@@ -41,6 +42,7 @@ from edgefl_trainer.flower.records import MOST_BYTES
 OBJECT_STORE_BYTES = 1 << 30  # of Ray, for payloads on their way; what is more goes to the disk
 LOOPBACK = "127.0.0.2"  # Ray puts the machine's own address in the place of 127.0.0.1
 POLL_S = 0.05
+MOST_NAMED = 3  # sites, in a sentence about one of them
 WORKING = 2  # requests under way for each worker: one that is done, one that waits
 
 
@@ -79,7 +81,7 @@ class SimulatedCrew:
 
         for name, found in self.asking.ask(kind, requests(), reply):
             if isinstance(found, Silence):
-                raise failure(name, found)
+                raise failure(f"site {name}", found)
             yield name, found
 
 
@@ -94,27 +96,32 @@ def found_crew(
     asked = {"facts": simulated.facts_of(text, threads)}
     while len(found_ids := sorted(asking.grid.get_node_ids())) < len(names):  # they come after the server
         asking.sleep(asking.poll_s)
-    requests = [NodeRequest(f"of node {node}", node, asked) for node in found_ids]
-    node_of = {request.site: request.node for request in requests}
+    requests = [NodeRequest(str(node), node, asked) for node in found_ids]
     nodes = {}
     for node, found in asking.ask("query", requests, ("facts",)):
         if isinstance(found, Silence):
-            raise failure(node, found)
+            raise failure(one_of(names), found)
         told = found["facts"].scalars
         check_same(digests, told)
-        nodes[str(told["site"])] = node_of[node]
+        nodes[str(told["site"])] = int(node)
     if set(nodes) != set(names):
         raise RunError("the data changed while the run began: start it again with another --out.")
     return SimulatedCrew(asking, text, threads, nodes)
 
 
-def failure(name: str, silence: Silence) -> EdgeflError:
-    """Say which site ended the run and why; finished sites are kept."""
+def one_of(names: Sequence[str]) -> str:
+    """Say that it is one of these sites, before it is known which node is which."""
+    more = f" and {counted(len(names) - MOST_NAMED, 'other')}" if len(names) > MOST_NAMED else ""
+    return f"one of the sites {', '.join(names[:MOST_NAMED])}{more}"
+
+
+def failure(who: str, silence: Silence) -> EdgeflError:
+    """Say who ended the run, such as `site a`, and why; finished sites are kept."""
     kept = "add --resume to go on: what is finished is kept"
     if silence.trouble is None:
-        return RunError(f"site {name} has no result: {silence.why}; {kept}.", "worker")
+        return RunError(f"{who} has no result: {silence.why}; {kept}.", "worker")
     told = silence.trouble.sentence
-    return EdgeflError(told if name in told else f"site {name}: {told}", silence.trouble.code)
+    return EdgeflError(told if who.removeprefix("site ") in told else f"{who}: {told}", silence.trouble.code)
 
 
 def resources(workers: int, gpus: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
+from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.federation import dealt_rows
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.specs import asks_questions, parse_spec, read_spec
@@ -254,11 +255,11 @@ def _chosen(names: Sequence[str], site: str) -> str:
 def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
     """Number the labels of the rows by the federation's classes; a site may lack some of them.
 
-    A `SettingError` where the data has a class that the federation does not know.
+    A `TaskError` where the data has a class that the federation does not know.
     """
     unknown = [name for name in federation.classes if name not in classes]
     if unknown:
-        raise SettingError(
+        raise TaskError(
             f"the data has the class {unknown[0]!r}, but the federation's classes are {listed(classes)}: use the "
             "federation's names, or choose images with --classes."
         )
