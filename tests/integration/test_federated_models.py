@@ -1,4 +1,4 @@
-"""The six models in examples/models/federated: signed, small, and what their page says of them is what their cards say."""
+"""The six models in examples/models/federated: signed, small, and their page says what their cards say."""
 
 import json
 import re
