@@ -22,6 +22,7 @@ from edgefl_trainer.evaluate.plot import png
 from edgefl_trainer.evaluate.tables.text import bytes_text, markdown, time_text
 
 BEGIN, END = "<!-- figures: written by benchmarks/what_federation_gives.py -->", "<!-- end of figures -->"
+ROOM = 8.0  # points, right of the last dot, for what is written there
 GREY, BLUE, ORANGE = "#767676", "#0072B2", "#D55E00"
 
 
@@ -152,7 +153,7 @@ def picture(found: Found) -> bytes:
     from matplotlib.figure import Figure as Canvas
 
     told = claims(found)
-    canvas = Canvas(figsize=(8.0, 1.0 + 0.62 * len(told)), layout="constrained")
+    canvas = Canvas(figsize=(9.5, 1.2 + 0.62 * len(told)), layout="constrained")
     axes = canvas.subplots()
     for height, claim in enumerate(told):
         places = [float(np.mean([mean_over_centres(arm).value for arm in side])) for side in (claim.other, claim.one)]
@@ -166,9 +167,10 @@ def picture(found: Found) -> bytes:
         )
     axes.set_yticks(range(len(told)), [claim.label for claim in told], fontsize=9)
     axes.set_ylim(len(told) - 0.5, -0.5)
-    axes.margins(x=0.35)
+    axes.margins(x=0.1)
+    axes.set_xlim(right=axes.get_xlim()[1] + ROOM)
     axes.set_xlabel(
-        "of 100 patients, half of them with a nevus, so many answers are right (balanced accuracy)", fontsize=9
+        "of 100 patients, half of them with a nevus,\nso many answers are right (balanced accuracy)", fontsize=9
     )
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
