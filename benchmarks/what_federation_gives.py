@@ -118,7 +118,10 @@ def claims(found: Found) -> list[Claim]:
         if one in arms and other in arms
     ]
     best = best_alone_joining(found)
-    joins = [("a centre joins, without a label", "federation-statistics"), ("with 60 labels", "federation-home")]
+    joins = [
+        ("a centre joins, without a label", "federation-statistics"),
+        ("a centre joins, with 60 labels", "federation-home"),
+    ]
     told += [
         Claim(label, found.joining[one], found.joining[best], ("federation", "alone, 60 labels"))
         for label, one in joins
@@ -176,7 +179,7 @@ def picture(found: Found) -> bytes:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.3)
     kinds = [("o", BLUE, "federation"), ("s", GREY, "alone, the best way"), ("s", ORANGE, "all pictures in one place")]
-    for marker, colour, label in kinds:
+    for marker, colour, label in kinds if any(claim.names[1] == "one place" for claim in told) else kinds[:2]:
         axes.plot([], [], marker, color=colour, label=label)
     canvas.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return png(canvas, dpi=150)
