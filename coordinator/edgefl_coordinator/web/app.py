@@ -13,10 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from edgefl_coordinator.commits.crowd import Crowd, FinishedErrands
+from edgefl_coordinator.commits.crowd import Crowd, Outcome, Outcomes
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, NotPassed, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
@@ -138,18 +138,17 @@ async def _with_others(crowd: Crowd, work: Callable[[], Value]) -> Value:
     return await future
 
 
-def _tell(done: FinishedErrands) -> None:
+def _tell(done: Outcomes) -> None:
     """Hand outcomes over to the event loops whose futures wait for them, of many at once."""
-    by_loop: dict[asyncio.AbstractEventLoop, FinishedErrands] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Outcome]]] = {}
     for future, outcome in done:
-        loop = future.get_loop()
-        by_loop[loop] = (*by_loop.get(loop, ()), (future, outcome))
+        by_loop.setdefault(future.get_loop(), []).append((future, outcome))
     for loop, found in by_loop.items():
         with contextlib.suppress(RuntimeError):  # it was closed meanwhile
             loop.call_soon_threadsafe(_set, found)
 
 
-def _set(done: FinishedErrands) -> None:
+def _set(done: Outcomes) -> None:
     for future, outcome in done:
         if future.done():  # whoever asked is gone
             continue
