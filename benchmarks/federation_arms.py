@@ -39,7 +39,7 @@ STARTS = {
     "imagenet": "alone, head on ImageNet's network",
 }
 ALONE, TOGETHER = "alone, ImageNet's network fine-tuned", "federation, statistics of home"
-FITTED = "federation, head and batch norm fitted at home"
+FITTED = "federation, fitted at home"
 ARMS = (
     *(Arm(f"{start}-2000", label, MANY, frozen=True) for start, label in STARTS.items()),
     Arm("nothing2000", "alone, untrained network", MANY),
@@ -67,8 +67,8 @@ class Found:
 
     @property
     def missing(self) -> list[str]:
-        """What the page lacks, by folder or file."""
-        gone = [arm.name for arm in ARMS if arm.name not in self.own]
+        """What the page lacks, by label, or by start and way of joining."""
+        gone = [f"{arm.label} ({arm.labels})" for arm in ARMS if arm.name not in self.own]
         wanted = [
             "federation-none",
             "federation-statistics",
@@ -100,7 +100,7 @@ def find(runs: Path) -> Found:
             elsewhere[name] = [scores_elsewhere(run, data, runs / "scores")]
     for arm in ARMS:
         files = sorted((runs / "frozen").glob(f"{arm.name}-*.npz")) if arm.frozen and data is not None else []
-        if files and data is not None:
+        if files and data is not None and len(files) == (DRAWS if arm.labels == FEW else 1):
             draws = [_pairs(file, data) for file in files]
             own[arm.name] = [{a: scored for (a, b), scored in draw.items() if a == b} for draw in draws]
             elsewhere[arm.name] = [{f"{a} at {b}": s for (a, b), s in draw.items() if a != b} for draw in draws]

@@ -59,8 +59,8 @@ def test_other_rows_or_centres_are_no_pair():
 def test_what_is_not_there_is_named_and_counts_nowhere(tmp_path):
     (tmp_path / "alone2000").mkdir()  # begun, not finished
     found = find(tmp_path)
-    assert all(arm.name in found.missing for arm in ARMS) and claims(found) == []
-    assert "Not there yet: colours-2000, " in figures(found) and "nan" not in figures(found)
+    assert all(f"{arm.label} ({arm.labels})" in found.missing for arm in ARMS) and claims(found) == []
+    assert "Not there yet: alone, colours only (up to 2,000 labels), " in figures(found) and "nan" not in figures(found)
 
 
 def test_joining_is_compared_with_the_best_way_of_going_alone():

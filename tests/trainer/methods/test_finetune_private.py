@@ -13,10 +13,11 @@ from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.engine.held_out import newcomers, without_model
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import whole_network
 from edgefl_trainer.learning.whole_network import norm_tensors
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods.finetune import FineTune
-from edgefl_trainer.models.backbones import load_backbone, load_weights, weights_of
+from edgefl_trainer.models.backbones import build_network, load_backbone, load_weights, weights_of
 
 PX = 36
 CNN = {"batch": 4, "lr": 1e-3, "optimizer": "adam", "schedule": "constant", "weight_decay": 0.0}
@@ -146,6 +147,31 @@ def test_statistics_at_home_are_those_of_the_sites_own_pictures(network, norms):
         np.testing.assert_allclose(variance, flat.var(dim=1), rtol=1e-3, atol=1e-6)
     changed = {key for key, value in server.arrays.items() if not np.array_equal(state.arrays[key], value)}
     assert changed <= {key for key in norms if "running_" in key or key.endswith("num_batches_tracked")}
+
+
+@pytest.mark.parametrize(("pictures", "batch"), [(9, 4), (9, 8)])
+def test_statistics_at_home_weigh_batches_of_nearly_equal_size(network, monkeypatch, pictures, batch):
+    """The first norm's mean, by hand: of 9 pictures in parts of 3, 3, 3 and of 5, 4; never a part of one."""
+    monkeypatch.setattr(whole_network, "STATISTICS_BATCH", batch)
+    task = task_of(network)
+    tuning, site = method(home="statistics"), site_of(network, task, "a", pictures, 1)
+    model = tuning.model(task, build_network(task.backbone, 1))
+    whole_network.count_statistics(site, model)
+    first = next(layer for layer in model.network.modules() if isinstance(layer, nn.Conv2d))
+    parts = {4: [(0, 3), (3, 6), (6, 9)], 8: [(0, 5), (5, 9)]}[batch]
+    seen = [first(network.normalise(torch.from_numpy(site.train.images[site.train.rows[a:b]]))) for a, b in parts]
+    by_hand = torch.stack([part.mean(dim=(0, 2, 3)) for part in seen]).mean(dim=0)
+    norm = next(layer for layer in model.network.modules() if isinstance(layer, nn.BatchNorm2d))
+    np.testing.assert_allclose(norm.running_mean, by_hand.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_one_picture_leaves_the_averaged_statistics_as_they_are(network):
+    task = task_of(network)
+    tuning, site = method(home="statistics"), site_of(network, task, "a", 1, 1)
+    model = tuning.model(task, build_network(task.backbone, 1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    whole_network.count_statistics(site, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_one_step_at_home_is_adams_first_step_on_the_averaged_features(network):

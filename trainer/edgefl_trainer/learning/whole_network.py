@@ -5,6 +5,7 @@ rates that fall from the head down to the patches, drop path, warm-up and cosine
 rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 """
 
+import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -186,10 +187,13 @@ def norm_tensors(network: nn.Module) -> frozenset[str]:
 def count_statistics(site: Site, model: Classifier) -> None:
     """Take the running statistics of batch norm anew from a site's training pictures, in place; no label is read.
 
-    They become the mean over batches, each of the pictures as they are (AdaBN, arXiv 1603.04779). A batch of one
-    picture has no spread, and counts nothing.
+    They become the mean over batches of nearly equal size, of the pictures as they are (AdaBN, arXiv 1603.04779). One
+    picture has no spread: below two nothing changes.
     """
     assert site.backbone is not None
+    pictures = len(site.train)
+    if pictures < 2:
+        return
     norms = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     usual = [layer.momentum for layer in norms]
     for layer in norms:
@@ -197,9 +201,9 @@ def count_statistics(site: Site, model: Classifier) -> None:
         layer.momentum = None  # the plain mean
     model.train()
     with torch.no_grad(), autocast(site):
-        for images, _ in site.train.in_order(STATISTICS_BATCH):
-            if len(images) > 1:
-                model.features(site.backbone.normalise(images.to(site.device)))
+        for part in np.array_split(np.arange(pictures), math.ceil(pictures / STATISTICS_BATCH)):
+            images, _ = site.train.read(part)
+            model.features(site.backbone.normalise(images.to(site.device)))
     for layer, momentum in zip(norms, usual, strict=True):
         layer.momentum = momentum
 
