@@ -1,12 +1,14 @@
 """Journal gate (check 65), a full disk under the database (check 59), stores of before."""
 
 import contextlib
+import random
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, select, text
+from sqlalchemy import create_engine, delete, inspect, select, text
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
@@ -14,7 +16,8 @@ from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import sqlite_file, tables
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.sqlite_file import has_wal_reset_defect
-from edgefl_coordinator.store.tables import replies
+from edgefl_coordinator.store.statements import KEEP_FACT
+from edgefl_coordinator.store.tables import facts, replies
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
@@ -271,6 +274,42 @@ def test_disk_full_under_the_database(coordinator, tools) -> None:
     assert len(coordinator.store.blob_names()) == len(blobs) + len(kept)
     pages(None)
     assert isinstance(member.call("task", Payload()), Payload)
+
+
+@pytest.mark.parametrize("transactions", [2000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.long])])
+def test_a_file_is_clean_after_many_mixed_transactions(coordinator, transactions) -> None:
+    """Check 65: rows and blobs written, changed, deleted, undone by four threads that share commits: SQLite finds the
+    file clean, and it holds what four dictionaries hold.
+    """
+    store = coordinator.store
+
+    def mix(thread: int) -> dict[str, str]:
+        draw, kept = random.Random(thread), dict[str, str]()
+        for number in range(transactions // 4):
+            key, value = f"mixed {thread} {draw.randrange(200)}", str(number) * draw.choice((1, 40))
+            with contextlib.suppress(LookupError), store.transaction() as connection:
+                if key in kept and draw.random() < 0.4:
+                    connection.execute(delete(facts).where(facts.c.key == key))
+                    after = {name: text for name, text in kept.items() if name != key}
+                else:
+                    KEEP_FACT.run(connection, key=key, value=value)
+                    after = {**kept, key: value}
+                if draw.random() < 0.1:
+                    raise LookupError
+                if draw.random() < 0.1:
+                    store.put_small(connection, value.encode() * 20)
+                kept = after
+        return kept
+
+    with ThreadPoolExecutor(4) as pool:
+        wanted = {key: value for kept in pool.map(mix, range(4)) for key, value in kept.items()}
+    with store.transaction() as connection:
+        assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
+        assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+        found = dict(
+            connection.execute(select(facts.c.key, facts.c.value).where(facts.c.key.startswith("mixed"))).all()
+        )
+    assert found == wanted and len(wanted) > 100
 
 
 def test_statements_take_parameters_only() -> None:
