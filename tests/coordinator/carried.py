@@ -6,7 +6,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from edgefl_coordinator.commits.crowd import Crowd, Outcome, in_crowd
+from edgefl_coordinator.commits.crowd import CarriedOut, Crowd, in_crowd
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.app import in_one_thread
 from edgefl_coordinator.web.sealed_requests import HttpResponse, handle
@@ -24,10 +24,10 @@ def answered(coordinator: Coordinator, route: Route, request: bytes) -> HttpResp
     return answer
 
 
-def together(coordinator: Coordinator, works: Sequence[Callable[[], Any]]) -> list[Outcome]:
+def together(coordinator: Coordinator, works: Sequence[Callable[[], Any]]) -> list[CarriedOut]:
     """Have one crowd carry works on at once, begun in the order in which they are given; returns what came of each."""
     told: SimpleQueue[Any] = SimpleQueue()
-    crowd, all_came, found = Crowd(coordinator.store.commit, told.put), threading.Event(), dict[int, Outcome]()
+    crowd, all_came, found = Crowd(coordinator.store.commit, told.put), threading.Event(), dict[int, CarriedOut]()
     crowd.run(partial(all_came.wait, LONGEST_S), -1)
     for number, work in enumerate(works):
         crowd.run(work, number)

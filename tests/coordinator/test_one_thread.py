@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgefl_coordinator.commits import crowd
-from edgefl_coordinator.commits.crowd import Crowd, Outcome
+from edgefl_coordinator.commits.crowd import CarriedOut, Crowd
 
 
 class Carried:
@@ -15,10 +15,10 @@ class Carried:
 
     def __init__(self) -> None:
         self.events = list[str]()
-        self.told: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
+        self.told: SimpleQueue[tuple[Any, CarriedOut]] = SimpleQueue()
         self.crowd = Crowd(lambda: self.events.append("commit"), lambda done: [self.told.put(one) for one in done])
 
-    def of(self, *works: Any) -> dict[Any, Outcome]:
+    def of(self, *works: Any) -> dict[Any, CarriedOut]:
         for number, work in enumerate(works):
             self.crowd.run(work, number)
         return dict(self.told.get(timeout=20) for _ in works)
@@ -91,7 +91,7 @@ def test_errors_are_ones_own(carried) -> None:
 
 def test_no_error_ends_the_thread_that_carries_everybody() -> None:
     """A commit without memory, a telling and works done elsewhere that fail: the next work is done all the same."""
-    told: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
+    told: SimpleQueue[tuple[Any, CarriedOut]] = SimpleQueue()
     failing = iter([True, False, True, False, True])
 
     def commit() -> None:

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import event, insert, select, text
 from tests.coordinator.carried import together as at_once
 
-from edgefl_coordinator.commits.crowd import Outcome
+from edgefl_coordinator.commits.crowd import CarriedOut
 from edgefl_coordinator.commits.shared_commit import MOST
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store import audit
@@ -176,7 +176,7 @@ def test_replies_that_come_at_once(make_coordinator, tools, one_thread) -> None:
     ]
     works = [partial(handle, coordinator, ROUTES["reply"], body) for _, body in bodies]
     with commits(coordinator.store, 0.1) as seen, ThreadPoolExecutor(9) as pool:
-        sent = at_once(coordinator, works) if one_thread else list(pool.map(Outcome.of, works))
+        sent = at_once(coordinator, works) if one_thread else list(pool.map(CarriedOut.of, works))
     opened = [one.open(body, found.get().body)[1] for (one, body), found in zip(bodies, sent, strict=True)]
     refusals = [Refusal.from_payload(payload) for payload in opened]
     assert refusals[:8] == [None] * 8 and refusals[8].code == "bad_contribution"

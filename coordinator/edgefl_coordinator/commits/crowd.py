@@ -21,18 +21,18 @@ from greenlet import getcurrent, greenlet
 log = logging.getLogger("edgefl_coordinator")
 
 Value = TypeVar("Value")
-Work = Callable[[], Any]
+Action = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CarriedOut:
     """What work returned or raised."""
 
     value: Any = None
     error: BaseException | None = None
 
     @classmethod
-    def of(cls, work: Work) -> "Outcome":
+    def of(cls, work: Action) -> "CarriedOut":
         """Do the work."""
         try:
             return cls(work())
@@ -46,12 +46,12 @@ class Outcome:
         return self.value
 
 
-Outcomes = Sequence[tuple[Any, Outcome]]  # whose work, and what came of it
+AllCarriedOut = Sequence[tuple[Any, CarriedOut]]  # whose work, and what came of it
 
 
 @dataclass(frozen=True)
 class _Asked:
-    work: Work
+    work: Action
     by: Any
 
 
@@ -59,13 +59,13 @@ class _Asked:
 class _Apart:
     """Work that gets a thread of its own."""
 
-    work: Work
+    work: Action
 
 
-_Came = _Asked | tuple[greenlet, Outcome]  # new work, or what a piece waited for
+_Came = _Asked | tuple[greenlet, CarriedOut]  # new work, or what a piece waited for
 _Queue = SimpleQueue[list[_Came] | None]
-_Jobs = Sequence[tuple[greenlet, Work]]
-_NOTHING: Final = Outcome()
+_Jobs = Sequence[tuple[greenlet, Action]]
+_NOTHING: Final = CarriedOut()
 _COMMIT: Final = object()  # what a piece that waits for a commit hands to the crowd's thread
 _HERE = threading.local()  # `hub`: the greenlet that carries a crowd on, in its thread
 
@@ -73,7 +73,7 @@ _HERE = threading.local()  # `hub`: the greenlet that carries a crowd on, in its
 class Crowd:
     """A thread that carries many pieces of work on at once, and one beside it for what they do elsewhere."""
 
-    def __init__(self, commit: Callable[[], None], tell: Callable[[Outcomes], None]) -> None:
+    def __init__(self, commit: Callable[[], None], tell: Callable[[AllCarriedOut], None]) -> None:
         """Make a crowd, whose threads begin with the first work.
 
         Args:
@@ -86,7 +86,7 @@ class Crowd:
         self._beginning = threading.Lock()
         self._begun = False
 
-    def run(self, work: Work, by: object) -> None:
+    def run(self, work: Action, by: object) -> None:
         """Carry work on with that of others; what comes of it is told with `by`."""
         if not self._begun:
             self._begin()
@@ -130,16 +130,16 @@ def in_crowd() -> bool:
     return hub is not None and getcurrent() is not hub
 
 
-def _carry_on(came: _Queue, commit: Callable[[], None], tell: Callable[[Outcomes], None]) -> None:
+def _carry_on(came: _Queue, commit: Callable[[], None], tell: Callable[[AllCarriedOut], None]) -> None:
     """The crowd's thread, until None comes."""
     _HERE.hub = getcurrent()
     committing: list[greenlet] = []
-    done: list[tuple[Any, Outcome]] = []
+    done: list[tuple[Any, CarriedOut]] = []
     with ThreadPoolExecutor(1, thread_name_prefix="beside-crowd") as beside:
         while (taken := _taken(came, wait=not committing)) is not None:
             going = [(piece, _NOTHING) for piece in committing]
             going += [(_piece(one, done), _NOTHING) if isinstance(one, _Asked) else one for one in taken]
-            committing, jobs = [], list[tuple[greenlet, Work]]()
+            committing, jobs = [], list[tuple[greenlet, Action]]()
             for piece, outcome in going:
                 wants = piece.switch(outcome)
                 if wants is _COMMIT:
@@ -176,7 +176,7 @@ def _hand_over(begin: Callable[..., Any], jobs: _Jobs, came: _Queue) -> None:
     try:
         begin(_do_all, jobs, came)
     except BaseException as error:  # noqa: BLE001 - whoever waits for the job gets it
-        came.put([(piece, Outcome(error=error)) for piece, _ in jobs])
+        came.put([(piece, CarriedOut(error=error)) for piece, _ in jobs])
 
 
 def _taken(came: _Queue, *, wait: bool) -> list[_Came] | None:
@@ -191,13 +191,13 @@ def _taken(came: _Queue, *, wait: bool) -> list[_Came] | None:
     return found
 
 
-def _piece(asked: _Asked, done: list[tuple[Any, Outcome]]) -> greenlet:
-    def carried_out(_: Outcome) -> None:
-        done.append((asked.by, Outcome.of(asked.work)))
+def _piece(asked: _Asked, done: list[tuple[Any, CarriedOut]]) -> greenlet:
+    def carried_out(_: CarriedOut) -> None:
+        done.append((asked.by, CarriedOut.of(asked.work)))
 
     return greenlet(carried_out)
 
 
 def _do_all(jobs: _Jobs, came: _Queue) -> None:
     """Do jobs; each piece gets what came of its own."""
-    came.put([(piece, Outcome.of(work)) for piece, work in jobs])
+    came.put([(piece, CarriedOut.of(work)) for piece, work in jobs])

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from edgefl_coordinator.commits.crowd import Crowd, Outcome, Outcomes
+from edgefl_coordinator.commits.crowd import AllCarriedOut, CarriedOut, Crowd
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.bodies import SMALL_BYTES, Application, NotPassed, Receive, Scope, Send
 from edgefl_coordinator.web.guard import Guard
@@ -138,9 +138,9 @@ async def _with_others(crowd: Crowd, work: Callable[[], Value]) -> Value:
     return await future
 
 
-def _tell(done: Outcomes) -> None:
+def _tell(done: AllCarriedOut) -> None:
     """Hand outcomes over to the event loops whose futures wait for them, of many at once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Outcome]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], CarriedOut]]] = {}
     for future, outcome in done:
         by_loop.setdefault(future.get_loop(), []).append((future, outcome))
     for loop, found in by_loop.items():
@@ -148,7 +148,7 @@ def _tell(done: Outcomes) -> None:
             loop.call_soon_threadsafe(_set, found)
 
 
-def _set(done: Outcomes) -> None:
+def _set(done: AllCarriedOut) -> None:
     for future, outcome in done:
         if future.done():  # whoever asked is gone
             continue

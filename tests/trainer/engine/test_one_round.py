@@ -44,7 +44,7 @@ def script(monkeypatch, east, west):
         monkeypatch.setattr(selection, "right_of", lambda *_: f"{first}/10 {second}/10")
         return {"balanced_accuracy": (first + second) / 20}
 
-    monkeypatch.setattr(selection, "site_metrics", figures)
+    monkeypatch.setattr(selection, "shares_of_right", figures)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def command(method, folder, data, mae, *more):
 def script(monkeypatch, east, west):
     """Tune figures of each round, in the order in which sites are judged."""
     figures = iter([figure for pair in zip(east, west, strict=True) for figure in pair])
-    monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": next(figures)})
+    monkeypatch.setattr(selection, "shares_of_right", lambda *_, **__: {"balanced_accuracy": next(figures)})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_selecting_run_judges_every_tune_row(monkeypatch):
     seen = []
     monkeypatch.setattr(selection, "call_predictor", lambda *_: Scores)
     monkeypatch.setattr(selection, "predict_rows", lambda predictor, rows, device: seen.append(len(rows)) or Scores)
-    monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": 0.5, "open_accuracy": 0.4})
+    monkeypatch.setattr(selection, "shares_of_right", lambda *_, **__: {"balanced_accuracy": 0.5, "open_accuracy": 0.4})
     for most in (200, None):
         judge = tune_judge(Scores, {"east": here}, most=most)
         told = {"tune_balanced_accuracy": 0.5, "tune_open_accuracy": 0.4, "tune_rows": most or 300}

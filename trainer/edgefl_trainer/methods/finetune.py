@@ -67,7 +67,7 @@ class FineTune:
     # what stays at its site, neither sent nor averaged: nothing, the head, or also batch norm (arXiv 2102.07623)
     private: NetworkPart = "none"
     # what each site fits to the averaged network after the last round, the rest staying as it is; statistics: those of
-    # batch norm, without labels (arXiv 1603.04779); auto: as private (ours)
+    # batch norm, without labels; auto: as private (ours)
     home: Literal["auto", "none", "statistics", "head", "head_and_norms"] = "auto"
     home_epochs: int = 0  # epochs of that fit; 0: as many as a round has (ours)
     home_lr: float = 1e-3  # learning rate at its beginning, which falls to 0 (ours)
