@@ -1,0 +1,119 @@
+"""What stands behind the page on what a federation gives: regressions on frozen features, models judged elsewhere."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import frozen_starts
+import numpy as np
+import pytest
+from federation_arms import Found
+from federation_scores import accuracy, reported, scores_elsewhere, scores_of
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from what_federation_gives import home_table
+
+from edgefl_trainer.data import load_federation
+from edgefl_trainer.engine.models import open_run, predict_rows
+from edgefl_trainer.engine.sites import report_rows
+
+
+@pytest.fixture(scope="module")
+def federation(cached):
+    return load_federation(["lesions:sites=2,images=60,px=36"], image_px=36, task="nevus", seed=0)
+
+
+@pytest.fixture(scope="module")
+def features(federation):
+    return frozen_starts.features_of("colours", federation)
+
+
+def test_a_start_is_a_regression_on_the_learners_own_labels(federation, features):
+    """Scikit-learn's own pipeline over the learner's `train` rows gives the same probabilities at every centre."""
+    found = frozen_starts.scores(features, federation, 0.1)
+    labels = federation.labels
+    names = list(federation.sites)
+    assert sorted(found) == sorted(f"{one}.{other}" for one in names for other in names)
+    for learner in names:
+        fit = federation.sites[learner].train
+        oracle = make_pipeline(
+            StandardScaler(), LogisticRegression(C=0.1, class_weight="balanced", max_iter=5000, tol=1e-8)
+        )
+        oracle.fit(features[fit], labels[fit])
+        for judged in names:
+            rows = report_rows(federation, judged).rows
+            expected = oracle.predict_proba(features[rows])
+            np.testing.assert_allclose(found[f"{learner}.{judged}"], expected, atol=2e-3)
+
+
+def test_the_penalty_is_chosen_without_a_reported_row(federation, features):
+    """Reported labels turned over change nothing; `tune` labels do enter, as a choice by hand shows."""
+    labels = federation.labels.copy()
+    shown = np.concatenate([report_rows(federation, name).rows for name in federation.sites])
+    labels[shown] = 1 - labels[shown]
+    chosen = frozen_starts.best_strength(features, federation)
+    assert frozen_starts.best_strength(features, replace(federation, labels=labels)) == chosen
+
+    def by_hand(strength: float) -> float:
+        recalls = []
+        for site in federation.sites.values():
+            oracle = make_pipeline(
+                StandardScaler(), LogisticRegression(C=strength, class_weight="balanced", max_iter=5000)
+            )
+            oracle.fit(features[site.train], federation.labels[site.train])
+            truth = federation.labels[site.tune]
+            right = oracle.predict(features[site.tune]) == truth
+            recalls.append(np.mean([right[truth == k].mean() for k in np.unique(truth)]))
+        return float(np.mean(recalls))
+
+    assert by_hand(chosen) == pytest.approx(max(map(by_hand, frozen_starts.STRENGTHS)), abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def judged(finished):
+    run = open_run(finished["local"])
+    return run, reported(run)
+
+
+def test_elsewhere_each_model_is_judged_on_the_other_centres_patients(judged, tmp_path):
+    run, data = judged
+    found = scores_elsewhere(run, data, tmp_path)
+    assert sorted(found) == ["east at west", "west at east"]
+    rows = report_rows(data, "west")
+    expected = predict_rows(run.predictor("east"), rows).probabilities
+    np.testing.assert_array_equal(found["east at west"].probabilities, expected)
+    assert accuracy(found["east at west"]) == pytest.approx(
+        np.mean([(expected.argmax(1) == k)[rows.targets == k].mean() for k in np.unique(rows.targets)])
+    )
+
+
+def test_a_kept_score_holds_for_one_state_alone(judged, tmp_path):
+    """What lies in the cache is taken for the same state, and made again for another."""
+    run, data = judged
+    first = scores_of(run, data, tmp_path)
+    file = tmp_path / "local.npz"
+    kept = dict(np.load(file))
+    np.savez(file, **{**kept, "east": 1 - kept["east"]})
+    np.testing.assert_array_equal(scores_of(run, data, tmp_path)["east"].probabilities, 1 - kept["east"])
+    np.savez(file, **{**kept, "east": 1 - kept["east"], "state": np.array("another")})
+    np.testing.assert_array_equal(scores_of(run, data, tmp_path)["east"].probabilities, first["east"].probabilities)
+
+
+def test_the_fit_at_home_is_set_beside_the_round_before_it(tmp_path):
+    """By hand: the mean of 60 and 80 after the last round, of 90 and 70 after the fit; rounds before do not count."""
+    folder = tmp_path / "together2000"
+    folder.mkdir()
+    lines = [
+        ("train", 1, {"a": 0.1, "b": 0.1}),
+        ("train", 2, {"a": 0.6, "b": 0.8}),
+        ("final", 3, {"a": 0.9, "b": 0.7}),
+    ]
+    text = [
+        json.dumps({"phase": phase, "round": number, "site": site, "tune_balanced_accuracy": value})
+        for phase, number, sites in lines
+        for site, value in sites.items()
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(text) + "\n")
+    table = home_table(Found({"together2000": SimpleNamespace(folder=folder)}, {}, {}, {}))
+    assert "| federation, fitted at home, up to 2,000 labels | 70.0 | 80.0 |" in table
