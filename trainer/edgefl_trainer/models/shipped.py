@@ -1,10 +1,11 @@
 """The backbones that come with EdgeFL: files in `backbones/` of a checkout, inside the package of a wheel.
 
     --backbone derm-vit-tiny-84     photographs of skin lesions, learned without labels; not in the wheel
+    --backbone derm-vit-taught-84   the same, then taught by a network of ImageNet; not in the wheel
     --backbone drawn-lesions-84     drawn lesions, for the demo
 
-The wheel holds what is under its own licence, Apache-2.0. The other is found in the folder that `EDGEFL_BACKBONES`
-names, where somebody has put it. Each has a card that says what it was made from, what it is worth and under which
+The wheel holds what is under its own licence, Apache-2.0. The others are found in the folder that `EDGEFL_BACKBONES`
+names, where somebody has put them. Each has a card that says what it was made from, what it is worth and under which
 licence it comes. A run that names no network, and needs one that was learned before, takes the one of photographs, see
 `usual_backbone`.
 """
@@ -16,7 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 PLACES = (HERE.parents[1] / "backbones", HERE.parents[3] / "backbones")  # a wheel's, a checkout's
 ENVIRONMENT = "EDGEFL_BACKBONES"
-APART = {"derm-vit-tiny-84": "CC BY-NC 4.0"}  # shipped in the repository alone, for its licence is another
+# shipped in the repository alone, for their licence is another
+APART = dict.fromkeys(("derm-vit-tiny-84", "derm-vit-taught-84"), "CC BY-NC 4.0")
 
 
 def shipped_backbones() -> dict[str, Path]:

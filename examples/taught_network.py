@@ -1,4 +1,4 @@
-"""Teach a vision transformer the features of an ImageNet network, site by site, and judge it by probes.
+"""Teach a vision transformer the features of an ImageNet network, site by site.
 
 The teacher is `package:efficientnet_lite0` at 112 px, whose stage of stride 16 has one cell for each of the 49
 patches of 84 px. In a round every site learns one epoch of its pictures, with or without label, and the students are
@@ -6,16 +6,12 @@ averaged:
 
     loss = mean over patches  |W_m z_patch − teacher's cell|²  +  |W_p mean(z_patch) − teacher's pooled feature|²
 
-both standardised over the pictures of `MOMENTS` batches. No label is read. After each round the averaged network lies
-in OUT as `round-NN.safetensors`; a run goes on from the last that is there. In the end it is judged by class-balanced
-linear probes from `train` to `tune` rows.
+both standardised over the pictures of `MOMENTS` batches. No label is read. After each round the averaged student lies
+in a folder as `state-NN.safetensors`; teaching goes on from the last that is there.
 
 Sources: "FitNets", arXiv 1412.6550 (a student learns a teacher's features); FedAvg, arXiv 1602.05629.
-
-    python benchmarks/taught_network.py --data manifest:fed_isic2019_84.zip --out runs/taught --rounds 5
 """
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,19 +21,17 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from backbone_probes import compare
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.contract import Examples
-from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data import Federation
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 from edgefl_trainer.learning.features import LEAST_SHARE
@@ -50,7 +44,6 @@ TEACHER, TEACHER_PX, STAGE = "package:efficientnet_lite0", 112, 4  # the last st
 BATCH, LR, DECAY, SMALLEST_CROP = 32, 1e-3, 0.05, 0.5
 MOMENTS = 8  # batches that tell mean and deviation of the teacher's features
 MAX_STATE_BYTES = 2**28
-PROBED = ("nevus", "all")
 
 
 @dataclass(frozen=True)
@@ -173,9 +166,8 @@ def pictures_of(federation: Federation) -> dict[str, Examples]:
 def teach(federation: Federation, start: str, rounds: int, seed: int, out: Path) -> None:
     """All rounds that are not there yet."""
     sites = pictures_of(federation)
-    shown = np.random.default_rng(seed).choice(
-        np.concatenate([rows.places for rows in sites.values()]), MOMENTS * BATCH, replace=False
-    )
+    places = np.concatenate([rows.places for rows in sites.values()])
+    shown = np.random.default_rng(seed).choice(places, min(MOMENTS * BATCH, len(places)), replace=False)
     teacher = Teacher(torch.from_numpy(federation.images[np.sort(shown)]))
     sample = teacher(torch.from_numpy(federation.images[np.sort(shown)[:1]]))
     student = Student(start, federation.images.shape[1], (sample.cells.shape[-1], sample.pooled.shape[-1]), seed)
@@ -201,28 +193,3 @@ def teach(federation: Federation, start: str, rounds: int, seed: int, out: Path)
         file = backbone_bytes(student.spec, weights_of(student.backbone), self_supervised=True, half=True)
         write_atomic(out / f"round-{done + 1:02}.safetensors", file)
         write_atomic(kept, write_tensors(shared, {}))
-
-
-@click.command()
-@click.option("--data", required=True, metavar="SPEC", help="Data of the federation.")
-@click.option("--start", default="derm-vit-tiny-84", show_default=True, metavar="NAME", help="Student to begin with.")
-@click.option("--rounds", default=5, show_default=True, help="Rounds of one epoch of all pictures.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the rounds.")
-def main(data: str, start: str, rounds: int, seed: int, out: Path) -> None:
-    """Teach, then print the probes of the last round, of the start and of the teacher, as JSON."""
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        federations = {
-            task: load_federation([data], image_px=84, task=task, seed=seed, unlabelled="spread") for task in PROBED
-        }
-        teach(federations["nevus"], start, rounds, seed, out)
-        last = f"file:{out}/round-{rounds:02}.safetensors"
-        networks = {name: load_backbone(name, image_px=84) for name in (last, start)}
-        click.echo(json.dumps(compare(networks, federations, torch.device("cpu")), indent=1))
-    except EdgeflError as error:
-        raise click.ClickException(str(error)) from error
-
-
-if __name__ == "__main__":
-    main()
