@@ -50,7 +50,9 @@ def main(data: str, folder: Path, rounds: int, tuned: Path | None, out: Path) ->
         networks = {"taught": student, **({"tuned": network_of(tuned)} if tuned else {})}
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / f"{NAME}.safetensors", student.read_bytes())
-        record = describe(out / f"{NAME}.safetensors", rounds) | {"probe": judge(data, networks)}
+        record = describe(out / f"{NAME}.safetensors", rounds, beside=tuned is not None) | {
+            "probe": judge(data, networks)
+        }
         write_atomic(out / f"{NAME}.json", json.dumps(record, indent=1).encode() + b"\n")
         write_atomic(out / f"{NAME}.md", card(record).encode())
     except EdgeflError as error:
@@ -103,7 +105,7 @@ def judge(data: str, networks: Mapping[str, Path]) -> dict[str, Any]:
     return found
 
 
-def describe(file: Path, rounds: int) -> dict[str, Any]:
+def describe(file: Path, rounds: int, *, beside: bool) -> dict[str, Any]:
     """What the file is, and where it comes from; no path of this machine."""
     from edgefl_trainer.environment import environment
     from edgefl_trainer.models.backbones import load_backbone
@@ -115,7 +117,7 @@ def describe(file: Path, rounds: int) -> dict[str, Any]:
         "bytes": file.stat().st_size,
         "dtype": "float16",
         "command": f"python examples/teach_derm_backbone.py --data manifest:$EDGEFL_DATA/fed_isic2019_84.zip "
-        f"--folder runs/taught --rounds {rounds}",
+        f"--folder runs/taught --rounds {rounds}{' --tuned runs/tuned' if beside else ''}",
         "commit": here["commit"],
         "machine": here["machine"]["cuda"] or here["machine"]["processor"],
         "measured": date.today().isoformat(),
@@ -126,6 +128,9 @@ def card(record: Mapping[str, Any]) -> str:
     """The model card."""
     tables = "\n\n".join(table(TASKS[task], probes) for task, probes in record["probe"].items())
     values = {**record, "tables": tables, "megabytes": f"{record['bytes'] / 1e6:.1f}"}
+    for task, probes in record["probe"].items():
+        for row in ("start", "taught"):
+            values |= {f"{task}_{row}_{part}": f"{probes[f'{row}.mean'][part]:.3f}" for part in ("mean", "pooled")}
     return Template((Path(__file__).parent / "derm_taught_card.md").read_text()).substitute(values)
 
 
