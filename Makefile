@@ -24,10 +24,10 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 # Each process begins with a half of the tests and takes from the other when it has none left.
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo live backbone wheel flower test test-slow test-flower test-all fuzz soak check rules format types pages pins clean
+.PHONY: help demo live backbone wheel flower test test-slow test-flower test-all test-nightly fuzz soak check rules format types pages pins clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
@@ -67,10 +67,13 @@ test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytes
 # One more than there are cores: its tests wait for servers, and for what another of them makes.
 test-slow: WORKERS = 3
 test-slow: $(STAMP) ## Only what `make test` leaves out
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m "slow and not nightly" $(ARGS)
 
 test-all: $(STAMP) ## Both; docs/results/README.md says how long each target takes
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not nightly" $(ARGS)
+
+test-nightly: $(STAMP) ## Large counts of what the others try a few times: minutes, before a release
+	$(PYTEST) -m nightly $(ARGS)
 
 # The other targets leave these out: $(VENV) has no Flower.
 test-flower: $(FLOWER)/.installed ## Those that need Flower (ARGS='-m "not long"' for what continuous integration runs)
