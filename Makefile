@@ -16,7 +16,9 @@ SELECT ?= last
 MINUTES ?= 30
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints.txt
+# pip compiles one module after the other, this on all cores. Some files of other projects are templates: no Python.
+COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 $(1)/lib || true
 
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 # Compiled modules are kept, whatever the shell says: hundreds of tests begin a process.
@@ -57,7 +59,9 @@ $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	rm -rf $(FLOWER) && $(BIN)/python -m venv --without-pip $(FLOWER)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")")' \
 		> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(FLOWER)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-flower.txt 'flwr[simulation]'
+	$(FLOWER)/bin/python -m pip --disable-pip-version-check install --no-compile --quiet --constraint constraints-flower.txt \
+		'flwr[simulation]'
+	$(call COMPILE,$(FLOWER))
 	$(FLOWER)/bin/python -m pip check
 	@touch $@
 
@@ -116,4 +120,5 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --quiet --upgrade pip
 	$(PIP) --editable '.[export,coordinator]' --group dev
+	$(call COMPILE,$(VENV))
 	@touch $@
