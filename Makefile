@@ -76,7 +76,7 @@ test-slow: $(STAMP) ## Only what `make test` leaves out
 test-all: $(STAMP) ## Both; docs/results/README.md says how long each target takes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
-test-nightly: $(STAMP) ## Large counts of what the others try a few times: minutes, before a release
+test-nightly: $(STAMP) ## Larger forms of what the others run, for a night and before a release
 	$(PYTEST) -m nightly $(ARGS)
 
 # The other targets leave these out: $(VENV) has no Flower.
