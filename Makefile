@@ -97,8 +97,6 @@ format: $(STAMP) ## Only format and lint
 
 types: $(STAMP) ## Only the type checker
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks/*.py
-	$(BIN)/mypy examples/*.py
 
 rules: $(STAMP) ## Only the rules of the house
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --quiet -m "not slow" tests/house
