@@ -16,7 +16,9 @@ SELECT ?= last
 MINUTES ?= 30
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints.txt
+# pip compiles one module after the other, this on all cores. Some files of other projects are templates: no Python.
+COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 $(1)/lib || true
 
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 # Compiled modules are kept, whatever the shell says: hundreds of tests begin a process.
@@ -24,10 +26,10 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 # Each process begins with a half of the tests and takes from the other when it has none left.
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo live backbone wheel flower test test-slow test-flower test-all fuzz soak check rules format types pages pins clean
+.PHONY: help demo live backbone wheel flower test test-slow test-flower test-all test-nightly fuzz soak check rules format types pages pins clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
@@ -57,7 +59,9 @@ $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	rm -rf $(FLOWER) && $(BIN)/python -m venv --without-pip $(FLOWER)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")")' \
 		> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(FLOWER)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-flower.txt 'flwr[simulation]'
+	$(FLOWER)/bin/python -m pip --disable-pip-version-check install --no-compile --quiet --constraint constraints-flower.txt \
+		'flwr[simulation]'
+	$(call COMPILE,$(FLOWER))
 	$(FLOWER)/bin/python -m pip check
 	@touch $@
 
@@ -67,10 +71,13 @@ test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytes
 # One more than there are cores: its tests wait for servers, and for what another of them makes.
 test-slow: WORKERS = 3
 test-slow: $(STAMP) ## Only what `make test` leaves out
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m "slow and not nightly" $(ARGS)
 
 test-all: $(STAMP) ## Both; docs/results/README.md says how long each target takes
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not nightly" $(ARGS)
+
+test-nightly: $(STAMP) ## Larger forms of what the others run, for a night and before a release
+	$(PYTEST) -m nightly $(ARGS)
 
 # The other targets leave these out: $(VENV) has no Flower.
 test-flower: $(FLOWER)/.installed ## Those that need Flower (ARGS='-m "not long"' for what continuous integration runs)
@@ -90,8 +97,6 @@ format: $(STAMP) ## Only format and lint
 
 types: $(STAMP) ## Only the type checker
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks/*.py
-	$(BIN)/mypy examples/*.py
 
 rules: $(STAMP) ## Only the rules of the house
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --quiet -m "not slow" tests/house
@@ -113,4 +118,5 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --quiet --upgrade pip
 	$(PIP) --editable '.[export,coordinator]' --group dev
+	$(call COMPILE,$(VENV))
 	@touch $@

@@ -156,7 +156,7 @@ def open_ring(home: Any) -> Any:
     return load_ring(home)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [4, pytest.param(25, marks=pytest.mark.nightly)])
 def test_servers_are_killed_while_members_send(prepared, serve, tools, kills) -> None:
     """Check 55 with two servers: nothing that was acknowledged is lost, nothing counts twice."""
     draw = random.Random(0)

@@ -276,7 +276,7 @@ def test_disk_full_under_the_database(coordinator, tools) -> None:
     assert isinstance(member.call("task", Payload()), Payload)
 
 
-@pytest.mark.parametrize("transactions", [2000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("transactions", [2000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_a_file_is_clean_after_many_mixed_transactions(coordinator, transactions) -> None:
     """Check 65: rows and blobs written, changed, deleted, undone by four threads that share commits: SQLite finds the
     file clean, and it holds what four dictionaries hold.

@@ -48,6 +48,7 @@ def lines(text: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.data
 def test_500_real_images_score_the_same(photographs, signed, tmp_path):  # noqa: F811
     """docs/security.md check 32: 500 images: largest |difference| of any probability 1e-4, the named class equal on
