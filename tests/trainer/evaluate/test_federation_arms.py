@@ -117,3 +117,27 @@ def test_the_fit_at_home_is_set_beside_the_round_before_it(tmp_path):
     (folder / "metrics.jsonl").write_text("\n".join(text) + "\n")
     table = home_table(Found({"together2000": SimpleNamespace(folder=folder)}, {}, {}, {}))
     assert "| federation, fitted at home, up to 2,000 labels | 70.0 | 80.0 |" in table
+
+
+def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
+    """The head is scikit-learn's, over the run's frozen features; the row of a run is what `scores_of` says."""
+    import over_head
+
+    run = open_run(finished["local"])
+    head = over_head.head_alone(run)
+    assert sorted(head) == ["east", "west"] and all(len(one.target) for one in head.values())
+    arm = scores_of(run, reported(run), tmp_path)
+    lines = over_head.table(head, [("local", arm)]).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == ["head alone", "local"]
+    assert f"| {100 * accuracy(arm['east']):.1f} | {100 * accuracy(arm['west']):.1f} |" in lines[1]
+    gap = np.mean([accuracy(arm[name]) - accuracy(head[name]) for name in head])
+    assert f"| {100 * gap:+.1f} [" in lines[1]
+
+
+def test_runs_on_other_rows_or_networks_are_no_pair(finished):
+    import over_head
+
+    run = open_run(finished["local"])
+    other = replace(run, settings=replace(run.settings, seed=1))
+    with pytest.raises(ValueError, match="differ in seed"):
+        over_head.alike([run, other])
