@@ -70,7 +70,10 @@ def test_a_seat_has_what_join_has() -> None:
         ('method = "fedavg"\nround = 3', "did you mean rounds"),
         ('method = "fedavg"\nprivacy_budget = 2.0', "each SuperNode gives privacy-budget in its --node-config"),
         ('method = "fedavg"\nimages_per_site = 40', "each SuperNode gives images-per-site in its --node-config"),
-        ('method = "fedavg"\ncolour = "shades_of_grey_6"', "has colour = shades_of_grey_6, and the server has no pictures: leave"),
+        (
+            'method = "fedavg"\ncolour = "shades_of_grey_6"',
+            "has colour = shades_of_grey_6, and the server has no pictures: leave",
+        ),
         ('method = "finetune"\nselect = "pooled"', "has select = pooled, and the server has no pictures: leave it out"),
     ],
 )
