@@ -33,6 +33,11 @@ def test_a_plan_that_cannot_be(config, sentence) -> None:
         Arrangement.of({**PLAN, **config})
 
 
+def test_a_number_may_be_quoted() -> None:
+    plan = Arrangement.of({**PLAN, "quorum": "1", "deadline-seconds": "30"})
+    assert (plan.quorum, plan.deadline_s) == (1, 30)
+
+
 def test_a_plan_without_numbers_waits_a_minute_and_wants_all() -> None:
     plan = Arrangement.of({**PLAN, "sites": "y,x"})
     assert (plan.sites, plan.quorum, plan.deadline_s, plan.wait_s) == (("x", "y"), 2, None, 60)

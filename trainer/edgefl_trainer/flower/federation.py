@@ -78,7 +78,9 @@ class Arrangement:
             if not str(config.get(name, "")):
                 raise SettingError(f"the run configuration lacks {name}: give --run-config '{name}=\"…\"'.")
         sites = tuple(sorted(str(config["sites"]).replace(",", " ").split()))
-        numbers = {name: read_value(config.get(name, usual), kind, name) for name, (kind, usual) in NUMBERS.items()}
+        numbers = {
+            name: read_value(config.get(name, usual), kind, name, texts=True) for name, (kind, usual) in NUMBERS.items()
+        }
         quorum = numbers["quorum"] or len(sites)
         if len(set(sites)) != len(sites) or not 1 <= quorum <= len(sites):
             raise SettingError(f"quorum is {quorum} of the sites {', '.join(sites)}: name each once, and 1 to all.")
