@@ -156,6 +156,9 @@ def report(rows: Sequence[Row], found: dict[str, Measured]) -> str:
 @click.option("--backbone", default="vit:192x12/12", show_default=True, help="Untrained network of this shape.")
 @click.option("--rounds", type=int, default=4, show_default=True, help="Rounds of a run, at least two.")
 @click.option("--participation", type=float, default=1.0, show_default=True, help="Share of the sites in a round.")
+@click.option(
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="Where sites learn."
+)
 def main(
     rows: str,
     repeats: int,
@@ -165,12 +168,13 @@ def main(
     backbone: str,
     rounds: int,
     participation: float,
+    device: str,
 ) -> None:
     """Measure the rows in turn and print a table."""
     engines = [engine(one) for one in rows.split(",")]
     words = ["fedevprompt", "--preset", "tiny", "--epochs", "1", "--rounds", str(rounds), "--backbone", backbone]
     words += ["--data", f"lesions:sites={sites},images={images},px={image_px}", "--image-px", str(image_px)]
-    words += ["--participation", str(participation), "--device", "cpu"]
+    words += ["--participation", str(participation), "--device", device]
     found = {row.name: Measured() for row in engines}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(repeats):

@@ -1,9 +1,11 @@
-"""What a card makes of it: images a second and share of its bf16 peak, for FedEvPrompt, FedMAE and FedCLF.
+"""What a card makes of it, for FedEvPrompt, FedMAE and FedCLF: images a second, memory of a step, several workers.
 
 One command runs the three step benchmarks on the card, one after the other, each beside its plain loop: their losses
 are compared before anything is timed. Work of an image is counted by PyTorch's own `FlopCounterMode` over one epoch of
 EdgeFL's loop; the peak is that of a product of two 8192 x 8192 matrices in bfloat16, measured on the card by
-`training_epoch.py`. Where there is no card, one sentence says so and nothing is written.
+`training_epoch.py`. Memory of a step is what `edgefl-train run` tells before the first round, beside the most that
+PyTorch's allocator gave while such steps were played. `engines.py` runs one worker and two; with several cards each
+has its own. Where there is no card, one sentence says so and nothing is written.
 
     python benchmarks/gpu.py                  # writes docs/results/gpu.md
     python benchmarks/gpu.py --json           # prints the figures instead
@@ -20,6 +22,8 @@ from typing import Any
 
 import click
 
+from edgefl_protocol.sentences import counted
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "gpu.md"
 # The sizes of the papers where they fit any card of today: a ViT-S/16 at 224 px, and FedCLF's ResNet-18.
@@ -35,6 +39,13 @@ ROWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "FedCLF": ("fedclf_step.py", ("--image-px", "72", "--images", "8192", "--batch", "256")),
 }  # fmt: skip
+
+MIB = 1 << 20
+BATCH = 256  # images of a step whose memory is told
+STEPS: Mapping[str, tuple[str, int]] = {  # network and side of its input
+    "FedEvPrompt": ("vit:384x12/16", 224), "FedMAE": ("vit:384x12/16", 224), "FedCLF": ("cnn:resnet18", 72),
+}  # fmt: skip
+WORKERS = ("--device", "cuda", "--rows", "1,2", "--images", "512", "--backbone", "vit:384x12/12", "--repeats", "2")
 
 
 def flops_of_an_image(epoch: Callable[[], object], images: int) -> float:
@@ -102,18 +113,67 @@ def figures(found: Mapping[str, Mapping[str, Any]], work: Mapping[str, float]) -
     return rows
 
 
-def page(rows: Mapping[str, Mapping[str, float]], machine: Mapping[str, str], peak: float) -> str:
+def step_bytes(method: str, network: str, px: int, images: int) -> dict[str, float]:
+    """Bytes of a step on the card: told beforehand, and the most that PyTorch's allocator gave."""
+    import numpy as np
+    import torch
+
+    from edgefl_trainer.contract import Examples, Site, Task
+    from edgefl_trainer.engine.card.step_memory import peak_of, step_memory, with_batch
+    from edgefl_trainer.engine.settings import RunSettings
+    from edgefl_trainer.models.backbones import load_backbone
+
+    card = torch.device("cuda", 0)
+    backbone = load_backbone(network, image_px=px, seed=0).to(card)
+    drawn = np.random.default_rng(0).integers(0, 256, (images, px, px, 3), dtype=np.uint8)
+    places = np.arange(images, dtype=np.int64)
+    rows = Examples(drawn, places % 2, places)
+    task = Task(name="nevus", classes=("a", "b"), backbone=backbone.spec, rounds=1, epochs=1, seed=0)
+    site = Site(
+        name="bench", task=task, backbone=backbone, train=rows, tune=rows, unlabelled=rows, device=card,
+        autocast=torch.bfloat16,
+    )  # fmt: skip
+    settings = RunSettings(method=method, data=("lesions:",), hyper={"batch": images})
+    told = step_memory(settings, site).of(images)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    peak_of(with_batch(settings, images).build_method(), site, images)
+    return {"told": told, "given": float(torch.cuda.max_memory_allocated())}
+
+
+def table_of_workers() -> str:
+    """What `engines.py` prints of one worker and two on the card or cards: a table, and whether the digests agree."""
+    command = [sys.executable, str(HERE / "engines.py"), *WORKERS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():
+        raise click.ClickException(f"engines.py failed: {done.stderr.strip()[-400:]}")
+    table, _, digests = done.stdout.strip().rpartition("\n")
+    return f"{table}\n\nOf the runs' `state_sha256`: {digests}."
+
+
+def page(
+    rows: Mapping[str, Mapping[str, float]],
+    machine: Mapping[str, str],
+    peak: float,
+    steps: Mapping[str, Mapping[str, float]],
+    workers: str,
+) -> str:
     """The page of results, in Markdown."""
+    memory = [
+        f"| {name} | {one['told'] / MIB:,.0f} | {one['given'] / MIB:,.0f} | {one['told'] / one['given']:.2f} |"
+        for name, one in steps.items()
+    ]
     lines = [
         f"| {name} | {row['edgefl']:,.0f} | {row['plain']:,.0f} | {row['ratio']:.2f} | {row['gflops']:.1f} | "
         f"{row['share']:.1%} |"
         for name, row in rows.items()
     ]
-    commands = [f"python benchmarks/{file} {' '.join(words)}" for file, words in ROWS.values()]
+    parts = (*ROWS.values(), ("engines.py", WORKERS))
+    commands = [f"python benchmarks/{file} {' '.join(words)}" for file, words in parts]
     return f"""# On a card
 
-For a researcher with a GPU. Afterwards you know how fast three methods learn there, and what share of the card they
-use.
+For a researcher with a GPU. Afterwards you know how fast three methods learn there, what share of the card they use,
+and whether the memory of a step is what was told.
 
 State of {machine["date"]}: {machine["card"]}, PyTorch {machine["torch"]}, bfloat16. A product of two matrices reached
 {peak / 1e12:,.0f} TFLOP/s there: the peak of the last column. The plain loop is the one a researcher would write
@@ -122,6 +182,23 @@ first; its losses are the same, which is looked at before anything is timed. `be
 | method | EdgeFL, images/s | plain loop, images/s | ratio | GFLOP of an image | share of the peak |
 | --- | ---: | ---: | ---: | ---: | ---: |
 {chr(10).join(lines)}
+
+## Memory of a step
+
+A step of {BATCH} images: what `edgefl-train run` tells before the first round, and the most that PyTorch's allocator
+gave in such steps.
+
+| method | told, MiB | given, MiB | ratio |
+| --- | ---: | ---: | ---: |
+{chr(10).join(memory)}
+
+## One worker and two
+
+On {machine["cards"]}: FedEvPrompt at six sites, as in [engines](engines.md).
+
+{workers}
+
+## Commands
 
 ```
 {chr(10).join(commands)}
@@ -140,15 +217,19 @@ def main(as_json: bool) -> None:
     machine = {
         "date": datetime.now(UTC).date().isoformat(),
         "card": torch.cuda.get_device_name(),
+        "cards": counted(torch.cuda.device_count(), "card"),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
     found = {name: measured(file, words) for name, (file, words) in ROWS.items()}
     rows = figures(found, counted_work())
+    steps = {name: step_bytes(name.lower(), *of, BATCH) for name, of in STEPS.items()}
+    workers = table_of_workers()
     if as_json:
-        click.echo(json.dumps({**machine, "methods": rows}))
+        click.echo(json.dumps({**machine, "methods": rows, "step_bytes": steps, "workers": workers}))
         return
-    PAGE.write_text(page(rows, machine, float(found["FedEvPrompt"]["bf16"]["measured_peak_flops"])), encoding="utf-8")
+    peak = float(found["FedEvPrompt"]["bf16"]["measured_peak_flops"])
+    PAGE.write_text(page(rows, machine, peak, steps, workers), encoding="utf-8")
     click.echo(f"wrote {PAGE}")
 
 

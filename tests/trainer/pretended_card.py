@@ -5,8 +5,8 @@ tensor on the card, a draw there from the processor's generator, and an index on
 Values are true, so whole runs go on as they would. What a card alone can tell, kernels and speed, is not seen here.
 
 PyTorch's own `FakeTensorMode` refuses products over two places, too. But a PyTorch that is built for CUDA cannot make a
-backward pass over such tensors without a card (`hasPrimaryContext expects a valid device index`), and a wrong index or
-generator is not refused there.
+backward pass over such tensors without a card (`hasPrimaryContext expects a valid device index`), switches autocast
+off, and refuses no wrong index or generator.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

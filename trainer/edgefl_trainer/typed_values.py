@@ -47,34 +47,37 @@ def hints(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def fits(value: object, wanted: Any) -> bool:
-    """Tell whether a value is of a type and within its bounds."""
+def fits(value: object, wanted: Any, *, texts: bool = False) -> bool:
+    """Tell whether a value is of a type and within its bounds; with `texts` a text may stand for a number."""
     try:
-        msgspec.convert(value, wanted)
+        msgspec.convert(value, wanted, strict=not texts)
     except msgspec.ValidationError:
         return False
     return True
 
 
-def allowed(wanted: Any, value: object) -> str:
+def allowed(wanted: Any, value: object, *, texts: bool = False) -> str:
     """Return what a person may write instead of a value that does not fit."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
         plain, *bounds = parts
-        return str(bounds[0].description) if fits(value, plain) else allowed(plain, value)
+        return str(bounds[0].description) if fits(value, plain, texts=texts) else allowed(plain, value)
     if _first(wanted) is not wanted:
-        return allowed(_first(wanted), value)
+        return allowed(_first(wanted), value, texts=texts)
     if origin is Literal:
         return ", ".join(map(str, parts))
     return _WORDS.get(wanted) or ("a list" if origin is tuple else "a table of key = value")
 
 
-def read_value(value: object, wanted: Any, name: str) -> Any:
-    """Read a value as its declared type; a `SettingError` whose sentence says what is allowed."""
+def read_value(value: object, wanted: Any, name: str, *, texts: bool = False) -> Any:
+    """Read a value as its declared type; with `texts` a text may stand for a number.
+
+    A `SettingError` whose sentence says what is allowed.
+    """
     try:
-        return msgspec.convert(value, wanted)
+        return msgspec.convert(value, wanted, strict=not texts)
     except msgspec.ValidationError as error:
-        raise SettingError(f"{name} is {value!r}; allowed: {allowed(wanted, value)}.") from error
+        raise SettingError(f"{name} is {value!r}; allowed: {allowed(wanted, value, texts=texts)}.") from error
 
 
 def read_assignment(text: str, known: Mapping[str, Any]) -> tuple[str, HyperValue]:

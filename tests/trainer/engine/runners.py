@@ -18,7 +18,7 @@ from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.workers import pool
 from edgefl_trainer.errors import TrainingError
 
-PATIENCE_S = 60
+PATIENCE_S = 300  # on a machine that may be busy
 PARTITION = "digest of the rows"
 ERRORS = {
     "known": lambda: ImageError("picture 7 cannot be read", "too_large"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.trainer.pretended_card import pretended_card
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -46,9 +47,22 @@ def test_share_and_ratio_belong_together(script) -> None:
     rows = script["figures"]({"FedEvPrompt": first, "FedMAE": other, "FedCLF": other}, {"FedMAE": 1e10, "FedCLF": 4e9})
     assert rows["FedEvPrompt"] == {"edgefl": 1000, "plain": 500, "ratio": 2, "gflops": 2, "share": pytest.approx(0.2)}
     assert (rows["FedMAE"]["ratio"], rows["FedMAE"]["share"]) == (0.5, pytest.approx(0.1))
-    machine = {"date": "2026-01-01", "card": "a card", "torch": "2", "python": "3"}
-    page = script["page"](rows, machine, 1e13)
+    machine = {"date": "2026-01-01", "card": "a card", "cards": "1 card", "torch": "2", "python": "3"}
+    page = script["page"](rows, machine, 1e13, {"FedMAE": {"told": 3 * 2**30, "given": 2 * 2**30}}, "| a table |")
     assert "| FedEvPrompt | 1,000 | 500 | 2.00 | 2.0 | 20.0% |" in page and "10 TFLOP/s" in page
+    assert "| FedMAE | 3,072 | 2,048 | 1.50 |" in page and "| a table |" in page
+
+
+@pytest.mark.parametrize("method", ["fedevprompt", "fedmae"])
+def test_told_memory_is_set_beside_the_allocators(script, method, monkeypatch, one_thread) -> None:
+    """On the pretended card, whose tensors nobody counts: the allocator is asked once the steps were played."""
+    asked = []
+    with pretended_card():
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: asked.append("from zero"))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: asked.append("most") or 7)
+        found = script["step_bytes"](method, "vit:64x4/12", 36, 8)
+    assert asked == ["from zero", "most"] and found["given"] == 7 and found["told"] > 0
 
 
 def test_without_a_card_it_says_so_and_writes_nothing(script, monkeypatch) -> None:

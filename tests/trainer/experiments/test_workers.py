@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -157,6 +158,35 @@ def test_a_second_terminal_sees_what_runs_where_and_a_killed_process_is_told(tmp
     assert all(run["seconds_left"] > 0 and 1 <= run["round"] < 400 and run["rounds"] == 400 for run in running)
     assert states[0] != states[1] and states[-1]["seconds_left"] > max(run["seconds_left"] for run in running)
     assert "worker 1, process" in table and "0 of 4 runs finished" in table
+
+
+@pytest.mark.slow
+def test_at_a_terminal_the_table_changes_until_nobody_leads(tmp_path):
+    """A terminal of its own (pty); elsewhere it is printed once."""
+    out, run = tmp_path, tmp_path / FIRST
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.toml").write_text(settings_of(tmp_path))
+    mine, its = os.openpty()
+    words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *LONG, "--out", str(out), "--watch"]
+    book, seen = StudyBook(out), ""
+
+    def read_until(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert select.select([mine], [], [], 120)[0], seen
+            seen += os.read(mine, 1 << 16).decode(errors="replace")
+
+    with book.led():
+        book.began(FIRST, run, 1, 4711)
+        environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+        looking = subprocess.Popen(words, stdout=its, stderr=its, env=environment)
+        os.close(its)
+        read_until("worker 1, process 4711")
+        (run / "checkpoints/latest.json").write_text(json.dumps({"phases": 8}))
+        read_until("round 7/400 done")
+    read_until("nobody works on this study; the same command without --watch goes on")
+    os.close(mine)
+    assert looking.wait(60) == 0 and "0 of 4 runs finished" in seen and "Traceback" not in seen
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.folder import LOCK
 from edgefl_trainer.engine.settings import read_settings, resolve
-from edgefl_trainer.errors import RunError, SettingError
+from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import away, federation
 from edgefl_trainer.flower.asking import Asking
 from edgefl_trainer.flower.federation import Arrangement, serve
@@ -354,19 +354,6 @@ def test_two_nodes_of_one_name_are_refused(begin) -> None:
     grid.nodes[66].config["site"] = "site-1"
     with pytest.raises(RunError, match="two SuperNodes say that they are site site-1"):
         serve(grid, plan)
-
-
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({"config": "a", "out": "b"}, "lacks sites"),
-        ({"config": "a", "out": "b", "sites": "x y", "quorum": 3}, "quorum is 3 of the sites x, y"),
-        ({"config": "a", "out": "b", "sites": "x, x"}, "name each once"),
-    ],
-)
-def test_a_plan_that_cannot_be(config, sentence) -> None:
-    with pytest.raises(SettingError, match=sentence):
-        Arrangement.of(config)
 
 
 def test_the_server_begins_with_the_settings_it_is_given(begin, tmp_path) -> None:

@@ -18,7 +18,7 @@ from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.card.step_memory import has_batch, peak_of
 from edgefl_trainer.engine.models import predict_rows
 from edgefl_trainer.engine.results import tune_logits
-from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.backbones import load_backbone, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,19 @@ def test_a_method_runs_on_a_card(name, make_task, make_site, backbone):
 
 @pytest.mark.parametrize("backbone", ["cnn:test_resnet"], indirect=True)
 @pytest.mark.parametrize(
-    ("kind", "options"), [("fedclf", {}), ("finetune", {"private": "head_and_norms"}), ("head", {})]
+    ("kind", "options"),
+    [("fedclf", {}), ("finetune", {"private": "head_and_norms"}), ("finetune", {"home": "statistics"}), ("head", {})],
 )
 def test_a_convolutional_network_runs_on_a_card(kind, options, make_task, make_site, backbone):
     """Batch norm has statistics of its own, and `finetune` fits a part of the network at home."""
     runs_on_a_card(small(kind, **options), make_task(rounds=2), make_site, backbone)
+
+
+@pytest.mark.parametrize("kind", ["local-asked"])
+def test_an_answer_model_that_learns_its_network_runs_on_a_card(kind, make_task, make_site, backbone):
+    """Each site then has a vision transformer of its own, which answers, too."""
+    task = replace(make_task(rounds=2), initial=weights_of(backbone.network))
+    runs_on_a_card(small(kind, encoder="learned"), task, make_site, backbone)
 
 
 def runs_on_a_card(method, task, make_site, backbone):

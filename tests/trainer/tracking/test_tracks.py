@@ -8,6 +8,7 @@ import pytest
 from tests.trainer.conftest import TINY, edgefl_train
 
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.errors import RunError
 from edgefl_trainer.tracking import tracks
 from edgefl_trainer.tracking.figures import phase_figures, settings_told, summary_figures
 from edgefl_trainer.tracking.mlflow import metric_name
@@ -60,6 +61,14 @@ def test_a_folder_of_other_event_files_is_refused(tmp_path, installed):
     assert "event files of another run" in edgefl_train(*words).sentence()
     (other / tracks.OWNER).write_text(tracks.identify(run))  # this run's own: it goes on there
     assert tracks.read_tracks([f"tensorboard:{other}"], run) == [tracks.NamedTracker("tensorboard", str(other))]
+
+
+@pytest.mark.parametrize("track", ["tensorboard", "mlflow:http://localhost:1"])
+def test_a_damaged_name_of_the_run_is_told(tmp_path, installed, track):
+    """With a new name the tracker would have the run twice."""
+    (tmp_path / tracks.IDENTITY).write_text("{")
+    with pytest.raises(RunError, match=r"tracking\.json is damaged: remove it and what trackers have of this run"):
+        tracks.read_tracks([track], tmp_path)
 
 
 def test_settings_are_told_without_folders():

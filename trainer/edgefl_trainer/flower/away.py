@@ -35,17 +35,14 @@ from edgefl_trainer.flower.vocabulary import read_vocabulary, vocabulary_payload
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.final_results import write_results
 from edgefl_trainer.live.site_work import SiteOptions, prepare, settings_of
-from edgefl_trainer.typed_values import nearest
+from edgefl_trainer.typed_values import hints, nearest, read_value
 
 GIVEN = ("facts", "task", "vocabulary", "broadcast")
-WORDS = (
-    "unlabelled",
-    "balance",
-    "device",
-    "autocast",
-    "task",
-    "backbone",
-)  # of --node-config, as `edgefl-train join` has them
+PLACE = ("site", "data", "out", "classes", "words")  # of --node-config, each read in its own way
+OPTIONS = {  # of --node-config, as `edgefl-train join` has them → of `SiteOptions`
+    name.replace("_", "-"): name
+    for name in ("unlabelled", "balance", "device", "autocast", "task", "backbone", "images_per_site", "privacy_budget")
+}
 
 
 @dataclass(frozen=True)
@@ -57,21 +54,24 @@ class Seat:
 
 
 def seat_of(config: Mapping[str, object]) -> Seat:
-    """Read --node-config; a `SettingError` where `site`, `data` or `out` is missing, or a word is not known."""
-    known = {"site", "data", "out", "classes", "images-per-site", "words", *WORDS}
+    """Read --node-config; a `SettingError` where a word is missing or not known, or its value is not allowed."""
     for name in config:
-        if name not in known:
-            raise SettingError(f"--node-config has {name!r}; did you mean {nearest(name, known)}?")
+        if name not in (*PLACE, *OPTIONS):
+            raise SettingError(f"--node-config has {name!r}; did you mean {nearest(name, (*PLACE, *OPTIONS))}?")
     told = {name: str(value) for name, value in config.items()}
     lacking = [name for name in ("site", "data", "out") if not told.get(name)]
     if lacking:
         raise SettingError(f"--node-config lacks {lacking[0]}: give site=NAME, data=SPEC and out=DIR.")
+    types = hints(SiteOptions)
     options = SiteOptions(
         site=told["site"],
         data=tuple(told["data"].split()),
         classes=tuple(told["classes"].split(",")) if "classes" in told else (),
-        images_per_site=int(told.get("images-per-site", "0")),
-        **{name: told[name] for name in WORDS if name in told},  # type: ignore[arg-type]
+        **{
+            field: read_value(told[name], types[field], f"{name} of --node-config", texts=True)
+            for name, field in OPTIONS.items()
+            if name in told
+        },
     )
     return Seat(Path(told["out"]).expanduser(), options)
 

@@ -13,10 +13,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from msgspec import Meta
 
 from edgefl_protocol import state_digest
 from edgefl_protocol.durable import read_bounded, write_atomic
@@ -34,16 +35,29 @@ from edgefl_trainer.engine.run import check_backbone, what_was_asked, write_summ
 from edgefl_trainer.engine.settings import RunSettings, from_toml, hyper_values, resolve
 from edgefl_trainer.engine.sites import SELF_SUPERVISED_TASK
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.flower import away
 from edgefl_trainer.flower.asking import Asking
 from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest
 from edgefl_trainer.flower.vocabulary import keep_vocabulary, kept_vocabulary
 from edgefl_trainer.method_halves import check_travels, stamped
 from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.typed_values import read_value
 
 POLL_S = 1.0
 FEDERATION = "federation.json"  # in the server's folder: its name
 NOWHERE = ("folder:away",)  # data of a server, which has none
+Seconds = Annotated[float, Meta(ge=0, description="0 or more")]
+NUMBERS: Mapping[str, tuple[Any, float]] = {  # of --run-config, with what they are where nothing is given
+    "quorum": (Annotated[int, Meta(ge=0, description="0 (all) or more")], 0),
+    "deadline-seconds": (Seconds, 0),
+    "wait-seconds": (Seconds, 60),
+}
+# What a server has no part in, with the value that says nothing: each site gives it, or nobody can.
+OF_SITES: Mapping[str, Any] = {
+    "images_per_site": 0, "unlabelled": "none", "balance": "none", "privacy_budget": 0.0,
+    "partition": "", "colour": "none", "labels": 1.0, "select": "last", "probe_every": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +78,19 @@ class Arrangement:
             if not str(config.get(name, "")):
                 raise SettingError(f"the run configuration lacks {name}: give --run-config '{name}=\"…\"'.")
         sites = tuple(sorted(str(config["sites"]).replace(",", " ").split()))
-        quorum = int(config.get("quorum", 0)) or len(sites)
+        numbers = {
+            name: read_value(config.get(name, usual), kind, name, texts=True) for name, (kind, usual) in NUMBERS.items()
+        }
+        quorum = numbers["quorum"] or len(sites)
         if len(set(sites)) != len(sites) or not 1 <= quorum <= len(sites):
             raise SettingError(f"quorum is {quorum} of the sites {', '.join(sites)}: name each once, and 1 to all.")
-        deadline, wait = float(config.get("deadline-seconds", 0)), float(config.get("wait-seconds", 60))
         return cls(
             config=Path(str(config["config"])).expanduser(),
             out=Path(str(config["out"])).expanduser(),
             sites=sites,
             quorum=quorum,
-            deadline_s=deadline if deadline > 0 else None,
-            wait_s=wait,
+            deadline_s=numbers["deadline-seconds"] or None,
+            wait_s=numbers["wait-seconds"],
         )
 
 
@@ -120,7 +136,7 @@ def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
     Raises:
         EdgeflError: a setting, the folder, or a round without its quorum, with the sites that were missing and why.
     """
-    settings = _settings(plan.config)
+    settings = settings_of_server(plan.config)
     method = settings.build_method()
     check_travels(method)
     check_backbone(settings, method)
@@ -157,13 +173,21 @@ def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
         return write_summary(plan.out, head, final.sites, time.perf_counter() - started, told_end)
 
 
-def _settings(path: Path) -> RunSettings:
-    """Read the settings as `edgefl-train run --config` does; the data stands for nothing."""
+def settings_of_server(path: Path) -> RunSettings:
+    """Read the settings as `edgefl-train run --config` does; the data stands for nothing.
+
+    A `SettingError` where one would have no effect here: a run would be another one than its file says.
+    """
     given = from_toml(read_bounded(path, 1 << 20), str(path))
     if not given.get("method"):
         raise SettingError(f'{path} names no method: give method = "…".')
+    for name, nothing in OF_SITES.items():
+        if given.get(name, nothing) != nothing:
+            word = name.replace("_", "-")
+            where = f"each SuperNode gives {word} in its --node-config" if word in away.OPTIONS else "leave it out"
+            raise SettingError(f"{path} has {name} = {given[name]}, and the server has no pictures: {where}.")
     flags = {} if given.get("data") else {"data": NOWHERE}
-    return resolve(str(given["method"]), flags, path, [])
+    return replace(resolve(str(given["method"]), flags, path, []), select="last")
 
 
 def _wait_for(out: Path, asking: Asking, wait_s: float) -> None:

@@ -17,12 +17,22 @@ from flwr.app import Message
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError, PayloadError
 from edgefl_protocol.fields import CODE, sentence, text
-from edgefl_trainer.errors import BackboneError, FederationRefused, MethodError, RunError, SettingError, TrainingError
+from edgefl_trainer.errors import (
+    BackboneError,
+    BudgetError,
+    FederationRefused,
+    MethodError,
+    RunError,
+    SettingError,
+    TrainingError,
+)
 from edgefl_trainer.flower.records import packed
 
 TROUBLE = "trouble"
 MOST_CHARACTERS = 2000
-TOLD_WHOLE = (TrainingError, MethodError, SettingError, BackboneError, FederationRefused, RunError, PayloadError)
+TOLD_WHOLE = (
+    TrainingError, MethodError, SettingError, BackboneError, FederationRefused, RunError, PayloadError, BudgetError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

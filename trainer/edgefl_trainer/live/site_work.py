@@ -20,7 +20,7 @@ from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.federation import dealt_rows
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.specs import asks_questions, parse_spec, read_spec
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.settings import Budget, MostImages, RunSettings
 from edgefl_trainer.engine.sites import build_sites, load_data
 from edgefl_trainer.errors import FederationRefused, SettingError
 from edgefl_trainer.methods import METHODS
@@ -49,12 +49,12 @@ class SiteOptions:
     task: str = ""  # how its classes become the federation's; empty: they are named alike, or nevus and other
     classes: tuple[str, ...] = ()  # use only images of these classes; empty for all
     backbone: str = ""  # its copy of the federation's network; empty for the one the task names
-    images_per_site: int = 0  # most training images, 0 for all
+    images_per_site: MostImages = 0  # most training images, 0 for all
     unlabelled: Literal["none", "site", "spread"] | None = None  # use of images without a label
     balance: Literal["none", "class"] = "none"  # draw the classes equally
     device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
     autocast: Literal["auto", "none", "bf16"] = "auto"  # precision of the backbone
-    privacy_budget: float = 0.0  # most epsilon that it spends on noised releases; 0: no bound
+    privacy_budget: Budget = 0.0  # most epsilon that it spends on noised releases; 0: no bound
 
 
 @dataclass(frozen=True)

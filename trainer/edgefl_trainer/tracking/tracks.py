@@ -48,14 +48,15 @@ def read_tracks(texts: Sequence[str], run: Path, name: str = "") -> list[NamedTr
 
     Raises:
         SettingError: a value of another form, an address that is not taken, or an extra that is not installed.
-        RunError: a folder of event files that are not this run's.
+        RunError: a folder of event files that are not this run's; a damaged `tracking.json`.
     """
     tracks = [_read(text, name) for text in dict.fromkeys(texts)]
     for track in tracks:
         if find_spec(LIBRARIES[track.kind]) is None:
             raise SettingError(f"--track {track.kind} needs {needs_extra(track.kind)}.")
+        known = identity_of(run)
         if track.kind == "tensorboard":
-            _check_own(track.folder(run), run)
+            _check_own(track.folder(run), known)
     return tracks
 
 
@@ -79,27 +80,35 @@ def _check_address(uri: str) -> None:
         raise SettingError("--track mlflow takes the address of a server, such as mlflow:http://localhost:5000.")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingError(
-            "--track mlflow takes no password in the address, which others on this machine could read: set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, instead."
+            "--track mlflow takes neither a password nor a query in the address, which others on this machine could "
+            "read: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, instead."
         )
 
 
-def _check_own(folder: Path, run: Path) -> None:
+def _check_own(folder: Path, known: str) -> None:
     if folder.is_file():
         raise RunError(f"{folder} is a file: name a new or empty folder with --track tensorboard:DIR.")
     owner = folder / OWNER
-    if owner.exists() and owner.read_text(errors="replace").strip() != identity_of(run):
+    if owner.exists() and owner.read_text(errors="replace").strip() != known:
         raise RunError(f"{folder} holds event files of another run: name another folder, --track tensorboard:DIR.")
     if not owner.exists() and (found := foreign_content(folder, ())):
         raise RunError(f"{folder} holds {found}: name a new or empty folder with --track tensorboard:DIR.")
 
 
 def identity_of(run: Path) -> str:
-    """Read by what trackers know the run again; empty where none has followed it yet."""
-    try:
-        return str(json.loads(read_bounded(run / IDENTITY, MAX_IDENTITY_BYTES))["id"])
-    except (EdgeflError, ValueError, KeyError, TypeError):
+    """Read by what trackers know the run again; empty where none has followed it yet.
+
+    A `RunError` where the file is damaged: under another name a tracker would have the run twice.
+    """
+    path = run / IDENTITY
+    if not path.exists():
         return ""
+    try:
+        return str(json.loads(read_bounded(path, MAX_IDENTITY_BYTES))["id"])
+    except (EdgeflError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} is damaged: remove it and what trackers have of this run, or leave --track out.", "damaged"
+        ) from error
 
 
 def identify(run: Path) -> str:
