@@ -23,14 +23,19 @@ from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.features import frozen_features
 
-SHARED = ("data", "task", "images_per_site", "seed")  # settings that all runs have alike
+SHARED = ("data", "partition", "task", "classes", "colour", "labels", "images_per_site", "seed")  # alike in all runs
 
 
 def head_alone(run: FinishedRun) -> Centres:
     """Score each centre's reported rows with its own regression on the run's network."""
     settings, px = run.settings, run.backbone.spec.image_px
+    if settings.partition or settings.classes or settings.labels != 1:
+        raise ValueError(
+            f"{run.folder} has a partition, classes or a share of labels, which a head here does not follow"
+        )
+    limit, colour = settings.images_per_site or None, settings.colour
     federation = load_federation(
-        settings.data, image_px=px, task=settings.task, seed=settings.seed, limit=settings.images_per_site or None
+        settings.data, image_px=px, colour=colour, task=settings.task, seed=settings.seed, limit=limit
     )
     rows = Examples(federation.images, federation.labels, np.arange(len(federation.labels)))
     readouts = frozen_features(run.backbone, rows, torch.device("cpu"))
@@ -39,12 +44,18 @@ def head_alone(run: FinishedRun) -> Centres:
     return {name: scored_rows(found[f"{name}.{name}"], federation, name) for name in federation.sites}
 
 
-def alike(runs: Sequence[FinishedRun]) -> None:
-    """A `ValueError` where the runs are not made of the same rows and network."""
+def same_rows(runs: Sequence[FinishedRun]) -> None:
+    """A `ValueError` where the runs are not made of the same rows."""
     for run in runs[1:]:
         for name in SHARED:
             if getattr(run.settings, name) != getattr(runs[0].settings, name):
                 raise ValueError(f"{run.folder} and {runs[0].folder} differ in {name}")
+
+
+def alike(runs: Sequence[FinishedRun]) -> None:
+    """A `ValueError` where the runs are not made of the same rows and network."""
+    same_rows(runs)
+    for run in runs[1:]:
         if run.backbone.spec.sha256 != runs[0].backbone.spec.sha256:
             raise ValueError(f"{run.folder} and {runs[0].folder} stand on different networks")
 

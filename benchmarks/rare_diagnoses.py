@@ -16,6 +16,7 @@ import numpy as np
 from answers_page import replaced
 from federation_scores import Centres, Figure, difference, mean_over_centres, reported, scores_of
 from jaxtyping import Float
+from over_head import same_rows
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.data import Federation, load_federation
@@ -74,7 +75,14 @@ def figures(federation: Federation, together: Centres, alone: Centres) -> str:
             body.append([federation.classes[diagnosis], *counts, *shares, _signed(gap)])
     whole = [f"{mean_over_centres(arm).value:.1f}" for arm in (alone, together)]
     body.append(["mean of centres", str(len(joined.target)), "", *whole, _signed(difference([together], [alone]))])
-    head = ["diagnosis", "rows", "of them where no centre's own picture taught it", "alone", "federation", "difference"]
+    head = [
+        "diagnosis",
+        "rows",
+        "of them at a centre without a training picture of it",
+        "alone",
+        "federation",
+        "difference",
+    ]
     return markdown(head, body, "").strip()
 
 
@@ -90,6 +98,7 @@ def main(together: Path, alone: Path, page: Path) -> None:
     """Write the recall of each diagnosis into PAGE."""
     try:
         runs = [open_run(folder) for folder in (together, alone)]
+        same_rows(runs)
         federation, settings = reported(runs[0]), runs[0].settings
         arms = [scores_of(run, federation, run.folder.parent / "scores") for run in runs]
         px, limit = runs[0].backbone.spec.image_px, settings.images_per_site or None

@@ -26,7 +26,9 @@ TASKS = {"nevus": "Nevus against the rest", "all": "Eight diagnoses"}
 ROWS = {
     "colours": "24 colour statistics",
     "start.mean": f"`{START}`, patches",
+    "start.cls": f"`{START}`, class token",
     "tuned.mean": f"`{START}` tuned with labels, patches",
+    "tuned.cls": f"`{START}` tuned with labels, class token",
     "taught.mean": "**taught**, patches",
     "taught.cls": "taught, class token",
     "teacher.pooled": "the teacher, at 112 px",

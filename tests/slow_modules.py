@@ -6,11 +6,12 @@ import pytest
 
 HERE = Path(__file__).parent
 SLOW = "mark.slow"  # stands in every module that has a slow test, or in the conftest of its folder
+ASKED = ("slow", "slow and not nightly")  # of make's targets
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where slow tests alone are asked for, leave modules unread that have none: three of four."""
-    asked = config.option.markexpr.startswith("slow") and collection_path.name.startswith("test_")
+    asked = config.option.markexpr in ASKED and collection_path.name.startswith("test_")
     return True if asked and collection_path.is_file() and not _may_be_slow(collection_path) else None
 
 

@@ -93,7 +93,6 @@ def test_a_trigger_that_the_gate_does_not_know_passes(poisoning, world) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_the_benchmark_on_fewer_pictures(poisoning) -> None:
     """Check 47 on drawn lesions: what happens unprotected, and that `median` holds most of it."""
     found = poisoning.measured(poisoning.drawn_world(60, 0), 20, ("none", "median"), ("median",))

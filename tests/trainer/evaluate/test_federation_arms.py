@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import frozen_starts
 import numpy as np
 import pytest
+import torch
 from federation_arms import Found
 from federation_scores import accuracy, reported, scores_elsewhere, scores_of
 from sklearn.linear_model import LogisticRegression
@@ -14,9 +15,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from what_federation_gives import home_table
 
+from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.learning.features import frozen_features
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +130,16 @@ def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
 
     run = open_run(finished["local"])
     head = over_head.head_alone(run)
-    assert sorted(head) == ["east", "west"] and all(len(one.target) for one in head.values())
+    rows = load_federation(run.settings.data, image_px=36, task=run.settings.task, seed=0)
+    features = frozen_features(run.backbone, Examples(rows.images, rows.labels, np.arange(len(rows.labels))), CPU)
+    mean = features["mean"]
+    own = {}
+    for strength in frozen_starts.STRENGTHS:  # one of them is the chosen one
+        oracle = make_pipeline(StandardScaler(), LogisticRegression(C=strength, class_weight="balanced", max_iter=5000))
+        fit = rows.sites["east"].train
+        oracle.fit(mean[fit], rows.labels[fit])
+        own[strength] = oracle.predict_proba(mean[report_rows(rows, "east").rows])
+    assert any(np.allclose(head["east"].probabilities, found, atol=5e-3) for found in own.values())
     arm = scores_of(run, reported(run), tmp_path)
     lines = over_head.table(head, [("local", arm)]).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in lines] == ["head alone", "local"]
@@ -141,3 +155,5 @@ def test_runs_on_other_rows_or_networks_are_no_pair(finished):
     other = replace(run, settings=replace(run.settings, seed=1))
     with pytest.raises(ValueError, match="differ in seed"):
         over_head.alike([run, other])
+    with pytest.raises(ValueError, match="a share of labels"):
+        over_head.head_alone(replace(run, settings=replace(run.settings, labels=0.5)))

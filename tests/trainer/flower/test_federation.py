@@ -29,7 +29,6 @@ DATA = "lesions:sites=3,images=40,px=36"
 SITES = ("site-1", "site-2", "site-3")
 TOML = """method = "{method}"
 preset = "tiny"
-device = "cpu"
 rounds = {rounds}
 image_px = 36
 {classes}

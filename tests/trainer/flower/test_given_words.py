@@ -74,6 +74,8 @@ def test_a_seat_has_what_join_has() -> None:
         ("", "names no method"),
         ('method = "fedavg"\nround = 3', "did you mean rounds"),
         ('method = "fedavg"\nprivacy_budget = 2.0', "each SuperNode gives privacy-budget in its --node-config"),
+        ('method = "fedavg"\ndevice = "cuda"', "each SuperNode gives device in its --node-config"),
+        ('method = "fedavg"\nworkers = 2', "leave it out"),
         ('method = "fedavg"\nimages_per_site = 40', "each SuperNode gives images-per-site in its --node-config"),
         (
             'method = "fedavg"\ncolour = "shades_of_grey_6"',

@@ -57,6 +57,7 @@ NUMBERS: Mapping[str, tuple[Any, float]] = {  # of --run-config, with what they 
 OF_SITES: Mapping[str, Any] = {
     "images_per_site": 0, "unlabelled": "none", "balance": "none", "privacy_budget": 0.0,
     "partition": "", "colour": "none", "labels": 1.0, "select": "last", "probe_every": 0,
+    "device": "auto", "autocast": "auto", "workers": 1,
 }  # fmt: skip
 
 
