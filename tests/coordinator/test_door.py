@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,46 +24,109 @@ from edgefl_coordinator.web import door, service
 from edgefl_coordinator.web.door import KNOCKING_OF_ONE, MOST_KNOCKING, Door, DoorLoop, ListeningSocket
 from edgefl_coordinator.web.tls import make_development_certificate, server_context
 
-STEP = st.tuples(st.sampled_from(["knock", "enter", "leave"]), st.sampled_from(["a", "b", "c"]))
+STEP = st.tuples(st.sampled_from(["knock", "enter", "leave"]), st.sampled_from(["a", "b", "c", "d"]))
+
+
+class Someone:
+    """One who knocks at a door that no socket belongs to."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.inside, self.gone = address, False, False
+
+    def give_way(self) -> None:
+        self.gone = True
+
+
+def knocks(at: Door, address: str) -> Someone | None:
+    """Somebody new who knocks; None where there is no room."""
+    one = Someone(address)
+    return one if at.knock(one, address) else None
+
+
+def expected_to_go(silent: list[Someone], newcomer: str) -> Someone:
+    """The oldest of those whose address holds most, the newcomer counted."""
+    held = Counter([one.address for one in silent] + [newcomer])
+    most = max(held[one.address] for one in silent)
+    return next(one for one in silent if held[one.address] == most)
 
 
 @given(st.lists(STEP, max_size=200), st.integers(1, 40))
 def test_the_counts_are_those_of_who_is_there(steps, connections) -> None:
-    """Against a plain list of who is there: bounds hold after each step, and nobody is counted who left."""
-    found, there = Door(connections, 20), list[tuple[str, bool]]()
-    for step, address in steps:
-        knocks, inside = (address, False), (address, True)
-        if step == "knock" and found.knock(address):
-            there.append(knocks)
-        elif step == "enter" and knocks in there:
-            found.enter(address)
-            there[there.index(knocks)] = inside
-        elif step == "leave" and (inside in there or knocks in there):
-            gone = inside if inside in there else knocks
-            there.remove(gone)
-            found.leave(address, inside=gone[1])
-        assert sum(knocks == one for one in there) == found.knocking[address] <= KNOCKING_OF_ONE
-        assert sum(inside == one for one in there) == found.inside[address]
-        assert found.knocking.total() <= MOST_KNOCKING
-    for address, inside in there:
-        found.leave(address, inside=inside)
+    """Against a plain list of who is there, the oldest first: bounds hold after each step, the right one gives way, and
+    nobody is counted who left. There are ten places for those who knock, four of one address."""
+    found, there = Door(connections, max(connections // 2, 1)), list[Someone]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(door, "MOST_KNOCKING", 10)
+        patched.setattr(door, "KNOCKING_OF_ONE", 4 if found.one_address < connections else 10**6)
+        for step, address in steps:
+            its = [one for one in there if one.address == address]
+            silent = [one for one in there if not one.inside]
+            if step == "knock" and (new := knocks(found, address)):
+                goes = expected_to_go(silent, address) if len(silent) == 10 else None
+                assert [one for one in there if one.gone] == ([goes] if goes else [])
+                there = [one for one in there if one is not goes] + [new]
+            elif step == "enter" and (one := next((one for one in its if not one.inside), None)):
+                found.enter(one, address)
+                one.inside = True
+            elif step == "leave" and its:
+                there.remove(its[0])
+                found.leave(its[0], address, inside=its[0].inside)
+            counts = Counter((one.address, one.inside) for one in there)
+            assert {one: len(held) for one, held in found.knocking.items()} == {
+                one: count for (one, inside), count in counts.items() if not inside
+            }
+            assert found.inside == {one: count for (one, inside), count in counts.items() if inside}
+            assert sum(map(len, found.knocking.values())) <= 10
+            assert all(len(held) <= door.KNOCKING_OF_ONE for held in found.knocking.values())
+    for one in there:
+        found.leave(one, one.address, inside=one.inside)
     assert not found.knocking and not found.inside
 
 
 def test_one_address_leaves_room_for_others() -> None:
     found = Door(10, 5)
-    assert [found.knock("a") for _ in range(40)].count(True) == KNOCKING_OF_ONE
-    for _ in range(5):
-        found.enter("a")
-    assert not found.knock("a") and found.knock("b")
+    of_a = [one for _ in range(40) if (one := knocks(found, "a"))]
+    assert len(of_a) == KNOCKING_OF_ONE
+    for one in of_a[:5]:
+        found.enter(one, "a")
+    assert not knocks(found, "a") and knocks(found, "b")
     proxy = Door(10, 10)
-    assert [proxy.knock("a") for _ in range(40)].count(True) == 40
+    assert all(knocks(proxy, "a") for _ in range(40))
 
 
-def test_nobody_knocks_above_the_bound() -> None:
+def test_who_has_few_places_keeps_them() -> None:
+    """255 addresses knock again and again: none takes the place of who has one, nor has more than its share."""
     found = Door(10_000, 5_000)
-    taken = [found.knock(f"10.0.{number}.1") for number in range(MOST_KNOCKING) for _ in range(2)]
-    assert taken.count(True) == MOST_KNOCKING and not found.knock("10.1.1.1")
+    member = knocks(found, "member")
+    for number in range(10_000):
+        assert knocks(found, f"10.0.{number % (MOST_KNOCKING - 1)}.1")
+    assert member and not member.gone
+    assert {len(its) for its in found.knocking.values()} == {1}
+    late = [knocks(found, f"10.1.{number}.1") for number in range(MOST_KNOCKING)]  # more addresses than places
+    assert all(late) and member.gone and sum(map(len, found.knocking.values())) == MOST_KNOCKING
+
+
+def test_behind_a_proxy_the_oldest_gives_way() -> None:
+    """There everybody has one address."""
+    proxy = Door(1000, 1000)
+    came = [knocks(proxy, "proxy") for _ in range(MOST_KNOCKING + 2)]
+    assert [one is not None and one.gone for one in came] == [True, True] + [False] * MOST_KNOCKING
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),  # RFC 4291 2.5.5.2: an IPv4 address, as a socket of both kinds tells it
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff:ffff:ffff:ffff", "2001:db8:1:2::"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::1", "::"),
+    ],
+)
+def test_ipv6_is_counted_by_64(address, counted) -> None:
+    assert door.counted_address(address) == counted
 
 
 def test_a_port_that_another_program_has_is_told_before_the_server_starts() -> None:
@@ -80,9 +144,9 @@ def seeing(most: Door) -> tuple[Any, list[Any]]:
     class Seeing(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             taken = transport.get_extra_info("socket")
-            seen.append((taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0, most.knocking.total()))
+            seen.append((taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0, len(most.knocking)))
             door.let_in(transport)
-            seen.append((most.knocking.total(), most.inside.total()))
+            seen.append((len(most.knocking), most.inside.total()))
 
     return Seeing, seen
 
