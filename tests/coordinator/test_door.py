@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
 import threading
@@ -198,6 +199,40 @@ def test_a_silent_handshake_ends_at_our_deadline(context, monkeypatch) -> None:
     with asyncio.Runner(loop_factory=DoorLoop) as runner, contextlib.suppress(ConnectionResetError):
         assert runner.run(asyncio.wait_for(run(), 20)) == b""
     assert door.HANDSHAKE_S < asyncio.constants.SSL_HANDSHAKE_TIMEOUT and not most.knocking
+
+
+def tls_connections() -> int:
+    return sum(isinstance(one, asyncio.sslproto.SSLProtocol) for one in gc.get_objects())
+
+
+def test_a_handshake_that_failed_is_forgotten_at_once(context) -> None:
+    """asyncio leaves its frames and the error in a circle that holds the connection until Python looks for circles."""
+
+    async def run() -> list[int]:
+        listening = ListeningSocket.open("127.0.0.1", 0, 16, Door(100, 50))
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=listening, ssl=context)
+        async with server:
+            gc.collect()
+            before = tls_connections()
+            for said in [b"", b"no TLS\r\n\r\n"] * 5:
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.write(said)
+                writer.write_eof()
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()
+                writer.close()
+            while listening.door.knocking:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+            return [before, tls_connections()]
+
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=DoorLoop) as runner:
+            before, after = runner.run(asyncio.wait_for(run(), 20))
+    finally:
+        gc.enable()
+    assert after == before
 
 
 def test_a_tls_connection_holds_little(context, certificate) -> None:

@@ -216,6 +216,17 @@ class DoorLoop(asyncio.SelectorEventLoop):
         self._woken = False
         super()._process_self_data(data)  # type: ignore[misc]
 
+    def _make_ssl_transport(self, *args: Any, **given: Any) -> asyncio.Transport:
+        if given.get("waiter") is not None:
+            given["waiter"].add_done_callback(self._let_go)
+        return super()._make_ssl_transport(*args, **given)  # type: ignore[misc, no-any-return]
+
+    def _let_go(self, handshake: asyncio.Future[None]) -> None:
+        """Free a connection whose handshake failed: asyncio's frames and its error hold each other, and with them some
+        50 KiB until Python looks for such circles, which thousands of connections do not make it do."""
+        if not handshake.cancelled() and (error := handshake.exception()) is not None:
+            self.call_soon(error.with_traceback, None)  # once asyncio has caught it
+
     async def create_server(self, *args: Any, **given: Any) -> Any:
         """Listen as asyncio does."""
         if given.get("ssl") is not None:
