@@ -201,6 +201,41 @@ def test_a_silent_handshake_ends_at_our_deadline(context, monkeypatch) -> None:
     assert door.HANDSHAKE_S < asyncio.constants.SSL_HANDSHAKE_TIMEOUT and not most.knocking
 
 
+def test_who_gives_way_is_closed(context, monkeypatch) -> None:
+    """Nine addresses open 32 each: 256 stay, of each address 28 or 29, and its newest; the others are closed."""
+    came: list[tuple[str, door.Visitor]] = []
+    monkeypatch.setattr(door.Visitor, "knocks", lambda one, _, address: came.append((address, one)))
+
+    async def run() -> dict[str, list[bool]]:
+        """Address → which of its connections are open, the oldest first; as the server and as the client see it."""
+        listening = ListeningSocket.open("127.0.0.1", 0, 512, Door(1000, 500))
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, sock=listening, ssl=context, backlog=512
+        )
+        async with server:
+            silent = []
+            with contextlib.ExitStack() as held:
+                for number in range(9 * KNOCKING_OF_ONE):
+                    one = held.enter_context(socket.socket())
+                    one.bind((f"127.0.0.{number // KNOCKING_OF_ONE + 1}", 0))
+                    one.connect(listening.getsockname())
+                    one.setblocking(False)
+                    silent.append(one)
+                while len(came) < len(silent) or sum(one.fileno() >= 0 for _, one in came) > MOST_KNOCKING:
+                    await asyncio.sleep(0.01)
+                found: dict[str, list[bool]] = {}
+                for (address, one), client in zip(came, silent, strict=True):
+                    with contextlib.suppress(BlockingIOError):
+                        assert client.recv(1) == b"" and one.fileno() < 0
+                    found.setdefault(address, []).append(one.fileno() >= 0)
+                return found
+
+    with asyncio.Runner(loop_factory=DoorLoop) as runner:
+        found = runner.run(asyncio.wait_for(run(), 20))
+    assert sum(map(sum, found.values())) == MOST_KNOCKING
+    assert all(sum(its) in (28, 29) and its == sorted(its) for its in found.values())
+
+
 def tls_connections() -> int:
     return sum(isinstance(one, asyncio.sslproto.SSLProtocol) for one in gc.get_objects())
 

@@ -142,17 +142,6 @@ def test_sixteen_addresses_that_come_again_keep_nobody_out(served) -> None:
         assert first > MOST_KNOCKING and crowd.opened - first > MOST_KNOCKING  # they did come again
 
 
-def test_who_gives_way_is_closed(served) -> None:
-    """Nine addresses with 32 each: 256 stay, of each address 28 or 29, and its newest; nothing of the others."""
-    before = at_rest(served)
-    with contextlib.closing(Crowd(served.port, range(1, 10), KNOCKING_OF_ONE)) as crowd:
-        assert soon(lambda: crowd.count() == MOST_KNOCKING and descriptors(served) == before + MOST_KNOCKING)
-        for its in crowd.held.values():
-            there = [is_open(one) for one in its]
-            assert sum(there) in (28, 29) and there == sorted(there)
-    assert soon(lambda: descriptors(served) == before)
-
-
 def told(served: Served, words: str) -> int:
     return sum(words in line for line in list(served.lines))
 

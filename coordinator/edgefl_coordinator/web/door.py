@@ -109,7 +109,7 @@ class Door:
 
 
 def counted_address(address: str) -> str:
-    """Return what a connection's address counts as: IPv6 as its /64, an IPv4 address that is written as IPv6 as such."""
+    """Return what an address is counted as: IPv6 as its /64, IPv4 that is written as IPv6 as IPv4."""
     found = ipaddress.ip_address(address)
     if found.version == 4:
         return address
