@@ -152,7 +152,7 @@ def test_what_anybody_can_cause_fills_no_log(served) -> None:
     and minute, of those that are told at all."""
     began, before, told_before = time.monotonic(), len(served.lines), told(served, CLOSED_UNHEARD)
     with contextlib.closing(Crowd(served.port, range(2, 3), KNOCKING_OF_ONE + 300)) as crowd:
-        assert soon(lambda: crowd.count() == KNOCKING_OF_ONE)
+        assert soon(lambda: 0 < crowd.count() <= KNOCKING_OF_ONE)
     for _ in range(300):
         with socket.create_connection(("127.0.0.1", served.port), timeout=20) as loud:
             loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
