@@ -148,7 +148,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     body_deadline_s: Seconds = 30.0  # for its body; what has arrived of it gives it more
     body_bytes_per_s: Positive = 32 * 2**10  # so many bytes of a body give it a second more: the least rate
     connections: Positive = 1000  # open connections; above it they are closed unheard
-    one_address: Positive = 500  # of them from one address; behind a proxy that ends TLS all of them
+    one_address: Positive = 500  # of them from one address, of IPv6 one /64; behind a proxy that ends TLS all of them
     waiting_bytes: Positive = 128 * 2**20  # bodies above 64 KiB in memory at once; above it 503
     open_per_minute: Positive = 60  # requests of one address to each of /v1/time, /v1/enrol and /v1/root
     skew_ms: Positive = 300_000  # clock difference accepted in an envelope

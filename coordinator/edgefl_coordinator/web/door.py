@@ -1,21 +1,24 @@
 """The door: which connections are taken at all, before a byte of TLS is spent on them.
 
 Whoever connects *knocks* until TLS and the first byte of HTTP are through, and is *in* from then on. Guarantees: at
-most so many knock and are in at once, in all and from one address; the others are closed unheard. A handshake ends
-after `HANDSHAKE_S`. So a thousand silent sockets neither fill the memory nor keep out who comes from elsewhere. Small
-packets leave at once (TCP_NODELAY). Source: docs/security.md 5, checks 39 and 40.
+most so many knock and are in at once, in all and from one address; the others are closed unheard. Where all places of
+those who knock are taken, the address that holds most of them gives its oldest one to who comes. A handshake ends after
+`HANDSHAKE_S`. So silent sockets do not fill the memory; and from however few addresses they come and come again, who
+comes from another one gets in. Small packets leave at once (TCP_NODELAY). Source: docs/security.md 5, checks 39 and 40.
 """
 
 import asyncio
 import contextlib
 import ctypes
 import errno
+import ipaddress
+import itertools
 import logging
 import resource
 import socket
 from asyncio import sslproto
 from collections import Counter
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 log = logging.getLogger("edgefl_coordinator")
 
@@ -27,8 +30,15 @@ _M_ARENA_MAX = -8  # glibc, malloc.h
 _TLS_BYTES = 32 * 2**10  # that a connection reads at once, in a buffer of its own; asyncio's is 256 KiB
 
 
+class Knocking(Protocol):
+    """One who knocks."""
+
+    def give_way(self) -> None:
+        """Go; it is counted no more."""
+
+
 class Door:
-    """Counts who knocks and who is in, by address."""
+    """Counts who knocks and who is in, by address; of IPv6 by /64, which is what one subscriber has."""
 
     def __init__(self, connections: int, one_address: int) -> None:
         """Set the bounds.
@@ -40,39 +50,72 @@ class Door:
         """
         self.connections = connections
         self.one_address = one_address
-        self.knocking_of_one = MOST_KNOCKING if one_address >= connections else KNOCKING_OF_ONE
-        self.knocking: Counter[str] = Counter()
+        self.knocking: dict[str, dict[Knocking, int]] = {}  # address → who knocks, the oldest first → its number
         self.inside: Counter[str] = Counter()
-        self.turned_away = 0
+        self._bounded = one_address < connections
+        self._numbers = itertools.count()  # of those who knocked
 
-    def knock(self, address: str) -> bool:
-        """Count one who connects, and tell whether there is room for it."""
+    def knock(self, one: Knocking, address: str) -> bool:
+        """Count one who connects, and tell whether there is room for it; another one may have to give way."""
+        held = len(self.knocking.get(address, ()))
         room = (
-            self.knocking.total() < MOST_KNOCKING
-            and self.knocking[address] < self.knocking_of_one
+            not (self._bounded and held >= KNOCKING_OF_ONE)
             and self.inside.total() < self.connections
             and self.inside[address] < self.one_address
         )
+        full = room and sum(map(len, self.knocking.values())) >= MOST_KNOCKING
+        if full:
+            self._make_room(address)
+        if full or not room:
+            log.warning("more connections at once than limits.connections and the door allow: some are closed unheard",
+                        extra={"once_a_minute": True})  # fmt: skip
         if room:
-            self.knocking[address] += 1
-        else:
-            self.turned_away += 1
+            self.knocking.setdefault(address, {})[one] = next(self._numbers)
         return room
 
-    def enter(self, address: str) -> None:
+    def enter(self, one: Knocking, address: str) -> None:
         """Count one who knocked as one who is in."""
-        _less(self.knocking, address)
+        self._stops_knocking(one, address)
         self.inside[address] += 1
 
-    def leave(self, address: str, *, inside: bool) -> None:
+    def leave(self, one: Knocking, address: str, *, inside: bool) -> None:
         """Count one less of those who are in, or who knock."""
-        _less(self.inside if inside else self.knocking, address)
+        if not inside:
+            self._stops_knocking(one, address)
+            return
+        self.inside[address] -= 1
+        if self.inside[address] <= 0:
+            del self.inside[address]
+
+    def _make_room(self, newcomer: str) -> None:
+        """Let the oldest one give way of the address that holds most, the newcomer counted; of several, the oldest.
+
+        The newcomer counts, so an address that has its share takes from itself, and not from another's only one.
+        """
+
+        def holds(address: str) -> tuple[int, int]:
+            its = self.knocking[address]
+            return len(its) + (address == newcomer), -next(iter(its.values()))
+
+        address = max(self.knocking, key=holds)
+        oldest = next(iter(self.knocking[address]))
+        self._stops_knocking(oldest, address)
+        oldest.give_way()
+
+    def _stops_knocking(self, one: Knocking, address: str) -> None:
+        del self.knocking[address][one]
+        if not self.knocking[address]:
+            del self.knocking[address]
 
 
-def _less(counts: Counter[str], address: str) -> None:
-    counts[address] -= 1
-    if counts[address] <= 0:
-        del counts[address]
+def counted_address(address: str) -> str:
+    """Return what an address is counted as: IPv6 as its /64, IPv4 that is written as IPv6 as IPv4."""
+    found = ipaddress.ip_address(address)
+    if found.version == 4:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(found) >> 64 << 64))
 
 
 def port_is_taken(host: str, port: int) -> bool:
@@ -117,13 +160,11 @@ class ListeningSocket(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept the next one; a `ConnectionAbortedError`, as of one who left again, where there is no room for it."""
         descriptor, address = self._accept()  # type: ignore[attr-defined]  # of `socket.socket`, which wraps it alike
-        visitor = Visitor(self.family, self.type, self.proto, fileno=descriptor)
-        if not self.door.knock(address[0]):
+        visitor, counted = Visitor(self.family, self.type, self.proto, fileno=descriptor), counted_address(address[0])
+        if not self.door.knock(visitor, counted):
             visitor.close()
-            log.warning("more connections at once than limits.connections and the door allow: some are closed unheard",
-                        extra={"once_a_minute": True})  # fmt: skip
             raise ConnectionAbortedError
-        visitor.knocks(self.door, address[0])
+        visitor.knocks(self.door, counted)
         return visitor, address
 
 
@@ -142,13 +183,19 @@ class Visitor(socket.socket):
         """Count it as one who is in."""
         if self._door is not None and not self._inside:
             self._inside = True
-            self._door.enter(self._address)
+            self._door.enter(self, self._address)
+
+    def give_way(self) -> None:
+        """End it for another one's sake; the loop, which holds its descriptor, then reads the end and closes it."""
+        self._door = None
+        with contextlib.suppress(OSError):  # it is gone already
+            self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close it; it is counted no more."""
         door, self._door = self._door, None
         if door is not None:
-            door.leave(self._address, inside=self._inside)
+            door.leave(self, self._address, inside=self._inside)
         super().close()
 
 
@@ -168,6 +215,17 @@ class DoorLoop(asyncio.SelectorEventLoop):
     def _process_self_data(self, data: bytes) -> None:
         self._woken = False
         super()._process_self_data(data)  # type: ignore[misc]
+
+    def _make_ssl_transport(self, *args: Any, **given: Any) -> asyncio.Transport:
+        if given.get("waiter") is not None:
+            given["waiter"].add_done_callback(self._let_go)
+        return super()._make_ssl_transport(*args, **given)  # type: ignore[misc, no-any-return]
+
+    def _let_go(self, handshake: asyncio.Future[None]) -> None:
+        """Free a connection whose handshake failed: asyncio's frames and its error hold each other, and with them some
+        50 KiB until Python looks for such circles, which thousands of connections do not make it do."""
+        if not handshake.cancelled() and (error := handshake.exception()) is not None:
+            self.call_soon(error.with_traceback, None)  # once asyncio has caught it
 
     async def create_server(self, *args: Any, **given: Any) -> Any:
         """Listen as asyncio does."""
