@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl_coordinator.cli import main
 from edgefl_coordinator.rounds import updates
 from edgefl_coordinator.rounds.bounding import Protection, bounded_claims, bounded_updates
 from edgefl_coordinator.rounds.judging import judge
-from edgefl_coordinator.settings import ProtectionSettings
+from edgefl_coordinator.settings import CoordinatorHome, ProtectionSettings, load_settings
 from edgefl_protocol import Payload
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 
@@ -132,19 +134,63 @@ DIRECTION = st.lists(st.floats(-1, 1), min_size=DIMENSIONS + 1, max_size=DIMENSI
 HONEST_CLAIMS = st.one_of(st.just([IMAGES] * 4), st.lists(st.integers(1, 10**4), min_size=4, max_size=4))
 
 
+def moved_by_one(protection: Protection, claims: list[int], claimed: int, update: Weights) -> tuple[float, float]:
+    """How far one more than four honest members moves the mean, and how long the longest honest update is."""
+    sent, rng = payload(np.zeros(DIMENSIONS + 1)), np.random.default_rng(5)
+    honest = {name: payload(rng.normal(size=DIMENSIONS + 1), one) for name, one in zip(SITES, claims, strict=False)}
+    replies = {**honest, "hostile": payload(update, claimed)}
+    weighed = bounded_claims(replies, protection).replies
+    found = bounded_updates(weighed, dict.fromkeys(replies, sent), protection).replies
+    weights = sample_weights(found)
+    part = weights["hostile"] / sum(weights.values()) * (updates.distance(found["hostile"], sent) or 0)
+    return part, max(updates.distance(one, sent) or 0 for one in honest.values())
+
+
 @given(HONEST_CLAIMS, st.integers(1, 10**6), st.floats(1e-3, 1e6), DIRECTION)
 def test_how_far_one_of_five_moves_the_mean(claims, claimed, scale, direction) -> None:
     """6/7 of an update at most: 1.5 of 1.5 + 2 votes where two honest members claim next to nothing, twice as long;
     6/11 with 1.5 of 1.5 + 4 votes, where the claims are alike."""
-    sent, rng = payload(np.zeros(DIMENSIONS + 1)), np.random.default_rng(5)
-    honest = {name: payload(rng.normal(size=DIMENSIONS + 1), one) for name, one in zip(SITES, claims, strict=False)}
-    replies = {**honest, "hostile": payload(scale * np.array(direction), claimed)}
-    weighed = bounded_claims(replies, Protection()).replies
-    found = bounded_updates(weighed, dict.fromkeys(replies, sent), Protection()).replies
-    weights = sample_weights(found)
-    part = weights["hostile"] / sum(weights.values()) * (updates.distance(found["hostile"], sent) or 0)
-    longest = max(updates.distance(one, sent) or 0 for one in honest.values())
+    part, longest = moved_by_one(Protection(), claims, claimed, scale * np.array(direction))
     assert part <= longest * (6 / 11 if len(set(claims)) == 1 else 6 / 7) * 1.0001
+
+
+@pytest.fixture(scope="module")
+def new_federation(tmp_path_factory: pytest.TempPathFactory) -> Protection:
+    """The bounds that `init` writes into config.toml."""
+    home = tmp_path_factory.mktemp("home") / "new"
+    words = ["init", str(home), "--federation", "skin", "--classes", "nevus,other", "--backbone", "tiny"]
+    made = CliRunner().invoke(main, [*words, "--preset", "tiny"])
+    assert made.exit_code == 0, made.stderr
+    return Protection(load_settings(CoordinatorHome(home)).protection)
+
+
+def test_a_new_federation_bounds_everybody_alike(new_federation: Protection) -> None:
+    """docs/decisions/0065: of five alike members one moves the mean by its fifth, whatever it claims and sends."""
+    assert (new_federation.settings.claim_most, new_federation.settings.norm_most) == (1, 1)
+    rng, sent = np.random.default_rng(65), payload(np.zeros(DIMENSIONS + 1))
+    changes = [change / np.linalg.norm(change) for change in rng.normal(size=(4, DIMENSIONS + 1))]
+    honest = {name: payload(change) for name, change in zip(SITES, changes, strict=False)}
+    without = np.sum(changes, axis=0) / 5
+
+    def mean(replies: Mapping[str, Payload]) -> Weights:
+        return np.asarray(weighted_mean(replies, sample_weights(replies))["head.weight"], np.float64)
+
+    for times in (100, 7):
+        replies = {**honest, "hostile": payload(-times * changes[0], 1_000_000)}
+        broadcasts = dict.fromkeys(replies, sent)
+        bounded = bounded_updates(bounded_claims(replies, new_federation).replies, broadcasts, new_federation)
+        assert np.linalg.norm(mean(bounded.replies) - without) == pytest.approx(1 / 5, rel=1e-5)
+    verdict = judge(replies, broadcasts, mean, quorum=2, protection=new_federation)  # 100 times is refused before
+    assert verdict.result is not None and not verdict.refused and "hostile" in verdict.bounded
+    assert np.linalg.norm(verdict.result - without) == pytest.approx(1 / 5, rel=1e-5)
+
+
+@given(HONEST_CLAIMS, st.integers(1, 10**6), st.floats(1e-3, 1e6), DIRECTION)
+def test_how_far_one_of_five_moves_the_mean_of_a_new_federation(claims, claimed, scale, direction) -> None:
+    """A third of an update at most, where two honest members claim next to nothing; a fifth where claims are alike."""
+    bounds = Protection(ProtectionSettings(claim_most=1, norm_most=1))
+    part, longest = moved_by_one(bounds, claims, claimed, scale * np.array(direction))
+    assert part <= longest * (1 / 5 if len(set(claims)) == 1 else 1 / 3) * 1.0001
 
 
 def test_a_claim_weighs_one_and_a_half_times_the_median_or_what_was_granted() -> None:

@@ -110,8 +110,8 @@ def invite(operator: Operator, name: str, role: str, hours: float, out: Path | N
     "--images",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Let NAME's replies weigh up to N training images. Without it they weigh at most 1.5 times the median. "
-    "Approve again to change it.",
+    help="Let NAME's replies weigh up to N training images. Without it they weigh at most "
+    "protection.claim_most times the median. Approve again to change it.",
 )
 @for_operator
 def approve(operator: Operator, name: str, fingerprint: str, images: int | None) -> None:

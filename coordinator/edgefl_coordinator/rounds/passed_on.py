@@ -29,6 +29,7 @@ from edgefl_coordinator.rounds.bounding import (
     usual,
     usual_length,
 )
+from edgefl_coordinator.rounds.changed_replies import replaced
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.feature_rows import RECEIVED, SENT
 from edgefl_protocol.rules.maps import class_in_reply, maps_in_broadcast
@@ -61,7 +62,7 @@ def bounded_maps(replies: Replies, protection: Protection) -> Bounded:
             own = found.replies[site]
             maps = own.arrays[name]
             drawn = (centre + (maps - centre) * (most / lengths[site])).astype(maps.dtype)
-            found.replies[site] = Payload({**own.arrays, name: drawn}, own.scalars)
+            found.replies[site] = replaced(own, name, drawn)
             found.told.setdefault(site, _far(name, lengths[site], typical, protection.settings.norm_most))
     return found
 
@@ -76,7 +77,7 @@ def bounded_features(replies: Replies, protection: Protection, beside: Collectio
         kept = min(count, max(1, int(most) if grant is None else grant))
         if kept < count:
             own = replies[site]
-            found.replies[site] = Payload({**own.arrays, SENT: own.arrays[SENT][count - kept :]}, own.scalars)
+            found.replies[site] = replaced(own, SENT, own.arrays[SENT][count - kept :])
             found.told[site] = f"of its {counted(count, 'feature')} the newest {kept} count, " + (
                 f"{times:g} times the median; approve it again with --images to let more count"
                 if grant is None
@@ -119,8 +120,8 @@ def _maps(reply: Payload) -> dict[str, Rows]:
     """The maps of a reply, (m, N) each, by name."""
     return {
         name: array
-        for name, array in reply.arrays.items()
-        if class_in_reply(name) is not None and array.ndim == 2 and len(array)
+        for name in reply.arrays
+        if class_in_reply(name) is not None and (array := reply.arrays[name]).ndim == 2 and len(array)
     }
 
 
