@@ -5,7 +5,7 @@ The update of a floating array is the reply minus the broadcast, or the whole ar
 compared by group, since one kind changes by far more than another: the first word of a name, statistics of batch norm
 apart, and each class by itself. Pure, in float64.
 
-Memory does not grow with the number of replies: a changed update is made when somebody asks for its array
+No update is held whole: a changed one is made when somebody asks for its array
 (`changed_replies`), and what needs all replies at once takes them in blocks of `_NUMBERS`, all together.
 
 Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018 (median, trimmed mean); Blanchard et al.,
