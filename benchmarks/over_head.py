@@ -80,7 +80,7 @@ def main(folders: tuple[Path, ...]) -> None:
         runs = [open_run(folder) for folder in folders]
         alike(runs)
         data = reported(runs[0])
-        arms = [(run.folder.parent.name, scores_of(run, data, run.folder.parent / "scores")) for run in runs]
+        arms = [(run.settings.method, scores_of(run, data, run.folder.parent / "scores")) for run in runs]
         click.echo(table(head_alone(runs[0]), arms))
     except (EdgeflError, ValueError) as error:
         raise click.ClickException(str(error)) from error
