@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.judging import judge
+from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples

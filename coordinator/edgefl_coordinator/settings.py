@@ -121,7 +121,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ProtectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What bounds one member's weight in a round, and how far it moves the result (`rounds.bounding`)."""
+    """What bounds one member's weight in a round, and how far it moves the result (`rounds.protection.bounding`)."""
 
     rule: Literal["clip", "median", "trimmed-mean", "mixed-mean", "multi-krum", "mean"] = "clip"
     claim_most: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5  # times the median count of images

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_coordinator.rounds import changed_replies, updates
-from edgefl_coordinator.rounds.bounding import Protection, bounded_claims, bounded_updates
 from edgefl_coordinator.rounds.judging import judge
+from edgefl_coordinator.rounds.protection import changed_replies, updates
+from edgefl_coordinator.rounds.protection.bounding import Protection, bounded_claims, bounded_updates
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import PayloadError

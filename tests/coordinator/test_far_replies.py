@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.judging import FARTHEST, judge
+from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.rounds import updates
-from edgefl_coordinator.rounds.bounding import Protection, bounded_claims, bounded_updates
 from edgefl_coordinator.rounds.judging import judge
+from edgefl_coordinator.rounds.protection import updates
+from edgefl_coordinator.rounds.protection.bounding import Protection, bounded_claims, bounded_updates
 from edgefl_coordinator.settings import CoordinatorHome, ProtectionSettings, load_settings
 from edgefl_protocol import Payload
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean

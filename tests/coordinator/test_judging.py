@@ -13,9 +13,9 @@ from sqlalchemy import func, select
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
+from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.rounds.stored_rounds import try_again
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_coordinator.store.tables import audit, replies

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.judging import judge
 from edgefl_coordinator.rounds.passed_on import bounded_features, bounded_maps, oddities
+from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload
 

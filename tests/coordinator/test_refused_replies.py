@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import judge
+from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.rounds.refused import _sentence
 from edgefl_coordinator.store.tables import audit
 from edgefl_coordinator.web.operations import OPERATIONS

@@ -1,7 +1,7 @@
 """How many images a member's replies may weigh, as the operator approved it.
 
 Guarantees: a grant belongs to one member for good, whichever keys it uses, and goes with it when it is shut out. Who
-has none is bounded by what the others claim (`rounds.bounding`). Source: docs/security.md 4.
+has none is bounded by what the others claim (`rounds.protection.bounding`). Source: docs/security.md 4.
 """
 
 from sqlalchemy import Connection, select

@@ -23,8 +23,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from edgefl_coordinator.rounds import updates
-from edgefl_coordinator.rounds.bounding import (
+from edgefl_coordinator.rounds.passed_on import bounded_features, bounded_maps, oddities
+from edgefl_coordinator.rounds.protection import updates
+from edgefl_coordinator.rounds.protection.bounding import (
     LEAST_TO_COMPARE,
     Protection,
     bounded_claims,
@@ -33,7 +34,6 @@ from edgefl_coordinator.rounds.bounding import (
     images_of,
     usual,
 )
-from edgefl_coordinator.rounds.passed_on import bounded_features, bounded_maps, oddities
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.sentences import counted
 

@@ -22,14 +22,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_coordinator.rounds.bounding import (
+from edgefl_coordinator.rounds.protection.bounding import (
     Bounded,
     Protection,
     Replies,
     usual,
     usual_length,
 )
-from edgefl_coordinator.rounds.changed_replies import replaced
+from edgefl_coordinator.rounds.protection.changed_replies import replaced
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.feature_rows import RECEIVED, SENT
 from edgefl_protocol.rules.maps import class_in_reply, maps_in_broadcast

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.rounds.bounding import Protection
 from edgefl_coordinator.rounds.jobs import (
     MAX_RESULT_BYTES,
     EncodedPayloads,
@@ -31,6 +30,7 @@ from edgefl_coordinator.rounds.jobs import (
 )
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.operator_gate import judged
+from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.rounds.worker_process import do_jobs
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from edgefl_coordinator.rounds import updates
-from edgefl_coordinator.rounds.changed_replies import as_it_came, changed, replaced
+from edgefl_coordinator.rounds.protection import updates
+from edgefl_coordinator.rounds.protection.changed_replies import as_it_came, changed, replaced
 from edgefl_coordinator.rounds.reply_forms import is_claim
 from edgefl_coordinator.settings import ProtectionSettings
 from edgefl_protocol import Payload

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_coordinator.rounds.changed_replies import (
+from edgefl_coordinator.rounds.protection.changed_replies import (
     WHOLE,
     MadeArray,
     Numbers,
