@@ -69,6 +69,18 @@ def as_json(report: ProbeReport) -> dict[str, Any]:
     return {"mean": _rounded(report.mean), "pooled": _rounded(report.pooled), "sites": sites}
 
 
+def probe_table(title: str, shown: Mapping[str, str], probes: Mapping[str, Any]) -> str:
+    """Write the probes of one task as Markdown: a row for each of `shown` that is there, by its words."""
+    sites = list(probes["colours"]["sites"])
+    lines = [f"{title}:", "", f"| features | {' | '.join(sites)} | mean of sites | pooled |"]
+    lines += [f"| --- |{' ---: |' * (len(sites) + 2)}"]
+    for row, words in shown.items():
+        if (found := probes.get(row)) is not None:
+            figures = [*(found["sites"][site] for site in sites), found["mean"], found["pooled"]]
+            lines.append(f"| {words} | {' | '.join('–' if one is None else f'{one:.3f}' for one in figures)} |")
+    return "\n".join(lines)
+
+
 def _rounded(figure: float | None) -> float | None:
     return None if figure is None else round(figure, 4)
 

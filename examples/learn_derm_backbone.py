@@ -21,6 +21,8 @@ from typing import Any
 
 import click
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
 NAME = "derm-vit-tiny-84"
 TASKS = ("nevus", "all")
 CENTRES = {"bcn", "msk", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"}  # what the card's text is about
@@ -101,7 +103,6 @@ def export(run: Path) -> bytes:
 
 def judge(run: Path, file: Path, data: str) -> dict[str, Any]:
     """The probes, and how far float16 moves the largest of their figures."""
-    sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
     from backbone_probes import compare
 
     from edgefl_trainer.data import load_federation
@@ -162,6 +163,8 @@ def publish(record: Mapping[str, Any], out: Path) -> None:
 
 def card(record: Mapping[str, Any]) -> str:
     """The model card."""
+    from backbone_probes import probe_table
+
     nevus = record["probe"]["nevus"]
     shown = {"best": "backbone.mean", "colours": "colours", "untrained": "random.mean"}
     figures = {
@@ -183,21 +186,10 @@ def card(record: Mapping[str, Any]) -> str:
         "labels": LABELS_CHOSE if any(SELECTED in one["command"] for one in record["learned"]) else "no label was read",
         "commands": "\n".join(f"    {one['command']}" for one in record["learned"]),
         "hours": f"{sum(one['hours'] for one in record['learned']):.1f}",
-        "tables": "\n\n".join(_table(task, record["probe"][task]) for task in TASKS),
+        "tables": "\n\n".join(probe_table(TASK_WORDS[task], SHOWN, record["probe"][task]) for task in TASKS),
         "drift": f"{_drift(record['probe']):.3f}",
     }
     return Template((Path(__file__).parent / "derm_backbone_card.md").read_text()).substitute(values)
-
-
-def _table(task: str, probes: Mapping[str, Any]) -> str:
-    sites = list(probes["colours"]["sites"])
-    lines = [f"{TASK_WORDS[task]}:", "", f"| features | {' | '.join(sites)} | mean of sites | pooled |"]
-    lines += [f"| --- |{' ---: |' * (len(sites) + 2)}"]
-    for row, words in SHOWN.items():
-        found = probes[row]
-        figures = [*(found["sites"][site] for site in sites), found["mean"], found["pooled"]]
-        lines.append(f"| {words} | {' | '.join('–' if one is None else f'{one:.3f}' for one in figures)} |")
-    return "\n".join(lines)
 
 
 def _drift(probe: Mapping[str, Any]) -> float:

@@ -128,25 +128,14 @@ def describe(file: Path, rounds: int, *, beside: bool) -> dict[str, Any]:
 
 def card(record: Mapping[str, Any]) -> str:
     """The model card."""
-    tables = "\n\n".join(table(TASKS[task], probes) for task, probes in record["probe"].items())
+    from backbone_probes import probe_table
+
+    tables = "\n\n".join(probe_table(TASKS[task], ROWS, probes) for task, probes in record["probe"].items())
     values = {**record, "tables": tables, "megabytes": f"{record['bytes'] / 1e6:.1f}"}
     for task, probes in record["probe"].items():
         for row in ("start", "taught"):
             values |= {f"{task}_{row}_{part}": f"{probes[f'{row}.mean'][part]:.3f}" for part in ("mean", "pooled")}
     return Template((Path(__file__).parent / "derm_taught_card.md").read_text()).substitute(values)
-
-
-def table(title: str, probes: Mapping[str, Any]) -> str:
-    """A row for each network: each site, their mean, and pooled."""
-    sites = list(probes["colours"]["sites"])
-    lines = [f"{title}:", "", f"| features | {' | '.join(sites)} | mean of sites | pooled |"]
-    lines += [f"| --- |{' ---: |' * (len(sites) + 2)}"]
-    for row, words in ROWS.items():
-        if row not in probes:
-            continue
-        figures = [*probes[row]["sites"].values(), probes[row]["mean"], probes[row]["pooled"]]
-        lines.append(f"| {words} | {' | '.join('–' if one is None else f'{one:.3f}' for one in figures)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
