@@ -1,0 +1,102 @@
+"""Take apart what prompts add to a frozen network: the features that they make, and the head that reads them.
+
+Each RUN's own head is judged on the training rows it learned from and on the reported rows. Beside it a logistic
+regression of each centre reads the same features: those that the run's prompts make, or the frozen ones where it has
+none. Its penalty is chosen on `tune` rows. So two runs that differ in prompts alone differ in the regression by what
+prompts do to the features, and a run's own head differs from its regression by how it was learned. All answers are
+forced. The last column sets each regression beside that of the first RUN, over the same draws of lesions.
+
+    python benchmarks/what_prompts_add.py runs/head runs/evp runs/head-ce runs/evp-ce
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+from federation_scores import Centres, difference, mean_over_centres, scored_rows
+from frozen_starts import best_strength
+from over_head import alike
+from uncertainty_measures import Features, tensors_of
+
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.rules.accuracy import balanced_accuracy
+from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.sites import load_data
+from edgefl_trainer.evaluate.tables.text import markdown
+from edgefl_trainer.learning.linear_probe import fit_predict
+
+KINDS = ("train", "tune", "val")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A run, taken apart."""
+
+    label: str
+    learned: float  # its own heads on their training rows, balanced accuracy in per cent, mean of the centres
+    own: Centres  # its own heads on reported rows
+    refitted: Centres  # the regression on the same features
+
+
+def taken(run: FinishedRun, federation: Federation) -> Taken:
+    """Judge a run's heads, and what a regression makes of their features."""
+    features = np.zeros((len(federation.labels), run.backbone.spec.width), np.float32)
+    learned, own = [], dict[str, np.ndarray]()
+    for name, site in federation.sites.items():
+        predictor = run.predictor(name)
+        rows = np.concatenate([site.rows(kind) for kind in KINDS])
+        read = Features({"own": federation.images}, prompted=True).of(predictor, "own", federation.places(rows))
+        features[rows] = read.numpy()
+        judged = predictor.score_module.judge(read, tensors_of(predictor.tensors), None)
+        answers = dict(zip(rows.tolist(), judged.probabilities.numpy(), strict=True))
+        said = np.stack([answers[row] for row in site.train.tolist()]).argmax(axis=1)
+        learned.append(100 * (balanced_accuracy(said, federation.labels[site.train]) or 0.0))
+        own[name] = np.stack([answers[row] for row in site.val.tolist()])
+    strength, classes = best_strength(features, federation), len(federation.classes)
+    refitted = {
+        name: fit_predict(
+            features[site.train], federation.labels[site.train], features[site.val], classes, strength=strength
+        )
+        for name, site in federation.sites.items()
+    }
+    both = [
+        {name: scored_rows(found[name], federation, name) for name in federation.sites} for found in (own, refitted)
+    ]
+    return Taken(run.folder.name, float(np.mean(learned)), *both)
+
+
+def table(parts: list[Taken]) -> str:
+    """A line for each run."""
+    head = [
+        "run",
+        "its head, training rows",
+        "its head, reported rows",
+        "regression, reported rows",
+        "less the first's",
+    ]
+    body = []
+    for part in parts:
+        gap = difference([part.refitted], [parts[0].refitted])
+        told = "" if part is parts[0] else f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
+        own, refitted = mean_over_centres(part.own), mean_over_centres(part.refitted)
+        body.append([part.label, f"{part.learned:.1f}", str(own), str(refitted), told])
+    return markdown(head, body, "").strip()
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path, exists=True))
+def main(folders: tuple[Path, ...]) -> None:
+    """Print each RUN taken apart, as Markdown."""
+    try:
+        runs = [open_run(folder) for folder in folders]
+        alike(runs)
+        federation = load_data(runs[0].settings, runs[0].backbone.spec.image_px)
+        click.echo(table([taken(run, federation) for run in runs]))
+    except (EdgeflError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
