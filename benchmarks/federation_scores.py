@@ -2,7 +2,7 @@
 
 Guarantees: two arms are compared on the same rows in the same order, and every draw of the bootstrap takes the same
 lesions in both (`evaluate.intervals`, whose draws depend on the lesions alone). A score is kept in a file beside the
-digest of the run's state, and made again where that differs.
+digest of the run's state, and made again where that differs. A kept run (`keep_run.py`) has its scores and no models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights, pooled
 
 Centres = Mapping[str, Scored]  # of each centre its reported rows
+SCORES, ELSEWHERE = "scores.npz", "elsewhere.npz"  # of a kept run
 
 
 @dataclass(frozen=True)
@@ -35,28 +36,44 @@ class Figure:
 def reported(run: FinishedRun) -> Federation:
     """The data of a run as its own centres have it, whoever learned from it together."""
     settings = run.settings
-    px = run.backbone.spec.image_px
+    px = settings.image_px or run.backbone.spec.image_px
     return load_federation(settings.data, image_px=px, colour=settings.colour, task=settings.task, seed=0)
 
 
 def scores_of(run: FinishedRun, federation: Federation, cache: Path) -> Centres:
     """Score every centre's reported rows with its own model, or with the one model that a run has."""
-    only = run.sites[0] if len(run.sites) == 1 and run.sites[0] not in federation.sites else None
-    names = [name for name in federation.sites if only is not None or name in run.sites]
-    found = _kept(run, federation, cache / f"{run.folder.name}.npz", {name: (only or name, name) for name in names})
-    return {name: scored_rows(found[name], federation, name) for name in names}
+    found = _of_kept_run(run, SCORES)
+    if found is None:
+        only = run.sites[0] if len(run.sites) == 1 and run.sites[0] not in federation.sites else None
+        names = [name for name in federation.sites if only is not None or name in run.sites]
+        found = _made_once(run, federation, cache / f"{run.folder.name}.npz", {n: (only or n, n) for n in names})
+    return {name: scored_rows(found[name], federation, name) for name in found}
 
 
 def scores_elsewhere(run: FinishedRun, federation: Federation, cache: Path) -> Centres:
     """Score each centre's model on the reported rows of every other centre, by ``LEARNER at JUDGED``."""
-    pairs = {f"{one} at {other}": (one, other) for one in run.sites for other in federation.sites if one != other}
-    found = _kept(run, federation, cache / f"{run.folder.name}.elsewhere.npz", pairs)
-    return {name: scored_rows(found[name], federation, other) for name, (_, other) in pairs.items()}
+    found = _of_kept_run(run, ELSEWHERE)
+    if found is None:
+        pairs = {f"{one} at {other}": (one, other) for one in run.sites for other in federation.sites if one != other}
+        found = _made_once(run, federation, cache / f"{run.folder.name}.elsewhere.npz", pairs)
+    return {name: scored_rows(found[name], federation, name.rpartition(" at ")[2]) for name in found}
 
 
-def _kept(
-    run: FinishedRun, federation: Federation, file: Path, wanted: Mapping[str, tuple[str, str]]
-) -> dict[str, Float[np.ndarray, "B K"]]:
+Found = dict[str, Float[np.ndarray, "B K"]]  # probabilities, by what was asked
+
+
+def _of_kept_run(run: FinishedRun, name: str) -> Found | None:
+    """What a kept run brings along; None of a run that has models. A `ValueError` where it was not kept."""
+    if run.sites:
+        return None
+    file = run.folder / name
+    kept = dict(np.load(file)) if file.exists() else {}
+    if str(kept.pop("state", "")) != str(run.summary["state_sha256"]):
+        raise ValueError(f"{run.folder} has neither models nor the scores {name} of its state: make the run again")
+    return kept
+
+
+def _made_once(run: FinishedRun, federation: Federation, file: Path, wanted: Mapping[str, tuple[str, str]]) -> Found:
     """Probabilities of (model, judged centre) pairs, made once for a run's state."""
     state = str(run.summary["state_sha256"])
     kept = dict(np.load(file)) if file.exists() else {}
@@ -65,13 +82,15 @@ def _kept(
         for name, (model, judged) in wanted.items():
             kept[name] = predict_rows(run.predictor(model), report_rows(federation, judged)).probabilities
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(file, **kept)
-    return kept
+        np.savez_compressed(file, **kept)
+    return {name: kept[name] for name in wanted}
 
 
 def scored_rows(probabilities: Float[np.ndarray, "B K"], federation: Federation, name: str) -> Scored:
     """Put beside the scores of a centre's reported rows what is true of them."""
     rows = report_rows(federation, name)
+    if len(rows.rows) != len(probabilities):
+        raise ValueError(f"{len(probabilities)} scores are of other rows than the {len(rows.rows)} of {name}")
     lesions = tuple(federation.lesions[i] for i in rows.rows)
     return Scored(probabilities, rows.targets, probabilities.argmax(axis=1), None, lesions)
 

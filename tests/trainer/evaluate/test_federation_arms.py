@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import frozen_starts
+import keep_run
 import numpy as np
 import pytest
 import torch
@@ -103,6 +104,37 @@ def test_a_kept_score_holds_for_one_state_alone(judged, tmp_path):
     np.testing.assert_array_equal(scores_of(run, data, tmp_path)["east"].probabilities, 1 - kept["east"])
     np.savez(file, **{**kept, "east": 1 - kept["east"], "state": np.array("another")})
     np.testing.assert_array_equal(scores_of(run, data, tmp_path)["east"].probabilities, first["east"].probabilities)
+
+
+def test_a_kept_run_gives_the_same_scores_without_a_model(finished, judged, tmp_path):
+    """Neither weights nor a folder of this machine are kept; a run whose scores were lost is refused."""
+    run, data = judged
+    keep_run.keep(run, tmp_path / "kept", elsewhere=True)
+    found = open_run(tmp_path / "kept")
+    assert not any(path.suffix == ".safetensors" and path.parent.name != "tune" for path in found.folder.rglob("*"))
+    assert "/" not in "".join(found.settings.data) and found.settings.seed == run.settings.seed
+    for score in (scores_of, scores_elsewhere):
+        again, first = (score(one, data, tmp_path / "scores") for one in (found, run))
+        assert list(again) == list(first)
+        for name in first:
+            np.testing.assert_array_equal(again[name].probabilities, first[name].probabilities)
+            assert again[name].lesions == first[name].lesions
+    (found.folder / "scores.npz").unlink()
+    with pytest.raises(ValueError, match="make the run again"):
+        scores_of(found, data, tmp_path / "scores")
+
+
+def test_scores_of_other_rows_are_refused(judged, tmp_path):
+    run, data = judged
+    keep_run.keep(run, tmp_path / "kept", elsewhere=False)
+    shown = data.sites["east"]
+    fewer = replace(data, sites={**data.sites, "east": replace(shown, val=shown.val[1:], test=shown.test[1:])})
+    with pytest.raises(ValueError, match="of other rows"):
+        scores_of(open_run(tmp_path / "kept"), fewer, tmp_path)
+
+
+def test_data_are_named_without_their_folder():
+    assert keep_run.without_folder("manifest:/data/skin/six.zip@site=bcn") == "manifest:six.zip@site=bcn"
 
 
 def test_the_fit_at_home_is_set_beside_the_round_before_it(tmp_path):
