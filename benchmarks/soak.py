@@ -266,10 +266,12 @@ def memory_mib(process: int) -> float:
 @contextlib.contextmanager
 def soaking(count: int, seed: int, pause_s: float, database: str = "sqlite", processes: int = 1) -> Iterator[Soak]:
     """Give a soak in a folder that is gone afterwards, with its processes; PostgreSQL is one of our own."""
-    import postgresql_cluster
-
     with contextlib.ExitStack() as ends:
-        cluster = ends.enter_context(postgresql_cluster.running()) if database == "postgresql" else None
+        cluster = None
+        if database == "postgresql":
+            import postgresql_cluster
+
+            cluster = ends.enter_context(postgresql_cluster.running())
         root = ends.enter_context(tempfile.TemporaryDirectory(prefix="edgefl-soak-"))
         soak = Soak(Path(root), count, seed, pause_s, cluster, processes)
         try:
