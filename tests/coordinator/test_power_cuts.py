@@ -1,4 +1,4 @@
-"""What was acknowledged is there when the power comes back: docs/security.md check 58, and 2.2 for pieces of a blob."""
+"""What was acknowledged is there when the power comes back. Source: docs/security.md 2.2 and 5; its check 58."""
 
 import contextlib
 import hashlib
