@@ -15,10 +15,11 @@ FATES = {"clean": 60, "slow": 15, "cut": 15, "silent": 5, "refused": 5}  # of a 
 
 
 class Proxy:
-    """Forwards connections to the port `target` of this machine; all of them well while it is `good`."""
+    """Forwards each connection to one of the ports `targets` of this machine; all of them well while it is `good`."""
 
     def __init__(self, seed: int) -> None:
-        self.draw, self.good, self.target = random.Random(seed), False, 0
+        self.draw, self.good = random.Random(seed), False
+        self.targets: list[int] = []
         self.fates: Counter[str] = Counter()
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
 
@@ -38,7 +39,7 @@ class Proxy:
             self._reset(writer)
             return
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.draw.choice(self.targets))
         except OSError:
             self._reset(writer)
             return

@@ -1,23 +1,23 @@
 """A soak: twenty members, a coordinator, kills at random and a bad network between them, and then a reckoning.
 
-The coordinator is `serve` in a process of its own; its jobs are done by a worker of ten lines, which chains the digests
-of the replies that it is given, so the last state tells every reply that was ever aggregated. Members are the real
-`edgefl_exchange` with real outboxes, five to a process. They speak through a proxy that delays, cuts, swallows and
-refuses connections. Server and member processes are killed (SIGKILL) at random moments; in the last two fifths of the
-time the server is left alone, and its memory, open files and answers are measured.
+The coordinator is `serve` in a process of its own, or several on one PostgreSQL of our own. Its jobs are done by a
+worker of ten lines, which chains the digests of the replies that it is given, so the last state tells every reply that
+was ever aggregated. Members are the real `edgefl_exchange` with real outboxes, five to a process. They speak through a
+proxy that delays, cuts, swallows and refuses connections, and deals them to the servers at random. Servers, member
+processes and PostgreSQL are killed at random moments. In the last two fifths of the time servers and PostgreSQL are
+left alone, and measured: memory of all servers together, open files of the one with most, and answers.
 
 In the end the network is good, the outboxes empty themselves, and the books are compared: what a member put and what it
 was told was accepted, the rows of the store, the chain of digests, the rounds in the audit log. Source:
 docs/security.md checks 62 and 68.
 
-    python benchmarks/soak.py [--minutes N] [--members N] [--kill-server S] [--kill-members S] [--json]
+    python benchmarks/soak.py [--database sqlite|postgresql] [--processes N] [--minutes N] [--members N]
+        [--kill-server S] [--kill-members S] [--kill-database S] [--json]
 """
 
 import contextlib
 import functools
-import hashlib
 import json
-import os
 import random
 import signal
 import ssl
@@ -26,132 +26,46 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 from bad_network import Proxy
+from soak_processes import following
+
+if TYPE_CHECKING:
+    from postgresql_cluster import Cluster
+
+    from edgefl_coordinator.store.store import Store
 
 OF_A_PROCESS = 5  # members
-VALUES = 1000  # float32 of a reply
 ALONE = 0.6  # of the time, after which the server is not killed
 DRAIN_S = 180.0
+PROCESSES = Path(__file__).with_name("soak_processes.py")
 CNN = {
     "name": "timm:resnet18", "architecture": "resnet18", "image_px": 72, "width": 512, "mean": [0.5, 0.5, 0.5],
     "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
 }  # fmt: skip
 
 
-# ---- the coordinator
-
-
-def serve(home: Path) -> None:
-    """The server's process."""
-    from edgefl_coordinator.settings import CoordinatorHome
-    from edgefl_coordinator.store.coordinator import open_coordinator
-    from edgefl_coordinator.web import service
-
-    coordinator = open_coordinator(CoordinatorHome(home), wait_s=10.0)
-    service.serve(coordinator, lambda port: print(port, flush=True), chaining_worker)
-
-
-def chaining_worker(folder: Path, timeout_s: float) -> None:
-    """Chain the digests of the round's replies to those before, and count them."""
-    from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
-    from edgefl_protocol import Payload
-
-    job = read_job(folder)
-    state = Payload.from_bytes(Path(job.state).read_bytes()) if job.state else Payload({}, {"chain": "", "total": 0})
-    chain, total = str(state.scalars["chain"]), int(state.scalars["total"])
-    if job.kind == "aggregate":
-        found = [hashlib.sha256(Path(job.replies[name]).read_bytes()).hexdigest() for name in sorted(job.replies)]
-        chain, total = following(chain, found), total + len(found)
-    made = Payload({}, {"chain": chain, "total": total}).to_bytes()
-    sent = Payload({}, {"phase": "train", "round": job.number + 1, "rounds": 10**6}).to_bytes()
-    new = b"" if job.kind == "broadcast" else made
-    write_result(folder, JobResult(new, ("train",) * 10**5, dict.fromkeys(job.sites, sent)))
-
-
-def following(chain: str, digests: list[str]) -> str:
-    return hashlib.sha256(" ".join([chain, *sorted(digests)]).encode()).hexdigest()
-
-
-# ---- a process of members
-
-
-def members(folders: list[Path], seed: int, pause_s: float, *, drain: bool) -> None:
-    """Put, fetch and deliver in turn; with `drain` until every outbox is empty."""
-    from edgefl_protocol.errors import EdgeflError
-
-    draw, waiting = random.Random(seed), [Site(folder, seed) for folder in folders]
-    while waiting:
-        for site in list(waiting):
-            with contextlib.suppress(EdgeflError):  # a bad network, a server that was killed: the next turn tries again
-                if site.turn(drain=drain) and drain:
-                    waiting.remove(site)
-            time.sleep(draw.uniform(0, pause_s))
-
-
-class Site:
-    """One member: its folder, its books."""
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        from edgefl_exchange.https import Deadlines, HttpsTransport
-        from edgefl_exchange.member import Member
-        from edgefl_exchange.outbox import Outbox
-
-        self.folder, self.fetched = folder, 0
-        deadlines = Deadlines(connect_s=2.0, read_s=3.0, total_s=6.0)
-        self.member = Member(
-            folder, lambda found: HttpsTransport(found.url, folder / "ca.pem", deadlines=deadlines),
-            sleep=lambda seconds: time.sleep(min(seconds, 0.5)), rng=random.Random(seed),
-        )  # fmt: skip
-        self.outbox = Outbox(folder / "outbox.sqlite3", self.member.identity.outbox_key)
-
-    def turn(self, *, drain: bool) -> bool:
-        """Do what is due; True where nothing waits."""
-        from edgefl_protocol import Payload
-
-        if not drain and self.outbox.count() == 0:
-            noise = np.frombuffer(os.urandom(VALUES), np.uint8).astype(np.float32)
-            data = Payload({"weights": noise}, {"site_sha256": "0" * 64, "n_train": 100}).to_bytes()
-            self.outbox.put("soak", "reply", data, self.member.now_ms())
-            self._note("put", data)
-        task = self.member.task()
-        if task.state == "open" and self.fetched != task.round:
-            self.member.broadcast(task.round)
-            self.fetched = task.round
-
-        def settled(item: Any, delivery: Any) -> None:
-            self._note(delivery.outcome, item.payload)
-
-        self.member.deliver(self.outbox, task, settled=settled)
-        return self.outbox.count() == 0
-
-    def _note(self, what: str, data: bytes) -> None:
-        """Write it down durably: a kill forgets nothing that was noted."""
-        line = f"{what} {hashlib.sha256(data).hexdigest()}\n".encode()
-        with (self.folder / "book").open("ab", buffering=0) as book:
-            book.write(line)
-            os.fsync(book.fileno())
-
-
-# ---- the soak
-
-
 class Soak:
     """A federation's folders and its processes."""
 
-    def __init__(self, root: Path, count: int, seed: int, pause_s: float) -> None:
-        self.root, self.draw, self.pause_s = root, random.Random(seed), pause_s
+    def __init__(
+        self, root: Path, count: int, seed: int, pause_s: float, cluster: "Cluster | None", processes: int
+    ) -> None:
+        self.root, self.draw, self.pause_s, self.cluster = root, random.Random(seed), pause_s, cluster
+        self.database = cluster.database() if cluster else ""
         self.proxy = Proxy(seed)
         self.names = [f"site-{number:02}" for number in range(count)]
         self.kills: Counter[str] = Counter()
         self.samples: list[tuple[float, float, int, float]] = []  # seconds, MiB, open files, seconds of an answer
+        self.servers: list[subprocess.Popen[str]] = []
         self._make()
-        self.server = self._serve()
+        for _ in range(processes):
+            self._serve(len(self.servers))
         self.crowd = [self._members(place) for place in range(0, count, OF_A_PROCESS)]
 
     def _make(self) -> None:
@@ -160,19 +74,20 @@ class Soak:
 
         self.home, count = CoordinatorHome(self.root / "home"), len(self.names)
         make_home(self.home, {
-            "federation": "soak", "public_url": f"https://127.0.0.1:{self.proxy.port}", "port": 0,
+            "federation": "soak", "database": self.database, "port": 0,
+            "public_url": f"https://127.0.0.1:{self.proxy.port}",
             "task": {"method": "fedclf", "name": "pixels", "classes": ["a", "b"], "shares_maps": False,
                      "backbone": CNN},
             "rounds": {"count": 10**5, "quorum_min": 3, "quorum_target": max(3, count * 3 // 4),
                        "deadline_s": 10, "min_cohort": 2, "start": "automatic"},
             "limits": {"one_address": 1000, "open_per_minute": 10**6},
         })  # fmt: skip
-        self.server = self._serve()
+        self._serve(0)
         self.proxy.good = True
         for name in self.names:
             self._enrol(self.root / name)
         self.proxy.good = False
-        self._end(self.server, signal.SIGTERM)
+        self._end_servers()
 
     def _enrol(self, folder: Path) -> None:
         from edgefl_coordinator.web.admin import run_operation
@@ -189,15 +104,22 @@ class Soak:
         run_operation(self.home, "approve", {"name": folder.name, "fingerprint": membership.fingerprint})
 
     def _start(self, *words: object) -> "subprocess.Popen[str]":
-        command = [sys.executable, __file__, "--role", *map(str, words)]
+        command = [sys.executable, str(PROCESSES), *map(str, words)]
         with (self.root / "errors").open("ab") as errors:
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
 
-    def _serve(self) -> "subprocess.Popen[str]":
+    def _serve(self, place: int) -> None:
+        """Begin a server in the place of the one that was there."""
         server = self._start("serve", self.home.root)
+        self.servers[place : place + 1] = [server]
         assert server.stdout is not None
-        self.proxy.target = int(server.stdout.readline())
-        return server
+        self.proxy.targets[place : place + 1] = [int(server.stdout.readline())]
+
+    def _end_servers(self) -> None:
+        """Stop them as an operator does."""
+        for server in self.servers:
+            self._end(server, signal.SIGTERM)
+        self.servers, self.proxy.targets = [], []
 
     def _members(self, place: int, *, drain: bool = False) -> "subprocess.Popen[str]":
         folders = [self.root / name for name in self.names[place : place + OF_A_PROCESS]]
@@ -210,27 +132,39 @@ class Soak:
         assert process.stdout is not None
         process.stdout.close()
 
-    def run(self, seconds: float, kill_server_s: float, kill_members_s: float) -> None:
-        """Kill at random moments, so often on average; measure once a second."""
+    def run(self, seconds: float, **kill_s: float) -> None:
+        """Kill `server`, `members` and `database` at random moments, so often on average; measure once a second."""
         begun = now = time.monotonic()
-        due = {"server": now + self._pause(kill_server_s), "members": now + self._pause(kill_members_s)}
+        due = {what: now + self._pause(usual_s) for what, usual_s in kill_s.items()}
         while (now := time.monotonic()) < begun + seconds:
             alone = now > begun + ALONE * seconds
-            if now > due["server"] and not alone:
-                self._end(self.server, signal.SIGKILL)
-                self.server, self.kills["server"] = self._serve(), self.kills["server"] + 1
-                due["server"] = time.monotonic() + self._pause(kill_server_s)
-            if now > due["members"]:
-                place = self.draw.randrange(len(self.crowd))
-                self._end(self.crowd[place], signal.SIGKILL)
-                self.crowd[place] = self._members(place * OF_A_PROCESS)
-                self.kills["members"] += 1
-                due["members"] = time.monotonic() + self._pause(kill_members_s)
+            for what in due:
+                if now > due[what] and (what == "members" or not alone):
+                    self._kill(what)
+                    self.kills[what] += 1
+                    due[what] = time.monotonic() + self._pause(kill_s[what])
             if alone:
-                answered = self._answer_s()
-                files = len(list(Path(f"/proc/{self.server.pid}/fd").iterdir()))
-                self.samples.append((now - begun, memory_mib(self.server.pid), files, answered))
+                self._measure(now - begun)
             time.sleep(max(0.0, 1 - (time.monotonic() - now)))
+
+    def _kill(self, what: str) -> None:
+        """Kill one of these, and begin it again."""
+        if what == "members":
+            place = self.draw.randrange(len(self.crowd))
+            self._end(self.crowd[place], signal.SIGKILL)
+            self.crowd[place] = self._members(place * OF_A_PROCESS)
+        elif what == "server":
+            place = self.draw.randrange(len(self.servers))
+            self._end(self.servers[place], signal.SIGKILL)
+            self._serve(place)
+        elif self.cluster:
+            self.cluster.stop("immediate")
+            self.cluster.start()
+
+    def _measure(self, at_s: float) -> None:
+        pids = [server.pid for server in self.servers]
+        files = max(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
+        self.samples.append((at_s, sum(map(memory_mib, pids)), files, self._answer_s()))
 
     def _pause(self, usual_s: float) -> float:
         return self.draw.uniform(0.25, 1.75) * usual_s
@@ -240,10 +174,10 @@ class Soak:
         return ssl.create_default_context(cafile=self.home.tls / "ca.pem")
 
     def _answer_s(self) -> float:
-        """Ask for the signed key record, past the proxy; returns the seconds until it is there."""
+        """Ask a server for the signed key record, past the proxy; returns the seconds until it is there."""
         import http.client
 
-        started, port = time.perf_counter(), self.proxy.target
+        started, port = time.perf_counter(), self.draw.choice(self.proxy.targets)
         one = http.client.HTTPSConnection("127.0.0.1", port, context=self._context, timeout=30)
         try:
             one.request("GET", "/v1/keys")
@@ -262,21 +196,26 @@ class Soak:
             assert process.wait(DRAIN_S) == 0, (self.root / "errors").read_text()[-2000:]
             assert process.stdout is not None
             process.stdout.close()
-        self._end(self.server, signal.SIGTERM)
+        self._end_servers()
+
+    def store(self) -> "Store":
+        """Open the store, while nobody serves."""
+        from edgefl_coordinator.store.store import open_store
+
+        return open_store(self.home, wait_s=10.0, url=self.database)
 
     def reckon(self) -> dict[str, Any]:
         """Compare the books."""
         from sqlalchemy import select
 
         from edgefl_coordinator.store import audit
-        from edgefl_coordinator.store.store import open_store
         from edgefl_coordinator.store.tables import replies, rounds, states
         from edgefl_protocol import Payload
 
         books = Counter(line for name in self.names for line in (self.root / name / "book").read_text().splitlines())
         put, told = ({line.split()[1] for line in books if line.startswith(f"{what} ")} for what in ("put", "accepted"))
         others = {line.split()[0] for line in books} - {"put", "accepted"}
-        store = open_store(self.home)
+        store = self.store()
         with store.transaction() as connection:
             rows = connection.execute(select(replies.c.number, replies.c.sha256)).all()
             done = set(connection.scalars(select(rounds.c.number).where(rounds.c.state == "done")))
@@ -302,7 +241,7 @@ class Soak:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
     def measured(self) -> dict[str, Any]:
-        """Slopes of what was measured while the server was left alone, after the first fifth of that."""
+        """Slopes of what was measured while the servers were left alone, after the first fifth of that."""
         kept = self.samples[len(self.samples) // 5 :]
         if len(kept) < 4:
             return {}
@@ -325,14 +264,20 @@ def memory_mib(process: int) -> float:
 
 
 @contextlib.contextmanager
-def soaking(count: int, seed: int, pause_s: float) -> Iterator[Soak]:
-    """Give a soak in a folder that is gone afterwards, with its processes."""
-    with tempfile.TemporaryDirectory(prefix="edgefl-soak-") as root:
-        soak = Soak(Path(root), count, seed, pause_s)
+def soaking(count: int, seed: int, pause_s: float, database: str = "sqlite", processes: int = 1) -> Iterator[Soak]:
+    """Give a soak in a folder that is gone afterwards, with its processes; PostgreSQL is one of our own."""
+    with contextlib.ExitStack() as ends:
+        cluster = None
+        if database == "postgresql":
+            import postgresql_cluster
+
+            cluster = ends.enter_context(postgresql_cluster.running())
+        root = ends.enter_context(tempfile.TemporaryDirectory(prefix="edgefl-soak-"))
+        soak = Soak(Path(root), count, seed, pause_s, cluster, processes)
         try:
             yield soak
         finally:
-            for process in (soak.server, *soak.crowd):
+            for process in (*soak.servers, *soak.crowd):
                 process.kill()
 
 
@@ -344,30 +289,28 @@ def sound(facts: dict[str, Any]) -> bool:
 
 
 @click.command(context_settings={"show_default": True})
+@click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", help="Where the store lies.")
+@click.option("--processes", metavar="N", default=1, help="Servers on PostgreSQL; SQLite has one.")
 @click.option("--minutes", metavar="N", default=30.0, help="How long members send; 480 for eight hours.")
 @click.option("--members", "count", metavar="N", default=20, help="Members, five to a process.")
-@click.option("--kill-server", metavar="S", default=45.0, help="Seconds between kills of the server, on average.")
+@click.option("--kill-server", metavar="S", default=45.0, help="Seconds between kills of a server, on average.")
 @click.option("--kill-members", metavar="S", default=20.0, help="Seconds between kills of a process of members.")
+@click.option("--kill-database", metavar="S", default=120.0, help="Seconds between kills of PostgreSQL.")
 @click.option("--pause", metavar="S", default=1.0, help="Longest pause of a member's process between two turns.")
 @click.option("--seed", metavar="N", default=68, help="Of kills and the network.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--role", nargs=1, hidden=True)
-@click.argument("words", nargs=-1, metavar="")
 def main(
-    minutes: float, count: int, kill_server: float, kill_members: float, pause: float, seed: int, as_json: bool,
-    role: str | None, words: tuple[str, ...],
+    database: str, processes: int, minutes: float, count: int, kill_server: float, kill_members: float,
+    kill_database: float, pause: float, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Soak a coordinator and its members; status 1 where something was lost, or came twice."""
-    if role is not None:
-        roles: dict[str, Callable[[], None]] = {
-            "serve": lambda: serve(Path(words[0])),
-            "members": lambda: members([*map(Path, words[2:])], int(words[0]), float(words[1]), drain=False),
-            "drain": lambda: members([*map(Path, words[2:])], int(words[0]), float(words[1]), drain=True),
-        }
-        roles[role]()
-        return
-    with soaking(count, seed, pause) as soak:
-        soak.run(60 * minutes, kill_server, kill_members)
+    kills = {"server": kill_server, "members": kill_members}
+    if database == "postgresql":
+        kills["database"] = kill_database
+    elif processes > 1:
+        raise click.UsageError("SQLite has one server: leave --processes out, or add --database postgresql")
+    with soaking(count, seed, pause, database, processes) as soak:
+        soak.run(60 * minutes, **kills)
         soak.settle()
         facts = {**soak.reckon(), "kills": dict(soak.kills), "network": dict(soak.proxy.fates), **soak.measured()}
     print(json.dumps(facts) if as_json else "\n".join(f"{name:16} {value}" for name, value in facts.items()))

@@ -1,20 +1,24 @@
 /* A disk that a power cut empties of whatever was not flushed, for the process that preloads this library.
 
    Of every file below POWER_CUT_ROOT, POWER_CUT_IMAGE/data-INODE is its content when it was last flushed; of every
-   folder, POWER_CUT_IMAGE/names-INODE lists the names that it had when it was last flushed. `tests/power_cut.py` makes
-   the tree of them that a machine finds when its power comes back. The rule is the strictest that POSIX allows: a name
-   that is made, replaced or removed is not on the disk before its folder is flushed. */
+   folder, POWER_CUT_IMAGE/names-INODE lists what lay in it when it was last flushed: inode, kind and name.
+   `tests/power_cut.py` makes the tree of them that a machine finds when its power comes back. The rule is the strictest
+   that POSIX allows: a name that is made, replaced or removed is not on the disk before its folder is flushed. Threads
+   may flush at once, and the process may stand still at any moment: what was kept before is replaced whole. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+static pthread_mutex_t one_keeps = PTHREAD_MUTEX_INITIALIZER;
 
 static int flush(const char *name, int fd) {
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
@@ -38,7 +42,8 @@ static void keep_names(const char *folder, const char *target) {
     if (!list || !open_folder) abort();
     for (struct dirent *entry; (entry = readdir(open_folder));)
         if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-            fprintf(list, "%llu %s\n", (unsigned long long)entry->d_ino, entry->d_name);
+            fprintf(list, "%llu %c %s\n", (unsigned long long)entry->d_ino, entry->d_type == DT_DIR ? 'd' : 'f',
+                    entry->d_name);
     closedir(open_folder);
     fclose(list);
 }
@@ -52,7 +57,7 @@ static void forget(const char *image, const char *kind, unsigned long long inode
 
 static void keep(int fd) {
     const char *root = getenv("POWER_CUT_ROOT"), *image = getenv("POWER_CUT_IMAGE");
-    char link[64], path[PATH_MAX], target[PATH_MAX];
+    char link[64], path[PATH_MAX], target[PATH_MAX], whole[PATH_MAX];
     struct stat found;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
@@ -61,8 +66,12 @@ static void keep(int fd) {
     if (strncmp(path, root, strlen(root))) return;
     int is_folder = S_ISDIR(found.st_mode);
     snprintf(target, sizeof target, "%s/%s-%llu", image, is_folder ? "names" : "data", (unsigned long long)found.st_ino);
+    snprintf(whole, sizeof whole, "%s/being-kept", image);
+    pthread_mutex_lock(&one_keeps);
     forget(image, is_folder ? "data" : "names", (unsigned long long)found.st_ino);
-    is_folder ? keep_names(path, target) : keep_data(fd, target);
+    is_folder ? keep_names(path, whole) : keep_data(fd, whole);
+    if (rename(whole, target)) abort();
+    pthread_mutex_unlock(&one_keeps);
 }
 
 int fsync(int fd) {

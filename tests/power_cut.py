@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +14,15 @@ SOURCE = Path(__file__).with_name("power_cut.c")
 ROOT = Path(__file__).parents[1]
 # How a script for `cut_after_each` begins. Its arguments are the root of the disk and a count.
 BEGIN = """
-import os, sys
+import os, sys, threading
 from pathlib import Path
 
-def flush(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-def flush_all(root):
-    for path in [*sorted(Path(root).rglob("*")), Path(root)]:
-        flush(path)
+one_is_told = threading.Lock()
 
 def acknowledged(what):
-    print(what, flush=True)
-    assert sys.stdin.readline() == "go on\\n"
+    with one_is_told:
+        print(what, flush=True)
+        assert sys.stdin.readline() == "go on\\n"
 """
 
 
@@ -47,37 +43,47 @@ class FlushedDisk:
 
     def after_a_cut(self, target: Path) -> Path:
         """Make at `target` what the disk holds when the power comes back now."""
-        self._restore(self.root.stat().st_ino, target)
+        self._restore(self.root.stat().st_ino, "d", target)
         return target
 
-    def _restore(self, inode: int, target: Path) -> None:
-        names = self._image / f"names-{inode}"
-        if names.exists():
+    def _restore(self, inode: int, kind: str, target: Path) -> None:
+        """Make a folder of the names that were flushed, or a file of the bytes; what never was is empty."""
+        kept = self._image / f"{'names' if kind == 'd' else 'data'}-{inode}"
+        if kind == "d":
             target.mkdir()
-            for line in names.read_text().splitlines():
-                number, name = line.split(" ", 1)
-                self._restore(int(number), target / name)
+            for line in kept.read_text().splitlines() if kept.exists() else ():
+                number, which, name = line.split(" ", 2)
+                self._restore(int(number), which, target / name)
         else:
-            data = self._image / f"data-{inode}"
-            target.write_bytes(data.read_bytes() if data.exists() else b"")
+            target.write_bytes(kept.read_bytes() if kept.exists() else b"")
             target.chmod(0o600)
 
 
 def cut_after_each(
     disk: FlushedDisk, script: str, count: int, folder: Path, *more: str
-) -> list[tuple[list[str], Path]]:
-    """Run a script; after each thing that it acknowledged: all that it has acknowledged, and what a cut leaves."""
+) -> Iterator[tuple[list[str], Path]]:
+    """Run a script; after each thing that it acknowledged: all that it has acknowledged, and what a cut leaves.
+
+    All of its threads stand still meanwhile, each wherever it is. What a cut left is gone after its turn.
+    """
     command = [sys.executable, "-c", script, str(disk.root), str(count), *more]
-    found: list[tuple[list[str], Path]] = []
     told: list[str] = []
     with subprocess.Popen(
         command, cwd=ROOT, env=disk.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        for line in process.stdout:
-            told.append(line.strip())
-            found.append((list(told), disk.after_a_cut(folder / f"cut-{len(found)}")))
-            process.stdin.write("go on\n")
-            process.stdin.flush()
-    assert process.returncode == 0 and len(found) == count
-    return found
+        try:
+            for line in process.stdout:
+                told.append(line.strip())
+                process.send_signal(signal.SIGSTOP)
+                assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+                left = disk.after_a_cut(folder / "after-a-cut")
+                yield list(told), left
+                shutil.rmtree(left)
+                process.send_signal(signal.SIGCONT)
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0 and len(told) == count

@@ -4,6 +4,7 @@ Source: docs/security.md 2.9, check 69. The digest and the head are written here
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -19,10 +20,13 @@ from sqlalchemy import text
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.members import coordinator_keys
+from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.audit_chain import LogRow, check_log, make_head, read_head
 from edgefl_coordinator.web import service
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import Payload
 from edgefl_protocol.envelopes.keys import generate_signing_key
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.pae import pae
@@ -137,6 +141,7 @@ def test_a_head_is_signed_when_something_happened(coordinator, tools, clock) -> 
 
 def test_the_log_is_signed_each_hour_in_which_something_happened(coordinator, tools, monkeypatch) -> None:
     """docs/security.md 2.9, with hours of a hundredth of a second."""
+    assert audit_heads.EACH_S == 3600
     monkeypatch.setattr(audit_heads, "EACH_S", 0.01)
     heads = coordinator.store.home.heads
 
@@ -258,3 +263,54 @@ def test_a_copy_replaces_no_file(copied) -> None:
     copy, _, home = copied
     found = CliRunner().invoke(main, ["audit", "--home", str(home.root), "--write", str(copy)])
     assert found.exit_code == 2 and "exists; name a new file" in found.output
+
+
+def test_each_decision_has_one_row(coordinator, tools, clock) -> None:
+    """Check 69: what the operator or a rule decided, and no more: who only looks, or is a stranger, leaves no row."""
+    seen = 0
+
+    def decided(work: Callable[[], Any]) -> list[str]:
+        nonlocal seen
+        with contextlib.suppress(OperatorError):
+            work()
+        rows = kept(coordinator)
+        found, seen = [row.event for row in rows[seen:]], len(rows)
+        return found
+
+    def operator(operation: str, **arguments: Any) -> list[str]:
+        return decided(lambda: OPERATIONS[operation](coordinator, arguments))
+
+    decided(lambda: coordinator_keys.note_keys(coordinator))  # as `serve` does when it begins
+    one, other, stranger = (tools.Member(coordinator, f"clinic-{letter}") for letter in "abc")
+    for member in (one, other):
+        invited: list[bytes] = []
+        assert decided(lambda m=member, i=invited: i.append(tools.token_of(coordinator, m.name))) == ["invite"]
+        fingerprint: list[str] = []
+        enrolled = decided(lambda m=member, i=invited, f=fingerprint: f.append(m.enrol(i[0]).fingerprint))
+        assert enrolled == ["enrolled", "proved"]
+        assert operator("approve", name=member.name, fingerprint="0" * 20) == ["fingerprint_mismatch"]
+        assert operator("approve", name=member.name, fingerprint=fingerprint[0]) == ["approved"]
+    assert operator("start") == ["start"]
+    assert decided(lambda: step(coordinator, tools.toy_worker)) == ["state", "round_opened"]
+    assert operator("set", changes={"rounds.deadline_s": "77", "rounds.quorum_target": "2"}) == ["setting", "setting"]
+    for looks in ("status", "audit"):
+        assert operator(looks) == []
+    assert decided(lambda: one.call("task", Payload())) == decided(lambda: one.call("index", Payload())) == []
+    assert decided(lambda: stranger.call("task", Payload())) == []
+    assert decided(lambda: one.reply(1, idem="work-item-00000001")) == ["reply_accepted"]
+    assert decided(lambda: one.reply(1, idem="work-item-00000001")) == []  # the first answer again
+    for refused in (
+        lambda: one.reply(1, idem="work-item-00000002"),  # already_replied
+        lambda: one.reply(1, idem="work-item-00000001", payload=tools.maps_payload(7)),  # idem_conflict
+        lambda: other.reply(3),  # no_round
+        lambda: other.reply(1, payload=Payload({}, {})),  # bad_contribution
+    ):
+        assert decided(refused) == ["refused"]
+    assert decided(lambda: other.reply(1)) == ["reply_accepted", "round_closed"]
+    assert decided(lambda: step(coordinator, tools.toy_worker)) == ["state", "round_opened"]
+    assert operator("rotate", signing=False) == ["sealing_key"]
+    for expected in (["key_revoked"], []):
+        assert operator("revoke_signer", key_id="a" * 64) == expected
+    assert operator("revoke", name="clinic-a") == ["revoked", "key_revoked"]
+    assert decided(lambda: one.call("task", Payload())) == []
+    assert seen == check_log(kept(coordinator))

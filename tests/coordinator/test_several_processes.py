@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +149,38 @@ def test_a_new_key_and_a_setting_reach_every_server(prepared, serve) -> None:
     coordinator.keys.ring = open_ring(coordinator.store.home)
     for served in (second, first):
         assert answered(served, member, member.envelope("task", Payload()), "task") == "accepted"
+
+
+@pytest.mark.parametrize("items", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_work_items_sent_twice_at_once_to_four_servers(prepared, serve, tools, items) -> None:
+    """Check 18: each in two envelopes to two of the four at the same moment: as many accepted as there are, and both
+    hear the first answer."""
+    coordinator, crowd = prepared(items)
+    with ThreadPoolExecutor(4) as pool:
+        servers = list(pool.map(serve, [coordinator.store.home] * 4))
+    sealed = [[reply(member, tools, "work-item-00000001") for _ in range(2)] for member in crowd]
+    pairs = [threading.Barrier(2) for _ in crowd]
+
+    def send(place: int, which: int) -> Any:
+        body, served = sealed[place][which], servers[(place + which) % 4]
+        pairs[place].wait(60)
+        status, answer = served.post("/v1/reply", body)
+        assert status == 200
+        return crowd[place].open(body, answer)
+
+    with ThreadPoolExecutor(8) as pool:  # who waits for a pair is the last that began, so the other comes next
+        sent = [[pool.submit(send, place, which) for which in range(2)] for place in range(items)]
+        found = [[one.result() for one in pair] for pair in sent]
+    for served in servers:
+        served.close()
+    assert all(first == second for first, second in found)
+    coordinator = open_coordinator(coordinator.store.home)
+    with contextlib.closing(coordinator.store) as store, store.transaction() as connection:
+        kept = [row.skid for row in connection.execute(select(replies))]
+        assert sorted(kept) == sorted(member.signing.key_id for member in crowd)
+        check_log(audit.kept_rows(connection))
+        events = [row.event for row in audit.rows(connection, after=0, most=100_000)]
+        assert events.count("reply_accepted") == items
 
 
 def open_ring(home: Any) -> Any:

@@ -247,7 +247,7 @@ def test_a_store_of_before_with_other_tables_is_refused(make_coordinator, change
 
 
 def test_disk_full_under_the_database(coordinator, tools) -> None:
-    """Check 59: SQLite's own SQLITE_FULL at every page count until it fits: typed, whole, and it recovers."""
+    """Check 59: SQLite's own SQLITE_FULL, three times in a row: typed, whole, and it recovers."""
     member = tools.approved_member(coordinator, "clinic-a")
     tools.start_rounds(coordinator)
 

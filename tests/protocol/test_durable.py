@@ -173,7 +173,6 @@ database = sqlite3.connect(root / "any.sqlite3", isolation_level=None)
 if sys.argv[3:] != ["bare"]:
     keep_commits(database)
 database.execute("CREATE TABLE kept (number INTEGER)")
-flush_all(root)
 for number in range(count):
     database.execute("INSERT INTO kept VALUES (?)", (number,))
     acknowledged(number)

@@ -59,17 +59,17 @@ def reply_of(seed: int, size: int = 350_000) -> Payload:
     return Payload(weights(seed, size), {"site_sha256": digest, "n_train": 10})
 
 
-def averaging_worker(folder: Path, timeout_s: float) -> None:
+def averaging_worker(folder: Path, timeout_s: float, rounds: int = 3, values: int = 350_000) -> None:
     """Federated averaging in six lines: the state is the mean of the replies, and everybody gets it."""
     job = read_job(folder)
-    state = Payload.from_bytes(read_bounded(job.state, 2**30)) if job.state else Payload(weights(0))
+    state = Payload.from_bytes(read_bounded(job.state, 2**30)) if job.state else Payload(weights(0, values))
     if job.kind == "aggregate":
         sent = [Payload.from_bytes(read_bounded(path, 2**30), 2**30) for _, path in sorted(job.replies.items())]
         mean = np.mean([one.arrays["backbone.conv"] for one in sent], axis=0, dtype=np.float64)
         state = Payload({"backbone.conv": mean.astype(np.float32)}, {})
-    made = Payload(state.arrays, {"phase": "train", "round": 1, "rounds": 3}).to_bytes()
+    made = Payload(state.arrays, {"phase": "train", "round": 1, "rounds": rounds}).to_bytes()
     left = b"" if job.kind == "broadcast" else state.to_bytes()
-    write_result(folder, JobResult(left, ("train", "train", "train"), dict.fromkeys(job.sites, made)))
+    write_result(folder, JobResult(left, ("train",) * rounds, dict.fromkeys(job.sites, made)))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""A coordinator whose store is in PostgreSQL, and a second process of it. One cluster serves the tests of a process in
-turn, so a test may stop it.
+"""A coordinator whose store is in PostgreSQL, and the same one opened again.
+
+One cluster serves the tests of a process in turn, so a test may stop it.
 """
 
 import os
@@ -40,7 +41,7 @@ def federated(running: Any, make_coordinator: Callable[..., Coordinator]) -> Ite
 
 @pytest.fixture
 def another(federated: Coordinator, clock: Any) -> Iterator[Coordinator]:
-    """A second process of the same coordinator: it shares the folder and the database, and nothing else."""
+    """The same coordinator opened again: as by a second process, folder and database are shared, no more."""
     coordinator = open_coordinator(federated.store.home, clock=clock, joins=True)
     yield coordinator
     coordinator.store.close()

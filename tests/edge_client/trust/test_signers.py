@@ -192,6 +192,18 @@ def test_freeze_by_an_old_list_of_revoked_keys(run, device, live, lab, age_h, ta
         assert version_in_use(run, device) == 1
 
 
+def test_a_file_put_in_by_hand_is_judged_by_the_newest_list_there_is(run, device, live, lab, tmp_path):
+    """docs/security.md check 24: `edgefl use` asks nobody, so an old list is not refused; whom it names is."""
+    assert run("trust", "add", OTHER.public.hex())[0] == 0
+    live.revoked = [OTHER.key_id]
+    assert run("pull")[0] == 0
+    live.now_ms += 2 * DAY_MS
+    for version, signer, code in ((2, OTHER, 3), (3, lab.SIGNER, 0)):
+        (tmp_path / "carried.edgefl").write_bytes(lab.bundle_bytes(version=version, signer=signer))
+        assert run("use", tmp_path / "carried.edgefl")[0] == code
+    assert version_in_use(run, device) == 3
+
+
 def test_new_snapshot_hash_mismatch(run, device, live, lab, monkeypatch):
     """docs/security.md check 26, mix-and-match: the index of one moment with the bundle of another: not taken."""
     assert run("pull")[0] == 0

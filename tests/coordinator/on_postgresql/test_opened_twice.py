@@ -1,4 +1,6 @@
-"""What several processes share that serve one coordinator on PostgreSQL.
+"""What several share that have one coordinator on PostgreSQL open. Here one process opens it twice, or four times, and
+threads speak to them: they share the folder and the database alone, as processes do, and a test can look into each.
+`tests/coordinator/test_several_processes.py` has real ones.
 
 Source: docs/decisions/0058; docs/security.md check 66; PostgreSQL, "Appendix A: Error Codes" and "Advisory Locks".
 """
@@ -30,7 +32,7 @@ slow = pytest.mark.slow
 
 
 @slow
-def test_two_processes_accept_an_envelope_once(federated, another, tools) -> None:
+def test_two_accept_an_envelope_once(federated, another, tools) -> None:
     """docs/security.md, replay and idempotency, checks 17 and 18: at both at the same time, twenty times."""
     crowd = [tools.quick_member(federated, f"clinic-{number}") for number in range(20)]
     tools.start_rounds(federated)
@@ -56,7 +58,7 @@ def test_two_processes_accept_an_envelope_once(federated, another, tools) -> Non
 
 @slow
 @pytest.mark.parametrize("items", [20, pytest.param(200, marks=pytest.mark.long)])
-def test_work_items_sent_twice_at_once_to_four_processes(federated, clock, tools, items) -> None:
+def test_work_items_sent_twice_at_once_to_four(federated, clock, tools, items) -> None:
     """Check 18: each in two envelopes to two of the four: exactly as many accepted, and both hear the first answer."""
     crowd = [tools.quick_member(federated, f"clinic-{number:03}") for number in range(items)]
     tools.start_rounds(federated)
@@ -84,7 +86,7 @@ def test_work_items_sent_twice_at_once_to_four_processes(federated, clock, tools
 
 
 @slow
-def test_what_a_member_may_have_open_is_counted_for_all_processes(federated, another, tools) -> None:
+def test_what_a_member_may_have_open_is_counted_for_all(federated, another, tools) -> None:
     """Quotas lie in the database: a member that is shut out here is shut out there, at once."""
     member = tools.quick_member(federated, "clinic-a")
     there = tools.Member(another, member.name, signing=member.signing, sealing=member.sealing, counter=member.counter)
@@ -168,7 +170,7 @@ def test_one_leads_and_another_follows_it(federated, another, running) -> None:
 
 
 @slow
-def test_a_job_that_two_processes_did_counts_once(federated, another, tools) -> None:
+def test_a_job_that_two_did_counts_once(federated, another, tools) -> None:
     """Whoever lost the lead in the middle of a job brings its result late: nothing changes, and no file stays."""
     tools.quick_member(federated, "clinic-a")
     tools.start_rounds(federated)
@@ -191,7 +193,7 @@ def test_a_job_that_two_processes_did_counts_once(federated, another, tools) -> 
 
 @slow
 def test_others_take_over_keys_and_settings(federated, another, tools, asgi) -> None:
-    """What one process changes in the folder, the next request at another finds."""
+    """What one changes in the folder, the next request at another finds."""
     member = tools.quick_member(federated, "clinic-a")
     there, client = tools.Member(another, "clinic-a", signing=member.signing, sealing=member.sealing), asgi(another)
     coordinator_keys.renew_sealing(federated)
@@ -206,7 +208,7 @@ def test_others_take_over_keys_and_settings(federated, another, tools, asgi) -> 
 
 @slow
 def test_a_sweep_leaves_what_others_write(federated, another) -> None:
-    """A file without a row may be one that another process is about to name; an hour later it is not."""
+    """A file without a row may be one that another is about to name; an hour later it is not."""
     young, old = another.store.put_blob(b"young"), another.store.put_blob(b"old")
     path = federated.store.home.blobs / old.name
     with federated.store.transaction() as connection:
