@@ -36,6 +36,7 @@ from edgefl_protocol.errors import StorageError
 _VERSION: Final = "store_version"  # the fact that holds the version of the tables
 _WRITE: Final = "BEGIN; SELECT pg_advisory_xact_lock(1162233421, hashtext(current_schema())); SAVEPOINT one"
 _LEAD: Final = "SELECT pg_try_advisory_lock(1162233422, hashtext(current_schema()))"
+_FOLLOW: Final = "SELECT pg_advisory_unlock(1162233422, hashtext(current_schema()))"
 _LOOKING: Final = 8  # connections that look up senders
 _PAUSE_S: Final = 0.1
 _LOCAL: Final = ("", "localhost", "127.0.0.1", "::1")
@@ -239,9 +240,11 @@ class PostgresqlDatabase:
         return StorageError(f"the store cannot be read or written ({name})", "storage")
 
     def close(self) -> None:
-        """Let go of all connections, and of the lead."""
+        """Let go of all connections, and of the lead: whoever asks for it next has it."""
         with self._asking:
             if self._leader is not None:
+                with contextlib.suppress(*self.errors):  # else it is free only once the server noticed the end
+                    self._leader.exec_driver_sql(_FOLLOW)
                 _give_up(self._leader)
                 self._leader = None
         self.engine.dispose()

@@ -22,7 +22,7 @@ from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import settings_from_table, settings_to_table
 from edgefl_coordinator.store import audit, store
 from edgefl_coordinator.store.coordinator import open_coordinator
-from edgefl_coordinator.store.postgresql_database import session
+from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase, session
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.store.tables import VERSION, facts
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -79,6 +79,19 @@ def test_what_a_session_is_set_to(federated) -> None:
                               "lock_timeout", "fsync")}  # fmt: skip
     assert shown == {"synchronous_commit": "on", "transaction_isolation": "read committed",
                      "idle_in_transaction_session_timeout": "1min", "lock_timeout": "30s", "fsync": "on"}  # fmt: skip
+
+
+@slow
+def test_whoever_closes_has_given_the_lead_back(federated, running) -> None:
+    """Before `close` returns: the server notices the end of a connection later, and refused whoever opened at once."""
+    federated.store.close()
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1162233422"
+    with psycopg.connect(running.url, autocommit=True) as beside:
+        for _ in range(25):
+            database = PostgresqlDatabase(federated.settings.database)
+            assert database.lead()
+            database.close()
+            assert beside.execute(held).fetchone() == (0,)
 
 
 @slow
