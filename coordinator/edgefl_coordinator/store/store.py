@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
@@ -39,6 +40,9 @@ from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_pieces, read_private
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pae import pae
+
+if TYPE_CHECKING:
+    from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
 
 _WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
@@ -102,11 +106,7 @@ class Store:
         with self.transaction() as connection:
             KEEP_FIRST_FACT.run(connection, key=OWNER, value=owner)
             found = FACT.value(connection, key=OWNER)
-        if found != owner:
-            raise OperatorError(
-                "the database belongs to another coordinator: give each its own, or restore the folder that it was "
-                "made with"
-            )
+        check_owner(found, owner)
 
     def lead(self) -> None:
         """Make this database the one by which objects are removed, and sweep where others may reach them.
@@ -254,7 +254,7 @@ def open_store(
         OperatorError: another process has it open, or another version of this program made it with other tables.
         StorageError: it cannot be read or written.
     """
-    database = _database(home, wait_s, url)
+    database: Database = postgresql(url) if url else SqliteFile(home, wait_s)
     try:
         for folder in (home.blobs, home.jobs):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -281,14 +281,22 @@ def open_store(
     return store
 
 
-def _database(home: CoordinatorHome, wait_s: float, url: str) -> Database:
-    if not url:
-        return SqliteFile(home, wait_s)
+def postgresql(url: str) -> "PostgresqlDatabase":
+    """Name the PostgreSQL database of a URL; an `OperatorError` where it is no such URL, or the driver is missing."""
     if find_spec("psycopg") is None:
         raise OperatorError(f"the setting database needs {needs_extra('postgresql')}", USAGE)
     from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
 
     return PostgresqlDatabase(url)
+
+
+def check_owner(found: str | None, owner: str) -> None:
+    """Refuse, by an `OperatorError`, a database that another coordinator than the owner has claimed."""
+    if found not in (None, owner):
+        raise OperatorError(
+            "the database belongs to another coordinator: give each its own, or restore the folder that it was "
+            "made with"
+        )
 
 
 def _payloads(home: CoordinatorHome, url: str) -> Payloads:
