@@ -2,12 +2,13 @@
 
 Guarantees:
     Database, blobs, keys, settings and signed heads are of one moment: they are taken while no transaction commits and
-    no key changes. Everything that was acknowledged before is in it. The database is copied, blobs are linked, so what
-    waits meanwhile waits for the copy of the database alone.
+    no key changes. Everything that was acknowledged before is in it. Blobs are linked. What waits meanwhile waits for
+    the copy of a file; of a PostgreSQL database not even for that, for its rows are read as they were at that moment.
     The root key is not in it, nor another private key that the coordinator does not use, whatever the file's name.
     It lies in the folder of jobs, so what a crash leaves over goes when the store opens again. Nobody else removes one
     from which a backup is being written, however long that takes.
-Source: docs/security.md check 67; SQLite, "Online Backup API"; docs/decisions/0056.
+Source: docs/security.md check 67; SQLite, "Online Backup API"; PostgreSQL, "Repeatable Read Isolation Level";
+docs/decisions/0056, 0069.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from sqlalchemy import func, literal_column, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
+from edgefl_coordinator.store import copies
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.store import BLOB_COLUMNS
 from edgefl_coordinator.store.tables import audit, uploads
@@ -56,11 +58,8 @@ def take(coordinator: Coordinator) -> str:
     try:
         (folder / "blobs").mkdir(mode=0o700, parents=True)
         for _ in range(_TRIES):
-            with coordinator.keys.changing, coordinator.store.transaction():
-                if _copied(home.database, folder / DATABASE):
-                    _copy_small(home, coordinator.settings, folder)
-                    _link_blobs(home, folder)
-                    return name
+            if _taken(coordinator, folder):
+                return name
             time.sleep(_PAUSE_S)
         raise StorageError("the store is busy with a large change; try the backup again", "storage")
     except BaseException as error:
@@ -68,6 +67,26 @@ def take(coordinator: Coordinator) -> str:
         if isinstance(error, OSError):
             raise StorageError(f"cannot copy {home.root} for the backup: {error.strerror}", "storage") from error
         raise
+
+
+def _taken(coordinator: Coordinator, folder: Path) -> bool:
+    """Take what is of one moment; False where a transaction is so large that SQLite lets nobody read meanwhile."""
+    home, file = coordinator.store.home, folder / DATABASE
+    with contextlib.ExitStack() as until_copied:
+        with coordinator.keys.changing, coordinator.store.transaction():
+            still = coordinator.store.database.still()
+            if still is None:
+                if not _copied(home.database, file):
+                    return False
+                named = _blobs_of_file(file)
+            else:
+                rows = until_copied.enter_context(still)
+                named = [name for column in BLOB_COLUMNS for name in rows.scalars(select(column))]
+            _copy_small(home, coordinator.settings, folder)
+            _link_blobs(home, folder, named)
+        if still is not None:
+            copies.to_file(rows, file)
+    return True
 
 
 def folder_of(home: CoordinatorHome, name: str) -> Path:
@@ -154,11 +173,9 @@ def _copied(database: Path, target: Path) -> bool:
             source.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorname", "")
-            if code.startswith("SQLITE_BUSY"):
+            if getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
                 return False
-            told = "the disk is full" if code == "SQLITE_FULL" else f"it cannot be read ({code or error})"
-            raise StorageError(f"the store was not copied: {told}", "storage") from error
+            raise copies.not_copied(error) from error
     return True
 
 
@@ -190,10 +207,13 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
 
 
-def _link_blobs(home: CoordinatorHome, folder: Path) -> None:
-    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as copy:
-        found = [name for column in BLOB_COLUMNS for (name,) in copy.execute(str(select(column)))]
-    for name in found:
+def _blobs_of_file(file: Path) -> list[str | None]:
+    with contextlib.closing(sqlite3.connect(file)) as copy:
+        return [name for column in BLOB_COLUMNS for (name,) in copy.execute(str(select(column)))]
+
+
+def _link_blobs(home: CoordinatorHome, folder: Path, named: Iterable[str | None]) -> None:
+    for name in named:
         if name is None or not _BLOB_FILE.fullmatch(name):  # struck out, or a row of the database
             continue
         path, target = home.blobs / name, folder / "blobs" / name

@@ -22,11 +22,6 @@ def begin_backup(coordinator: Coordinator, _: Arguments) -> Facts:
     `outside` are files that the settings name and that are not in it: the gate's program, and what lies elsewhere. A
     `StorageError` where the disk is full; an `OperatorError` where the store is not all files.
     """
-    if coordinator.store.database.shared:
-        raise OperatorError(
-            "the store is a PostgreSQL database, which this command does not copy: stop every serve, then copy it with "
-            "pg_dump, and the folder beside it"
-        )
     if coordinator.settings.payloads:
         raise OperatorError(
             "the payloads lie in an S3-compatible store, which this command does not copy: stop every serve, then copy "

@@ -258,18 +258,6 @@ def test_a_database_that_could_lose_or_change_things_is_refused(running, make_co
 
 
 @slow
-def test_commands_that_copy_a_file_say_so(federated) -> None:
-    """`backup` and `upgrade` name pg_dump, each in one sentence."""
-    home = federated.store.home
-    federated.store.close()
-    runner = CliRunner()
-    for command in (["backup", str(home.root / "copy")], ["upgrade"], ["upgrade", "--dry-run"]):
-        said = runner.invoke(main, [*command, "--home", str(home.root)])
-        assert said.exit_code == 1 and "pg_dump" in said.stderr and said.stderr.count("\n") == 1, said.stderr
-    assert not (home.root / "copy").exists()
-
-
-@slow
 def test_whole_numbers_and_texts_are_alike_in_both(federated) -> None:
     """Times have 64 bits; texts are ordered by code point, whatever the database's language is."""
     names = ["zebra", "Zebra", "ärzte", "a-b", "ab", "a_b", "a%b", "日本"]
