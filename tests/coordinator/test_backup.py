@@ -39,7 +39,7 @@ def restored(folder: Path, clock: Any, database: Any) -> Any:
 
     def restore(path: Path, name: str = "elsewhere", passphrase: bytes | None = None) -> Coordinator:
         home = CoordinatorHome(folder / name)
-        restoration.restore(path, home, passphrase, clock(), database())
+        restoration.restore(path, home, passphrase, clock(), database=database())
         opened.append(open_coordinator(home, passphrase, clock=clock))
         return opened[-1]
 

@@ -64,10 +64,13 @@ def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[Abou
 @click.option("--database", metavar="URL", default="",
               help="Empty PostgreSQL database for the store, postgresql://USER@HOST/NAME, wherever the store lay "
                    "before.  [default: a file in DIR]")  # fmt: skip
+@click.option("--payloads", metavar="URL", default="",
+              help="Empty prefix of an S3-compatible store for payloads above 64 KiB, in the form that `init` takes, "
+                   "wherever they lay before.  [default: DIR]")  # fmt: skip
 @PASSPHRASE
 @JSON
 @guarded
-def restore(file: Path, home: Path, database: str, passphrase_file: Path | None, as_json: bool) -> None:
+def restore(file: Path, home: Path, database: str, payloads: str, passphrase_file: Path | None, as_json: bool) -> None:
     """Make the folder DIR from the backup FILE.
 
     Stop the coordinator that it is a backup of for good: two of them would tell members different things. Members go on
@@ -79,11 +82,12 @@ def restore(file: Path, home: Path, database: str, passphrase_file: Path | None,
 
     operator = Operator(home, passphrase_file, as_json)
     now_ms = wall_clock_ms()
-    about = restored(file, CoordinatorHome(home.resolve()), read_passphrase(passphrase_file), now_ms, database)
-    times = {"backup_ms": about.made_ms, "restored_ms": now_ms}
-    where = f"{home} and {database}" if database else str(home)
+    secret = read_passphrase(passphrase_file)
+    about = restored(file, CoordinatorHome(home.resolve()), secret, now_ms, database=database, payloads=payloads)
+    places = {"home": str(home), "database": database, "payloads": payloads}
+    where = ", ".join(filter(None, places.values()))
     operator.show(
-        {"federation": about.federation, "home": str(home), "database": database, **times},
+        {"federation": about.federation, **places, "backup_ms": about.made_ms, "restored_ms": now_ms},
         f"restored {about.federation} in {where}, as it was at {moment(about.made_ms)}",
     )
     click.echo(

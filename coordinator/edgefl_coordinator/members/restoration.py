@@ -2,9 +2,9 @@
 
 Guarantees:
     Nothing that is there is overwritten. `config.toml` is written last, so a folder with it is restored as a whole;
-    what was written is removed where something failed, from a database, too.
-    The store lies where the caller says, in the folder's file or in a PostgreSQL database, wherever it lay before. A
-    database is filled from the finished file, in one transaction.
+    what was written is removed where something failed, from a database or prefix, too.
+    The store lies where the caller says, in the folder or in a PostgreSQL database and an S3-compatible store, wherever
+    it lay before. These are filled from the finished folder.
     The restored coordinator has a new sealing key and none of before. So no message that was sealed before opens,
     whatever the replay windows have forgotten; members fetch the new key, and send what they still have in new
     messages. What was acknowledged before the backup keeps its first answer.
@@ -16,7 +16,8 @@ Source: docs/security.md check 67; docs/decisions/0056, 0069.
 
 import shutil
 import tomllib
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,28 +39,36 @@ from edgefl_protocol.errors import StorageError
 _MAX_CONFIG_BYTES = 2**20
 
 
-def restore(backup: Path, home: CoordinatorHome, passphrase: bytes | None, now_ms: int, database: str = "") -> About:
+def restore(
+    backup: Path,
+    home: CoordinatorHome,
+    passphrase: bytes | None,
+    now_ms: int,
+    *,
+    database: str = "",
+    payloads: str = "",
+) -> About:
     """Make a coordinator's folder from a backup; return what it is a backup of.
 
     Args:
         passphrase: of the keys, the one that they had.
         now_ms: Unix milliseconds; not before the backup.
         database: URL of an empty PostgreSQL database for the store; "" for the file in the folder.
+        payloads: `s3://…`, an empty prefix for larger blobs; "" for the folder.
 
     Raises:
-        OperatorError: the folder or the database holds something; the file is no backup, was cut or changed, or a newer
-            version made it; the clock is before the backup; the URL is none.
+        OperatorError: the folder, database or prefix holds something; the file is no backup, was cut or changed, or a
+            newer version made it; the clock is before the backup; a URL is none.
         KeyMaterialError: the passphrase does not fit.
-        StorageError: the disk is full, or the database does not answer.
+        StorageError: the disk is full, or what was named does not answer.
     """
     if home.root.is_dir() and (found := sorted(home.root.iterdir())):
         raise OperatorError(f"{home.root} holds {found[0].name}; choose a new or empty folder")
     manifest = read_manifest(backup)
     _check(backup, manifest.about, now_ms)
     config = content(backup, manifest, home.config.name, _MAX_CONFIG_BYTES)
-    settings, config = _settings(backup, config, database)
-    if database:
-        copies.check_vacant(database)
+    settings, config = _settings(backup, config, {"database": database, "payloads": payloads})
+    copies.check_vacant(database, payloads)
     there = home.root.exists()
     try:
         for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
@@ -68,9 +77,13 @@ def restore(backup: Path, home: CoordinatorHome, passphrase: bytes | None, now_m
         load_keys(home, passphrase)  # before the large part
         unpack(backup, manifest, home.root, blobs=True, but=home.config.name)
         _begin_anew(home, settings, manifest, passphrase, now_ms)
-        with copies.filled(database, home.database) if database else nullcontext():
-            for file in (home.database, home.lock) if database else ():
-                file.unlink()
+        with ExitStack() as emptied_else:
+            if payloads:
+                emptied_else.enter_context(copies.sent(payloads, home))
+            if database:
+                emptied_else.enter_context(copies.filled(database, home.database))
+                home.database.unlink()
+                home.lock.unlink()
             write_atomic(home.config, config, mode=0o600)
     except BaseException as error:
         _remove(home.root, keep=there)
@@ -93,20 +106,17 @@ def _check(backup: Path, about: About, now_ms: int) -> None:
         )
 
 
-def _settings(backup: Path, config: bytes, database: str) -> tuple[CoordinatorSettings, bytes]:
-    """Return the settings of a backup with the store where it will lie, and the file that says so."""
+def _settings(backup: Path, config: bytes, places: Mapping[str, str]) -> tuple[CoordinatorSettings, bytes]:
+    """Return the settings of a backup with the places where the store will lie, and the file that says so."""
     try:
         settings = settings_from_table(tomllib.loads(config.decode()))
     except ValueError as error:
         raise OperatorError(f"the settings in {backup} are not ones that this version knows: {error}") from error
-    if settings.database == database:
-        return settings, config
-    table = {**settings_to_table(settings), "database": database}
     try:
-        settings = settings_from_table(table)
+        moved = settings_from_table({**settings_to_table(settings), **places})
     except ValueError as error:
         raise OperatorError(str(error), USAGE) from error
-    return settings, tomli_w.dumps(settings_to_table(settings)).encode()
+    return moved, config if moved == settings else tomli_w.dumps(settings_to_table(moved)).encode()
 
 
 def _begin_anew(

@@ -1,8 +1,9 @@
-"""All rows of the store in another database: a SQLite file of a PostgreSQL database, and the other way.
+"""All rows of the store in another database: a SQLite file of a PostgreSQL database, and the other way. All blobs of a
+folder in an S3-compatible store.
 
-Guarantees: both have the same tables, so a copy holds each row, and the version, as it was. Rows pass in batches. A
-PostgreSQL database is filled in one transaction, and only where it is empty: one that something lies in is refused and
-left as it is. Source: docs/security.md check 67; docs/decisions/0069.
+Guarantees: both databases have the same tables, so a copy holds each row, and the version, as it was. Rows pass in
+batches. A PostgreSQL database is filled in one transaction. A database or a prefix that something lies in is refused
+and left as it is. Source: docs/security.md check 67; docs/decisions/0069.
 """
 
 import contextlib
@@ -16,9 +17,10 @@ from sqlalchemy import URL, Connection, NullPool, Row, Table, create_engine, ins
 from sqlalchemy.exc import DBAPIError
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import versions
 from edgefl_coordinator.store.statements import Statement
-from edgefl_coordinator.store.store import postgresql
+from edgefl_coordinator.store.store import claimed_payloads, postgresql, s3_payloads
 from edgefl_coordinator.store.tables import facts, metadata
 from edgefl_protocol.errors import StorageError
 
@@ -62,10 +64,35 @@ def filled(url: str, path: Path) -> Iterator[None]:
             raise
 
 
-def check_vacant(url: str) -> None:
-    """Look whether `filled` could fill a database, and change nothing; raises as it does."""
-    with _vacant(url):
-        pass
+@contextlib.contextmanager
+def sent(url: str, home: CoordinatorHome) -> Iterator[None]:
+    """Move a folder's blobs below an empty prefix of an S3-compatible store; remove them there where the body fails.
+
+    Raises:
+        OperatorError: something lies there, it is no such URL, or the extra is missing.
+        StorageError: the store does not answer, refuses the credentials, or is full.
+    """
+    s3_payloads(url, b"").try_out()  # also where it is the one that the backup was made of
+    place = claimed_payloads(home, url)
+    try:
+        files = {path.name: path for path in home.blobs.iterdir()}
+        place.put_files(files)
+        for path in files.values():
+            path.unlink()
+        yield
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            place.clear()
+        raise
+
+
+def check_vacant(database: str, payloads: str) -> None:
+    """Look whether `filled` could fill a database, and `sent` a prefix, and change nothing; raises as they do."""
+    if database:
+        with _vacant(database):
+            pass
+    if payloads:
+        s3_payloads(payloads, b"").try_out()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ Guarantees:
     Database, blobs, keys, settings and signed heads are of one moment: they are taken while no transaction commits and
     no key changes. Everything that was acknowledged before is in it. Blobs are linked. What waits meanwhile waits for
     the copy of a file; of a PostgreSQL database not even for that, for its rows are read as they were at that moment.
+    Blobs of an S3-compatible store are fetched afterwards, and stay there until they are; a blob that is half sent is
+    not in it, and its sender begins it again.
     The root key is not in it, nor another private key that the coordinator does not use, whatever the file's name.
     It lies in the folder of jobs, so what a crash leaves over goes when the store opens again. Nobody else removes one
     from which a backup is being written, however long that takes.
@@ -21,15 +23,15 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import func, literal_column, select
+from sqlalchemy import Column, delete, func, literal_column, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
 from edgefl_coordinator.store import copies
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.store import BLOB_COLUMNS
+from edgefl_coordinator.store.store import BLOB_COLUMNS, Store
 from edgefl_coordinator.store.tables import audit, uploads
 from edgefl_protocol.durable import open_bounded
 from edgefl_protocol.errors import StorageError
@@ -71,21 +73,27 @@ def take(coordinator: Coordinator) -> str:
 
 def _taken(coordinator: Coordinator, folder: Path) -> bool:
     """Take what is of one moment; False where a transaction is so large that SQLite lets nobody read meanwhile."""
-    home, file = coordinator.store.home, folder / DATABASE
+    store, file = coordinator.store, folder / DATABASE
+    columns = [one for one in BLOB_COLUMNS if one.table is not uploads or not store.payloads.shared]
     with contextlib.ExitStack() as until_copied:
-        with coordinator.keys.changing, coordinator.store.transaction():
-            still = coordinator.store.database.still()
+        with coordinator.keys.changing, store.transaction():
+            still = store.database.still()
             if still is None:
-                if not _copied(home.database, file):
+                if not _copied(store.home.database, file):
                     return False
-                named = _blobs_of_file(file)
+                named = _blobs_of_file(file, columns)
             else:
                 rows = until_copied.enter_context(still)
-                named = [name for column in BLOB_COLUMNS for name in rows.scalars(select(column))]
-            _copy_small(home, coordinator.settings, folder)
-            _link_blobs(home, folder, named)
+                named = [name for column in columns for name in rows.scalars(select(column))]
+            _copy_small(store.home, coordinator.settings, folder)
+            if store.payloads.shared:
+                until_copied.enter_context(store.objects_stay())
+            else:
+                _link_blobs(store.home, folder, named)
         if still is not None:
             copies.to_file(rows, file)
+        if store.payloads.shared:
+            _fetch_blobs(store, folder, named)
     return True
 
 
@@ -207,9 +215,9 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
 
 
-def _blobs_of_file(file: Path) -> list[str | None]:
+def _blobs_of_file(file: Path, columns: Iterable["Column[Any]"]) -> list[str | None]:
     with contextlib.closing(sqlite3.connect(file)) as copy:
-        return [name for column in BLOB_COLUMNS for (name,) in copy.execute(str(select(column)))]
+        return [name for column in columns for (name,) in copy.execute(str(select(column)))]
 
 
 def _link_blobs(home: CoordinatorHome, folder: Path, named: Iterable[str | None]) -> None:
@@ -223,3 +231,12 @@ def _link_blobs(home: CoordinatorHome, folder: Path, named: Iterable[str | None]
             target.hardlink_to(path)
         except OSError:  # a file system that knows no links
             shutil.copy(path, target)
+
+
+def _fetch_blobs(store: Store, folder: Path, named: Iterable[str | None]) -> None:
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as copy, copy:
+        copy.execute(str(delete(uploads)))
+    for name in named:
+        if name is not None and _BLOB_FILE.fullmatch(name):
+            with (folder / "blobs" / name).open("xb") as file:
+                file.writelines(store.pieces(name))

@@ -42,6 +42,7 @@ from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pae import pae
 
 if TYPE_CHECKING:
+    from edgefl_coordinator.payloads.s3 import S3Payloads
     from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
 
 _WAITING_LARGE = 8
@@ -89,6 +90,7 @@ class Store:
         self._engine = database.engine
         self._commits = SharedCommits(database)
         self.leaves_objects = False  # for a sweep by `serve`: this folder may be a copy that nobody serves
+        self._readers: set[object] = set()  # backups that read objects of a server
         self.waiting_large = threading.BoundedSemaphore(_WAITING_LARGE)  # held by who has `large`, or waits for it
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
@@ -210,11 +212,21 @@ class Store:
         """
         names = set(names)
         small = [{"gone": name} for name in names if name.startswith(_SMALL)]
-        if not (self.leaves_objects and self.payloads.shared):
+        if not ((self.leaves_objects or self._readers) and self.payloads.shared):
             self.payloads.delete(name for name in names if not name.startswith(_SMALL))
         if small:
             with contextlib.suppress(StorageError), self.transaction() as connection:
                 connection.execute(_DROP_SMALL, small)
+
+    @contextlib.contextmanager
+    def objects_stay(self) -> Iterator[None]:
+        """Remove no object of a server meanwhile: what is struck out by then is left for a sweep."""
+        mark = object()
+        self._readers.add(mark)
+        try:
+            yield
+        finally:
+            self._readers.discard(mark)
 
     def sweep(self, *, opens: bool = False) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many.
@@ -261,7 +273,7 @@ def open_store(
         if not joins and not database.lead(wait_s):
             told = f"another process leads the coordinator of {home.root}; stop it, or wait until it is done"
             raise OperatorError(told, IN_USE)
-        store = Store(home, database, _payloads(home, payloads))
+        store = Store(home, database, claimed_payloads(home, payloads) if payloads else DiskPayloads(home.blobs))
     except BaseException as error:
         database.close()
         if isinstance(error, database.errors):
@@ -299,15 +311,19 @@ def check_owner(found: str | None, owner: str) -> None:
         )
 
 
-def _payloads(home: CoordinatorHome, url: str) -> Payloads:
-    if not url:
-        return DiskPayloads(home.blobs)
+def s3_payloads(url: str, secret: bytes) -> "S3Payloads":
+    """Name a place in an S3-compatible store; an `OperatorError` where it is no such URL, or the extra is missing."""
     if find_spec("obstore") is None:
-        raise OperatorError(f"the setting payloads needs {needs_extra('s3')}", USAGE)
+        raise OperatorError(f"payloads in an S3-compatible store need {needs_extra('s3')}", USAGE)
     from edgefl_coordinator.payloads.s3 import S3Payloads
 
+    return S3Payloads(url, secret)
+
+
+def claimed_payloads(home: CoordinatorHome, url: str) -> "S3Payloads":
+    """Open the place in an S3-compatible store that is a coordinator's; an `OperatorError` where it is another's."""
     secret = read_private(home.keys / "secret.bin", SECRET_FILE_BYTES)
-    payloads = S3Payloads(url, secret)
+    payloads = s3_payloads(url, secret)
     payloads.claim(hmac.digest(secret, pae(b"payloads-owner"), "sha256").hex())
     return payloads
 

@@ -28,7 +28,7 @@ def test_a_half_sent_reply_goes_on(
     federation.store.payloads.put_piece(row.blob, 2**19, b"half of a piece")
     path = backup_of(federation, folder / "backup")
     assert sent.put(member, 2**19, third) == third
-    restoration.restore(path, home := CoordinatorHome(folder / "elsewhere"), None, clock(), database())
+    restoration.restore(path, home := CoordinatorHome(folder / "elsewhere"), None, clock(), database=database())
     member.coordinator = again = open_coordinator(home, clock=clock)
     try:
         assert (home.blobs / row.blob).stat().st_size == 2**19

@@ -17,7 +17,6 @@ from tests.coordinator.backups import backup_of
 from tests.coordinator.on_postgresql.conftest import events
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys, restoration
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome, load_settings
@@ -125,7 +124,7 @@ def test_from_a_database_to_a_file_and_back(federated, empty, tools, folder: Pat
         here.store.close()
         clock.now_ms += 1000
         home = CoordinatorHome(folder / f"turn-{turn}")
-        restoration.restore(path, home, None, clock(), url)
+        restoration.restore(path, home, None, clock(), database=url)
         assert load_settings(home).database == url and home.database.exists() is home.lock.exists() is (url == "")
         assert list(home.jobs.iterdir()) == []
         lasts.append(events(here := open_coordinator(home, clock=clock))[-2:])
@@ -179,16 +178,16 @@ def test_nothing_is_left_over_where_it_fails(
             )
             expected = StorageError
         with pytest.raises(expected):
-            restoration.restore(backup, home, None, clock(), empty)
+            restoration.restore(backup, home, None, clock(), database=empty)
     assert list(home.root.iterdir()) == [] and tables_in(running, empty) == 0
-    restoration.restore(backup, home, None, clock(), empty)
+    restoration.restore(backup, home, None, clock(), database=empty)
     open_coordinator(home, clock=clock).store.close()
 
 
 def test_a_restored_database_is_its_coordinators(federated, empty, tmp_path: Path, clock) -> None:
     """From the first moment on, before it was ever served: `init` of another coordinator does not get it."""
     backup = backup_of(federated, tmp_path / "b")
-    restoration.restore(backup, CoordinatorHome(tmp_path / "new"), None, clock(), empty)
+    restoration.restore(backup, CoordinatorHome(tmp_path / "new"), None, clock(), database=empty)
     options = ["--federation", "x", "--method", "fedavg", "--classes", "a,b", "--port", "0", "--preset", "tiny"]
     said = CliRunner().invoke(main, ["init", str(tmp_path / "other"), *options, "--database", empty])
     assert "belongs to another coordinator" in said.stderr and not (tmp_path / "other").exists()
@@ -210,9 +209,3 @@ def test_a_database_that_goes_away_while_it_is_copied(federated, running, monkey
     running.start()
     name = OPERATIONS["begin_backup"](federated, {})["snapshot"]
     assert snapshot.what_it_holds(snapshot.folder_of(federated.store.home, name))[1] == len(events(federated))
-
-
-def test_payloads_of_an_s3_store_are_named(federated, monkeypatch) -> None:
-    monkeypatch.setattr(type(federated.settings), "payloads", "s3://edgefl/skin")
-    with pytest.raises(OperatorError, match="which this command does not copy"):
-        OPERATIONS["begin_backup"](federated, {})
