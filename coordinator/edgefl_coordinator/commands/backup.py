@@ -12,7 +12,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
-    from edgefl_coordinator.store.backup_file import About
+    from edgefl_coordinator.store.backups.backup_file import About
 
 
 @click.command()
@@ -43,8 +43,8 @@ def backup(operator: Operator, file: Path) -> None:
 
 def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":
     from edgefl_coordinator.settings import CoordinatorHome
-    from edgefl_coordinator.store import snapshot
-    from edgefl_coordinator.store.backup_file import About, BackedUp, write_backup
+    from edgefl_coordinator.store.backups import snapshot
+    from edgefl_coordinator.store.backups.backup_file import About, BackedUp, write_backup
     from edgefl_protocol.distribution import VERSION
 
     with snapshot.held(CoordinatorHome(operator.home.resolve()), str(facts["snapshot"])) as folder:

@@ -26,9 +26,10 @@ import tomli_w
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, settings_from_table, settings_to_table
-from edgefl_coordinator.store import audit, audit_heads, copies
+from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.audit_chain import RESTORED
-from edgefl_coordinator.store.backup_file import About, BackupManifest, content, read_manifest, unpack
+from edgefl_coordinator.store.backups import copies
+from edgefl_coordinator.store.backups.backup_file import About, BackupManifest, content, read_manifest, unpack
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys, owner_of
 from edgefl_coordinator.store.statements import KEEP_FACT
 from edgefl_coordinator.store.store import OWNER, open_store

@@ -15,7 +15,7 @@ from edgefl_coordinator.store.tables import LATER, VERSION, metadata
 NOTED = "store_version"  # the fact that holds the version where a database has no other place for it
 _HISTORY = "migrations"  # the table in which stores without a version kept theirs
 
-Described = tuple[str, str, str, bool, int]  # table, column, type, whether it may be NULL, place in the primary key
+ColumnForm = tuple[str, str, str, bool, int]  # table, column, type, whether it may be NULL, place in the primary key
 
 
 def bring(connection: Connection, version: int) -> bool:
@@ -51,7 +51,7 @@ def bring_file(connection: Connection) -> bool:
     return new
 
 
-def _found(connection: Connection) -> Iterator[Described]:
+def _found(connection: Connection) -> Iterator[ColumnForm]:
     inspector = inspect(connection)
     keys = inspector.get_multi_pk_constraint()
     for key, columns in inspector.get_multi_columns().items():
@@ -61,7 +61,7 @@ def _found(connection: Connection) -> Iterator[Described]:
             yield key[1], one["name"], str(one["type"]), one["nullable"] and not place, place
 
 
-def _older(connection: Connection) -> Iterator[Described]:
+def _older(connection: Connection) -> Iterator[ColumnForm]:
     """Give what `_found` finds where the tables are those of every version before this one."""
     dialect: Any = connection.dialect
     for table in metadata.tables.values():

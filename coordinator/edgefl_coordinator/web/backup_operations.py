@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgefl_coordinator.rounds.operator_gate import command_of
-from edgefl_coordinator.store import audit, snapshot
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.backups import snapshot
 from edgefl_coordinator.store.coordinator import Coordinator
 
 Arguments = Mapping[str, Any]

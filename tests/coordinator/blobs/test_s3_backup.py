@@ -19,7 +19,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import restoration
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome, load_settings
-from edgefl_coordinator.store import snapshot
+from edgefl_coordinator.store.backups import snapshot
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.store.store import Store, s3_payloads
 from edgefl_coordinator.store.tables import broadcasts, replies, states, uploads

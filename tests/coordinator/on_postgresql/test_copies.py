@@ -20,7 +20,8 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.members import coordinator_keys, restoration
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome, load_settings
-from edgefl_coordinator.store import audit, copies, snapshot, versions
+from edgefl_coordinator.store import audit, versions
+from edgefl_coordinator.store.backups import copies, snapshot
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
 from edgefl_coordinator.store.tables import metadata

@@ -29,7 +29,7 @@ from sqlalchemy import Column, delete, func, literal_column, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
-from edgefl_coordinator.store import copies
+from edgefl_coordinator.store.backups import copies
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.store import BLOB_COLUMNS, Store
 from edgefl_coordinator.store.tables import audit, uploads
