@@ -75,7 +75,7 @@ def _taken(coordinator: Coordinator, folder: Path) -> bool:
     """Take what is of one moment; False where a transaction is so large that SQLite lets nobody read meanwhile."""
     store, file = coordinator.store, folder / DATABASE
     columns = [one for one in BLOB_COLUMNS if one.table is not uploads or not store.payloads.shared]
-    with contextlib.ExitStack() as until_copied:
+    with contextlib.ExitStack() as until_fetched, contextlib.ExitStack() as until_copied:
         with coordinator.keys.changing, store.transaction():
             still = store.database.still()
             if still is None:
@@ -87,11 +87,12 @@ def _taken(coordinator: Coordinator, folder: Path) -> bool:
                 named = [name for column in columns for name in rows.scalars(select(column))]
             _copy_small(store.home, coordinator.settings, folder)
             if store.payloads.shared:
-                until_copied.enter_context(store.objects_stay())
+                until_fetched.enter_context(store.objects_stay())
             else:
                 _link_blobs(store.home, folder, named)
         if still is not None:
             copies.to_file(rows, file)
+            until_copied.close()
         if store.payloads.shared:
             _fetch_blobs(store, folder, named)
     return True
