@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import LargeBinary, Text, create_engine, insert, select
+from sqlalchemy import LargeBinary, Text, create_engine, insert, select, text
 from tests.coordinator.backups import backup_of
 from tests.coordinator.on_postgresql.conftest import events
 
@@ -192,6 +192,25 @@ def test_a_restored_database_is_its_coordinators(federated, empty, tmp_path: Pat
     options = ["--federation", "x", "--method", "fedavg", "--classes", "a,b", "--port", "0", "--preset", "tiny"]
     said = CliRunner().invoke(main, ["init", str(tmp_path / "other"), *options, "--database", empty])
     assert "belongs to another coordinator" in said.stderr and not (tmp_path / "other").exists()
+
+
+def test_a_full_disk_ends_with_a_sentence(federated, tools, monkeypatch) -> None:
+    """With the rows half written; SQLite's own limit stands for the disk's. Nothing is left over."""
+    bring = versions.bring_file
+
+    def small(connection: Any) -> bool:
+        new = bring(connection)
+        pages = connection.scalar(text("PRAGMA page_count"))
+        connection.execute(text("PRAGMA max_page_count = " + str(pages + 2)))
+        return new
+
+    monkeypatch.setattr(versions, "bring_file", small)
+    with federated.store.transaction() as connection:
+        for number in range(200):
+            audit.append(connection, number, "tried", "skin", {"detail": "x" * 500})
+    with pytest.raises(StorageError, match="the store was not copied: the disk is full"):
+        OPERATIONS["begin_backup"](federated, {})
+    assert list(federated.store.home.jobs.iterdir()) == []
 
 
 def test_a_database_that_goes_away_while_it_is_copied(federated, running, monkeypatch) -> None:

@@ -131,10 +131,11 @@ def _file(path: Path) -> Iterator[Connection]:
     try:
         with engine.connect() as connection:
             yield connection
-    except DBAPIError as error:
-        if not isinstance(error.orig, sqlite3.Error):
+    except (DBAPIError, sqlite3.Error) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if not isinstance(cause, sqlite3.Error):
             raise
-        raise not_copied(error.orig) from error
+        raise not_copied(cause) from error
 
 
 def not_copied(error: sqlite3.Error) -> StorageError:
