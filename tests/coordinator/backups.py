@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from edgefl_coordinator.store import snapshot
-from edgefl_coordinator.store.backup_file import About, BackedUp, write_backup
+from edgefl_coordinator.store.backups import snapshot
+from edgefl_coordinator.store.backups.backup_file import About, BackedUp, write_backup
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.operations import OPERATIONS
 

@@ -29,15 +29,17 @@ from edgefl_protocol import Payload, generate_signing_key
 from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
-def restored(folder: Path, clock: Any) -> Any:
-    """Restore a backup in a folder of its own, and open it."""
+def restored(folder: Path, clock: Any, database: Any) -> Any:
+    """Restore a backup in a folder of its own, from a database of PostgreSQL in another, and open it."""
     opened: list[Coordinator] = []
 
     def restore(path: Path, name: str = "elsewhere", passphrase: bytes | None = None) -> Coordinator:
         home = CoordinatorHome(folder / name)
-        restoration.restore(path, home, passphrase, clock())
+        restoration.restore(path, home, passphrase, clock(), database=database())
         opened.append(open_coordinator(home, passphrase, clock=clock))
         return opened[-1]
 
@@ -61,9 +63,12 @@ def test_a_restored_folder_is_the_one_that_was_backed_up(coordinator, tools, res
     again = restored(backup_of(coordinator, tmp_path / "backup"))
     old, new = coordinator.store.home, again.store.home
     assert not (new.keys / "root.key").exists() and (old.keys / "root.key").exists()
-    for name in ("config.toml", "keys/signing.key", "keys/secret.bin", "keys/root.pub", "tls/server.key"):
+    config = (old.root / "config.toml").read_text().replace(coordinator.settings.database, again.settings.database)
+    assert (new.root / "config.toml").read_text() == config
+    for name in ("keys/signing.key", "keys/secret.bin", "keys/root.pub", "tls/server.key"):
         assert (new.root / name).read_bytes() == (old.root / name).read_bytes(), name
         assert (new.root / name).stat().st_mode == (old.root / name).stat().st_mode, name
+    assert (new.root / "config.toml").stat().st_mode == (old.root / "config.toml").stat().st_mode
     assert {path.name: path.read_bytes() for path in new.blobs.iterdir()} == {
         path.name: path.read_bytes() for path in old.blobs.iterdir()
     }

@@ -17,7 +17,7 @@ import pytest
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import restoration
 from edgefl_coordinator.settings import CoordinatorHome
-from edgefl_coordinator.store.backup_file import About, BackedUp, read_manifest, unpack, write_backup
+from edgefl_coordinator.store.backups.backup_file import About, BackedUp, read_manifest, unpack, write_backup
 
 ABOUT = About(federation="skin", made_ms=1, program="0.1.0", store=1, rows=0)
 

@@ -49,12 +49,13 @@ def typed(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_round_goes_on_elsewhere(folder: Path, tools: Any) -> None:
+@pytest.mark.both_databases
+def test_a_round_goes_on_elsewhere(folder: Path, tools: Any, database: Any) -> None:
     """Two reply before the backup, one after it, one after the restoration; tasks are asked for all the time."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     table = tools.settings_table(
-        suite=2, port=port, public_url=f"https://localhost:{port}", task={"backbone": BACKBONE},
+        suite=2, port=port, database=database(), public_url=f"https://localhost:{port}", task={"backbone": BACKBONE},
         rounds={"start": "automatic", "quorum_target": 4, "deadline_s": 3600},
     )  # fmt: skip
     home, elsewhere = CoordinatorHome(folder / "home"), CoordinatorHome(folder / "elsewhere")
@@ -86,7 +87,7 @@ def test_a_round_goes_on_elsewhere(folder: Path, tools: Any) -> None:
             asking.join(30)
         assert asked[0] > 0 and backup["bytes"] == (folder / "backup").stat().st_size
         process.kill()
-    restored = typed("restore", str(folder / "backup"), "--home", str(elsewhere.root))
+    restored = typed("restore", str(folder / "backup"), "--home", str(elsewhere.root), "--database", database())
     assert restored["backup_ms"] == backup["made_ms"]
     with serving(elsewhere, folder / "log-2"):
         told = {one["name"]: one["replied"] for one in run_operation(elsewhere, "status", {})["members"]}

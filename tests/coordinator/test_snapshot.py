@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.store import snapshot
+from edgefl_coordinator.store.backups import snapshot
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol.envelopes.key_files import signing_key_from_pem, signing_key_to_pem
 from edgefl_protocol.errors import StorageError

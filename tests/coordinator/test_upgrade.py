@@ -12,6 +12,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
+from edgefl_coordinator.store.sqlite_file import SqliteFile
 from edgefl_coordinator.store.tables import VERSION
 
 
@@ -37,6 +38,10 @@ def test_upgrade_tries_on_a_copy(make_coordinator, tmp_path: Path) -> None:
     before = prepared("DROP TABLE small_blobs", "PRAGMA user_version = 1")
     assert json.loads(typed("--dry-run", "--json").stdout) == {"found": 1, "known": VERSION, "changed": False}
     assert home.database.read_bytes() == before and list(home.jobs.iterdir()) == []
+    with closing(SqliteFile(home)):  # an older `serve`, as it were
+        assert "as was tried" in typed("--dry-run").stdout
+        used = typed()
+        assert used.exit_code == 1 and "another process uses" in used.stderr
     assert f"of version 1 now has version {VERSION}" in typed().stdout
     before = prepared("PRAGMA user_version = 99")
     for more in ((), ("--dry-run",)):

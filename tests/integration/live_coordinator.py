@@ -25,11 +25,12 @@ from edgefl_coordinator.web.operations import OPERATIONS
 class Live:
     """A coordinator behind real TLS; rounds move on when the test says so."""
 
-    def __init__(self, folder: Path, task: dict[str, Any], rounds: int, **changes: Any) -> None:
+    def __init__(self, folder: Path, task: dict[str, Any], rounds: int, database: str = "", **changes: Any) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))
         port = self.listening.getsockname()[1]
         table = {
             "federation": "skin", "public_url": f"https://127.0.0.1:{port}", "port": port, "suite": 1,
+            "database": database,
             "task": {"line": "main", "maps_per_class": 5, **task},
             "rounds": {
                 "count": rounds, "quorum_min": 2, "quorum_target": 2, "min_cohort": 1, "allow_small_cohort": True,

@@ -8,6 +8,7 @@ Source: docs/security.md check 67, docs/decisions/0056.
 import gc
 import socket
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,28 @@ class Elsewhere(Live):
         self.coordinator = open_coordinator(self.home)
 
 
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
+    """Gives where a store lies, the file in the folder or a PostgreSQL database of its own."""
+    if request.param == "sqlite":
+        yield lambda: ""
+        return
+    import postgresql_cluster  # of benchmarks/, which only pytest has on its path
+
+    if postgresql_cluster.programs() is None:
+        pytest.skip("PostgreSQL's initdb and pg_ctl are not installed (apt-get install postgresql)")
+    with postgresql_cluster.running() as cluster:
+        yield cluster.database
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_restored_federation_goes_on_to_its_end(lost: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lost", "database"), [(0, "sqlite"), (2, "sqlite"), (2, "postgresql")], indirect=["database"])
+def test_a_restored_federation_goes_on_to_its_end(lost: int, database: Callable[[], str], tmp_path: Path) -> None:
     """One site replied before the backup; then so many rounds were done that the backup does not know."""
     torch.set_num_threads(1)
     chosen: dict[str, Any] = {"data": (DATA,), "preset": "tiny", "backbone": "tiny", "image_px": 36, "device": "cpu"}
     local = engine.run(resolve("fedevprompt", chosen, None, []), tmp_path / "local", resume=False)
-    before = Live(tmp_path / "coordinator", *task_of_run(tmp_path / "local", []))
+    before = Live(tmp_path / "coordinator", *task_of_run(tmp_path / "local", []), database=database())
     with before.serving():
         for name in SITES:
             enrol(before, tmp_path, name)
@@ -67,7 +82,8 @@ def test_a_restored_federation_goes_on_to_its_end(lost: int, tmp_path: Path) -> 
             again.move_on()
         gone = again.operate("status")
         again.coordinator.store.close()
-    main(["restore", str(tmp_path / "backup"), "--home", str(tmp_path / "new")], standalone_mode=False)
+    where = ["--home", str(tmp_path / "new"), "--database", database()]
+    main(["restore", str(tmp_path / "backup"), *where], standalone_mode=False)
     restored = Elsewhere(tmp_path / "new", port)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -12,7 +12,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
-    from edgefl_coordinator.store.backup_file import About
+    from edgefl_coordinator.store.backups.backup_file import About
 
 
 @click.command()
@@ -43,8 +43,8 @@ def backup(operator: Operator, file: Path) -> None:
 
 def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":
     from edgefl_coordinator.settings import CoordinatorHome
-    from edgefl_coordinator.store import snapshot
-    from edgefl_coordinator.store.backup_file import About, BackedUp, write_backup
+    from edgefl_coordinator.store.backups import snapshot
+    from edgefl_coordinator.store.backups.backup_file import About, BackedUp, write_backup
     from edgefl_protocol.distribution import VERSION
 
     with snapshot.held(CoordinatorHome(operator.home.resolve()), str(facts["snapshot"])) as folder:
@@ -61,10 +61,16 @@ def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[Abou
 @click.argument("file", metavar="FILE", type=FILE)
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", required=True,
               help="New or empty folder to restore it in.")  # fmt: skip
+@click.option("--database", metavar="URL", default="",
+              help="Empty PostgreSQL database for the store, postgresql://USER@HOST/NAME, wherever the store lay "
+                   "before.  [default: a file in DIR]")  # fmt: skip
+@click.option("--payloads", metavar="URL", default="",
+              help="Empty prefix of an S3-compatible store for payloads above 64 KiB, in the form that `init` takes, "
+                   "wherever they lay before.  [default: DIR]")  # fmt: skip
 @PASSPHRASE
 @JSON
 @guarded
-def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+def restore(file: Path, home: Path, database: str, payloads: str, passphrase_file: Path | None, as_json: bool) -> None:
     """Make the folder DIR from the backup FILE.
 
     Stop the coordinator that it is a backup of for good: two of them would tell members different things. Members go on
@@ -76,9 +82,14 @@ def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool)
 
     operator = Operator(home, passphrase_file, as_json)
     now_ms = wall_clock_ms()
-    about = restored(file, CoordinatorHome(home.resolve()), read_passphrase(passphrase_file), now_ms)
-    facts = {"federation": about.federation, "home": str(home), "backup_ms": about.made_ms, "restored_ms": now_ms}
-    operator.show(facts, f"restored {about.federation} in {home}, as it was at {moment(about.made_ms)}")
+    secret = read_passphrase(passphrase_file)
+    about = restored(file, CoordinatorHome(home.resolve()), secret, now_ms, database=database, payloads=payloads)
+    places = {"home": str(home), "database": database, "payloads": payloads}
+    where = ", ".join(filter(None, places.values()))
+    operator.show(
+        {"federation": about.federation, **places, "backup_ms": about.made_ms, "restored_ms": now_ms},
+        f"restored {about.federation} in {where}, as it was at {moment(about.made_ms)}",
+    )
     click.echo(
         "what happened since is not known here: revoke again members, signers and unused invites that were revoked "
         f"since, then run: {operator.typed('edgefl-coordinator rotate')}; publish again what was published",
@@ -89,7 +100,7 @@ def restore(file: Path, home: Path, passphrase_file: Path | None, as_json: bool)
 
 @click.command()
 @HOME
-@click.option("--dry-run", is_flag=True, help="Try it on a copy of the store, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Try it, and change nothing.")
 @JSON
 @guarded
 def upgrade(home: Path, dry_run: bool, as_json: bool) -> None:
@@ -97,23 +108,17 @@ def upgrade(home: Path, dry_run: bool, as_json: bool) -> None:
 
     `serve` does the same when it starts. Make a backup before.
     """
-    from edgefl_coordinator.errors import OperatorError
     from edgefl_coordinator.settings import CoordinatorHome, load_settings
     from edgefl_coordinator.store import upgrading
-    from edgefl_coordinator.web.admin import is_served
 
     folder = CoordinatorHome(home.resolve())
-    if load_settings(folder).database:
-        raise OperatorError(
-            "the store is a PostgreSQL database: serve brings it to this version when it starts; copy it with pg_dump "
-            "before"
-        )
-    found = upgrading.found(folder)
-    if found != upgrading.KNOWN and not is_served(folder):
-        (upgrading.tried if dry_run else upgrading.done)(folder)
+    database = load_settings(folder).database
+    found = upgrading.found(folder, database)
+    if found != upgrading.KNOWN:
+        (upgrading.tried if dry_run else upgrading.done)(folder, database)
     facts = {"found": found, "known": upgrading.KNOWN, "changed": found != upgrading.KNOWN and not dry_run}
     to = f"version {upgrading.KNOWN}"
-    said = f"now has {to}" if facts["changed"] else f"can be brought to {to}, as tried on a copy"
+    said = f"now has {to}" if facts["changed"] else f"can be brought to {to}, as was tried"
     told = f"the store has {to}, which this program uses: nothing is to be done"
     text = told if found == upgrading.KNOWN else f"the store of version {found} {said}"
     Operator(home, None, as_json).show(facts, text)

@@ -11,7 +11,6 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,9 +30,8 @@ from edgefl_coordinator.settings import (
 from edgefl_coordinator.store.coordinator import wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.store.statements import FACT
-from edgefl_coordinator.store.store import OWNER, SECRET_FILE_BYTES, open_store
+from edgefl_coordinator.store.store import OWNER, SECRET_FILE_BYTES, open_store, s3_payloads
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
@@ -170,13 +168,8 @@ def check_payloads(url: str) -> None:
         OperatorError: it is no such URL, something lies there, or the extra is missing.
         StorageError: the store does not answer, or refuses the credentials.
     """
-    if not url:
-        return
-    if find_spec("obstore") is None:
-        raise OperatorError(f"--payloads needs {needs_extra('s3')}", USAGE)
-    from edgefl_coordinator.payloads.s3 import S3Payloads
-
-    S3Payloads(url, b"").try_out()
+    if url:
+        s3_payloads(url, b"").try_out()
 
 
 def check_names(run: Path | None, method: str, backbone: str | None, assignments: Sequence[str]) -> None:

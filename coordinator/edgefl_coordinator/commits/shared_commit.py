@@ -64,6 +64,9 @@ class Database(Protocol):
     def looking(self) -> AbstractContextManager[Connection] | None:
         """Give a connection that reads what is committed, beside the writer's; None where there is only that one."""
 
+    def still(self) -> AbstractContextManager[Connection] | None:
+        """Give a connection that sees what is committed now, and nothing later; None where a file is copied instead."""
+
     def lead(self, wait_s: float = 0.0) -> bool:
         """Tell whether this process does what one alone may do, from now until it ends or loses the database."""
 

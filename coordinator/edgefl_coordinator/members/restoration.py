@@ -2,29 +2,37 @@
 
 Guarantees:
     Nothing that is there is overwritten. `config.toml` is written last, so a folder with it is restored as a whole;
-    what was written is removed where something failed.
+    what was written is removed where something failed, from a database or prefix, too.
+    The store lies where the caller says, in the folder or in a PostgreSQL database and an S3-compatible store, wherever
+    it lay before. These are filled from the finished folder.
     The restored coordinator has a new sealing key and none of before. So no message that was sealed before opens,
     whatever the replay windows have forgotten; members fetch the new key, and send what they still have in new
     messages. What was acknowledged before the backup keeps its first answer.
     The number of the key record rises above all that were lost. That of the list of revoked keys does not: devices
     refuse a list that may lack a stolen key, until the operator has revoked it again and says so (`rotate`).
     The audit log goes on from the backup's with the row `restored`, which is signed.
-Source: docs/security.md check 67; docs/decisions/0056.
+Source: docs/security.md check 67; docs/decisions/0056, 0069.
 """
 
 import shutil
 import tomllib
+from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edgefl_coordinator.errors import OperatorError
+import tomli_w
+
+from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.members import coordinator_keys
-from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, settings_from_table
+from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, settings_from_table, settings_to_table
 from edgefl_coordinator.store import audit, audit_heads
 from edgefl_coordinator.store.audit_chain import RESTORED
-from edgefl_coordinator.store.backup_file import About, BackupManifest, content, read_manifest, unpack
-from edgefl_coordinator.store.coordinator import Coordinator, load_keys
-from edgefl_coordinator.store.store import open_store
+from edgefl_coordinator.store.backups import copies
+from edgefl_coordinator.store.backups.backup_file import About, BackupManifest, content, read_manifest, unpack
+from edgefl_coordinator.store.coordinator import Coordinator, load_keys, owner_of
+from edgefl_coordinator.store.statements import KEEP_FACT
+from edgefl_coordinator.store.store import OWNER, open_store
 from edgefl_coordinator.store.tables import VERSION
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import StorageError
@@ -32,25 +40,36 @@ from edgefl_protocol.errors import StorageError
 _MAX_CONFIG_BYTES = 2**20
 
 
-def restore(backup: Path, home: CoordinatorHome, passphrase: bytes | None, now_ms: int) -> About:
+def restore(
+    backup: Path,
+    home: CoordinatorHome,
+    passphrase: bytes | None,
+    now_ms: int,
+    *,
+    database: str = "",
+    payloads: str = "",
+) -> About:
     """Make a coordinator's folder from a backup; return what it is a backup of.
 
     Args:
         passphrase: of the keys, the one that they had.
         now_ms: Unix milliseconds; not before the backup.
+        database: URL of an empty PostgreSQL database for the store; "" for the file in the folder.
+        payloads: `s3://…`, an empty prefix for larger blobs; "" for the folder.
 
     Raises:
-        OperatorError: the folder holds something; the file is no backup, was cut or changed, or a newer version made
-            it; the clock is before the backup.
+        OperatorError: the folder, database or prefix holds something; the file is no backup, was cut or changed, or a
+            newer version made it; the clock is before the backup; a URL is none.
         KeyMaterialError: the passphrase does not fit.
-        StorageError: the disk is full.
+        StorageError: the disk is full, or what was named does not answer.
     """
     if home.root.is_dir() and (found := sorted(home.root.iterdir())):
         raise OperatorError(f"{home.root} holds {found[0].name}; choose a new or empty folder")
     manifest = read_manifest(backup)
     _check(backup, manifest.about, now_ms)
     config = content(backup, manifest, home.config.name, _MAX_CONFIG_BYTES)
-    settings = _settings(backup, config)
+    settings, config = _settings(backup, config, {"database": database, "payloads": payloads})
+    copies.check_vacant(database, payloads)
     there = home.root.exists()
     try:
         for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
@@ -59,7 +78,14 @@ def restore(backup: Path, home: CoordinatorHome, passphrase: bytes | None, now_m
         load_keys(home, passphrase)  # before the large part
         unpack(backup, manifest, home.root, blobs=True, but=home.config.name)
         _begin_anew(home, settings, manifest, passphrase, now_ms)
-        write_atomic(home.config, config, mode=0o600)
+        with ExitStack() as emptied_else:
+            if payloads:
+                emptied_else.enter_context(copies.sent(payloads, home))
+            if database:
+                emptied_else.enter_context(copies.filled(database, home.database))
+                home.database.unlink()
+                home.lock.unlink()
+            write_atomic(home.config, config, mode=0o600)
     except BaseException as error:
         _remove(home.root, keep=there)
         if isinstance(error, OSError):
@@ -81,11 +107,17 @@ def _check(backup: Path, about: About, now_ms: int) -> None:
         )
 
 
-def _settings(backup: Path, config: bytes) -> CoordinatorSettings:
+def _settings(backup: Path, config: bytes, places: Mapping[str, str]) -> tuple[CoordinatorSettings, bytes]:
+    """Return the settings of a backup with the places where the store will lie, and the file that says so."""
     try:
-        return settings_from_table(tomllib.loads(config.decode()))
+        settings = settings_from_table(tomllib.loads(config.decode()))
     except ValueError as error:
         raise OperatorError(f"the settings in {backup} are not ones that this version knows: {error}") from error
+    try:
+        moved = settings_from_table({**settings_to_table(settings), **places})
+    except ValueError as error:
+        raise OperatorError(str(error), USAGE) from error
+    return moved, config if moved == settings else tomli_w.dumps(settings_to_table(moved)).encode()
 
 
 def _begin_anew(
@@ -102,6 +134,8 @@ def _begin_anew(
         with store.transaction() as connection:
             detail = {"backup": _moment(about.made_ms), "backup_ms": about.made_ms, "rows": about.rows}
             audit.append(connection, now_ms, RESTORED, settings.federation, detail)
+            if settings.database:
+                KEEP_FACT.run(connection, key=OWNER, value=owner_of(coordinator.keys.secret))
         coordinator_keys.renew_restored(coordinator, now_ms - about.made_ms)
         audit_heads.sign(coordinator)
     finally:

@@ -112,6 +112,11 @@ class S3Payloads:
             obstore.put(self._store, "owner", b"tried")
             obstore.delete(self._store, "owner")
 
+    def clear(self) -> None:
+        """Remove all that lies below the prefix."""
+        with self._asked("list"):
+            self._delete([one["path"] for batch in obstore.list(self._store) for one in batch])
+
     def _read(self, name: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):
             return bytes(obstore.get(self._store, name).bytes())

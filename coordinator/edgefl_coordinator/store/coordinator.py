@@ -122,6 +122,11 @@ def load_keys(home: CoordinatorHome, passphrase: bytes | None = None) -> Keys:
         raise KeyMaterialError(f"{home.keys}: {error}", error.code) from error
 
 
+def owner_of(secret: bytes) -> str:
+    """Return what says, in a database, whose it is: only the coordinator with this secret can compute it."""
+    return hmac.digest(secret, pae(b"store"), "sha256").hex()
+
+
 def open_coordinator(
     home: CoordinatorHome,
     passphrase: bytes | None = None,
@@ -148,7 +153,7 @@ def open_coordinator(
     try:
         # Only now: whoever had the store open may have changed the keys.
         coordinator = Coordinator(settings, store, load_keys(home, passphrase), clock, seen=seen)
-        store.claim(coordinator.derive("store").hex())
+        store.claim(owner_of(coordinator.keys.secret))
         if store.database.shared and not joins:
             store.sweep(opens=True)
         return coordinator

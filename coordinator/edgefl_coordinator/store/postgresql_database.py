@@ -29,13 +29,15 @@ from sqlalchemy.pool import QueuePool
 
 from edgefl_coordinator.commits.shared_commit import MET
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.store import versions
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT
-from edgefl_coordinator.store.tables import VERSION, metadata
+from edgefl_coordinator.store.tables import VERSION
 from edgefl_protocol.errors import StorageError
 
-_VERSION: Final = "store_version"  # the fact that holds the version of the tables
 _WRITE: Final = "BEGIN; SELECT pg_advisory_xact_lock(1162233421, hashtext(current_schema())); SAVEPOINT one"
 _LEAD: Final = "SELECT pg_try_advisory_lock(1162233422, hashtext(current_schema()))"
+_FOLLOW: Final = "SELECT pg_advisory_unlock(1162233422, hashtext(current_schema()))"
+_STILL: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1"  # the first question says of when
 _LOOKING: Final = 8  # connections that look up senders
 _PAUSE_S: Final = 0.1
 _LOCAL: Final = ("", "localhost", "127.0.0.1", "::1")
@@ -167,6 +169,33 @@ class PostgresqlDatabase:
         except self.errors as error:
             raise self.storage_error(error) from error
 
+    @contextlib.contextmanager
+    def still(self) -> Iterator[Connection]:
+        """Give a connection of the pool that sees what is committed now, and nothing that comes later."""
+        with self.looking() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute(_STILL, prepare=False)
+            try:
+                yield connection
+            finally:
+                with contextlib.suppress(*self.errors):
+                    driver.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[Connection]:
+        """Give the writer's connection, in a transaction that is undone unless the caller commits it; then close all.
+
+        A `StorageError` where the database does not answer.
+        """
+        try:
+            with self.engine.connect() as connection:
+                connection.begin()
+                yield connection
+        except self.errors as error:
+            raise self.storage_error(error) from error
+        finally:
+            self.close()
+
     def lead(self, wait_s: float = 0.0) -> bool:
         """Take the lock of who leads, or see whether it is still held; False where another process has it."""
         until = time.monotonic() + wait_s
@@ -199,20 +228,25 @@ class PostgresqlDatabase:
     def prepare(self, connection: Connection) -> bool:
         """Make the tables, as `Database` says.
 
-        An `OperatorError` where the server is set up to lose what it acknowledged, or to change texts.
+        An `OperatorError` where the server is set up to lose what it acknowledged, or to change texts, and where older
+        tables are another process's meanwhile.
         """
         self._check_server(connection)
+        version = self.version(connection)
+        if 0 < version < VERSION and not self.lead():
+            raise OperatorError("an earlier version of edgefl-derm uses the store: stop every serve of it first")
+        new = versions.bring(connection, version)
+        if version != VERSION:
+            KEEP_FACT.run(connection, key=versions.NOTED, value=str(VERSION))
+        return new
+
+    def version(self, connection: Connection) -> int:
+        """Return the version of the tables, 0 where there are none; an `OperatorError` where there are others."""
         found = inspect(connection).get_table_names()
-        if not found:
-            metadata.create_all(connection)
-            KEEP_FACT.run(connection, key=_VERSION, value=str(VERSION))
-            return True
-        version = FACT.value(connection, key=_VERSION) if "facts" in found else None
-        if version is None or not version.isdigit():
+        noted = FACT.value(connection, key=versions.NOTED) if "facts" in found else None
+        if found and (noted is None or not noted.isdigit()):
             raise OperatorError("the database holds tables of something else; give the coordinator an empty one")
-        if int(version) > VERSION:
-            raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
-        return False
+        return int(noted or 0)
 
     def _check_server(self, connection: Connection) -> None:
         number = connection.scalar(text("SHOW server_version"))
@@ -239,9 +273,11 @@ class PostgresqlDatabase:
         return StorageError(f"the store cannot be read or written ({name})", "storage")
 
     def close(self) -> None:
-        """Let go of all connections, and of the lead."""
+        """Let go of all connections, and of the lead: whoever asks for it next has it."""
         with self._asking:
             if self._leader is not None:
+                with contextlib.suppress(*self.errors):  # else it is free only once the server noticed the end
+                    self._leader.exec_driver_sql(_FOLLOW)
                 _give_up(self._leader)
                 self._leader = None
         self.engine.dispose()

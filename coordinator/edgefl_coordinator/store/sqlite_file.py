@@ -5,7 +5,6 @@ Guarantees:
     power cut (`durable.keep_commits` says how).
     The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
     3.50.7): there it is DELETE.
-    An empty file gets the tables, an older one those that came later; one with other tables is left as it is.
 Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
 """
 
@@ -13,24 +12,19 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import URL, Connection, Table, create_engine, event, text
+from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from edgefl_coordinator.errors import IN_USE, OperatorError
 from edgefl_coordinator.settings import CoordinatorHome
-from edgefl_coordinator.store.tables import LATER, VERSION, metadata
+from edgefl_coordinator.store import versions
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
 
 CACHE = "cache_size=-8192"  # KiB: what many uploads in one commit change; more would fill with replies, read once
-_COLUMNS = text(  # of every table but the one in which stores without a version kept their history
-    'SELECT held.name, one.name, one.type, one."notnull" OR one.pk > 0, one.pk FROM sqlite_schema AS held '
-    "JOIN pragma_table_info(held.name) AS one WHERE held.type = 'table' AND held.name <> 'migrations'"
-)
 
 
 def has_wal_reset_defect(version: tuple[int, int, int]) -> bool:
@@ -110,31 +104,16 @@ class SqliteFile:
     def looking(self) -> None:
         """Say that there is only the writer's connection."""
 
+    def still(self) -> None:
+        """Say that the file is copied instead."""
+
     def lead(self, wait_s: float = 0.0) -> bool:
         """Lead: nobody else has the file."""
         return True
 
     def prepare(self, connection: Connection) -> bool:
         """Make the tables, as `Database` says."""
-        version = connection.scalar(text("PRAGMA user_version"))
-        if version == VERSION:
-            return False
-        found = {tuple(row) for row in connection.execute(_COLUMNS)}
-        if version > VERSION:
-            raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
-        older = {row for table in metadata.tables.values() if table not in LATER for row in _described(table)}
-        if found and found != older:
-            raise OperatorError(
-                "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that "
-                "version can open; make a new coordinator in another folder with `edgefl-coordinator init`, and "
-                "invite its members again"
-            )
-        metadata.create_all(connection)
-        for table in metadata.tables.values():
-            for index in table.indexes:
-                index.create(connection, checkfirst=True)
-        connection.execute(text("PRAGMA user_version = 2"))
-        return not found
+        return versions.bring_file(connection)
 
     def storage_error(self, error: BaseException) -> StorageError:
         """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone."""
@@ -157,14 +136,6 @@ class SqliteFile:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def _described(table: Table) -> Iterator[tuple[str, str, str, int, int]]:
-    """Give what `_COLUMNS` selects of a file that has this table."""
-    keys = list(table.primary_key.columns)
-    for column in table.columns:
-        place = keys.index(column) + 1 if column.primary_key else 0
-        yield table.name, column.name, column.type.compile(), int(not column.nullable), place
 
 
 def _take_lock(home: CoordinatorHome, wait_s: float) -> int:

@@ -6,7 +6,8 @@ takes seven times as long for the same statement. What the driver raises, the da
 docs/security.md check 38; docs/decisions/0055.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, bindparam, select
@@ -52,6 +53,13 @@ class Statement:
         """
         driver, text, given = self._called(connection, values)
         (driver.execute if connection.dialect.name == "sqlite" else driver.later)(text, given)
+
+    def run_each(self, connection: Connection, rows: Iterable[Sequence[Any]]) -> None:
+        """Run it in the caller's transaction once for each row of values, in the order of its table's columns."""
+        form = self._forms.get(connection.dialect.name) or self._written(connection.dialect.name)
+        driver: Any = connection.connection.driver_connection
+        with closing(driver.cursor()) as cursor:
+            cursor.executemany(form.text, rows)
 
     def _called(self, connection: Connection, values: dict[str, Any]) -> tuple[Any, str, list[Any]]:
         form = self._forms.get(connection.dialect.name) or self._written(connection.dialect.name)

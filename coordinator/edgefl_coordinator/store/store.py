@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
@@ -39,6 +40,10 @@ from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_pieces, read_private
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pae import pae
+
+if TYPE_CHECKING:
+    from edgefl_coordinator.payloads.s3 import S3Payloads
+    from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
 
 _WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
@@ -85,6 +90,7 @@ class Store:
         self._engine = database.engine
         self._commits = SharedCommits(database)
         self.leaves_objects = False  # for a sweep by `serve`: this folder may be a copy that nobody serves
+        self._readers: set[object] = set()  # backups that read objects of a server
         self.waiting_large = threading.BoundedSemaphore(_WAITING_LARGE)  # held by who has `large`, or waits for it
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
@@ -102,11 +108,7 @@ class Store:
         with self.transaction() as connection:
             KEEP_FIRST_FACT.run(connection, key=OWNER, value=owner)
             found = FACT.value(connection, key=OWNER)
-        if found != owner:
-            raise OperatorError(
-                "the database belongs to another coordinator: give each its own, or restore the folder that it was "
-                "made with"
-            )
+        check_owner(found, owner)
 
     def lead(self) -> None:
         """Make this database the one by which objects are removed, and sweep where others may reach them.
@@ -210,11 +212,21 @@ class Store:
         """
         names = set(names)
         small = [{"gone": name} for name in names if name.startswith(_SMALL)]
-        if not (self.leaves_objects and self.payloads.shared):
+        if not ((self.leaves_objects or self._readers) and self.payloads.shared):
             self.payloads.delete(name for name in names if not name.startswith(_SMALL))
         if small:
             with contextlib.suppress(StorageError), self.transaction() as connection:
                 connection.execute(_DROP_SMALL, small)
+
+    @contextlib.contextmanager
+    def objects_stay(self) -> Iterator[None]:
+        """Remove no object of a server meanwhile: what is struck out by then is left for a sweep."""
+        mark = object()
+        self._readers.add(mark)
+        try:
+            yield
+        finally:
+            self._readers.discard(mark)
 
     def sweep(self, *, opens: bool = False) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many.
@@ -254,14 +266,14 @@ def open_store(
         OperatorError: another process has it open, or another version of this program made it with other tables.
         StorageError: it cannot be read or written.
     """
-    database = _database(home, wait_s, url)
+    database: Database = postgresql(url) if url else SqliteFile(home, wait_s)
     try:
         for folder in (home.blobs, home.jobs):
             folder.mkdir(mode=0o700, exist_ok=True)
         if not joins and not database.lead(wait_s):
             told = f"another process leads the coordinator of {home.root}; stop it, or wait until it is done"
             raise OperatorError(told, IN_USE)
-        store = Store(home, database, _payloads(home, payloads))
+        store = Store(home, database, claimed_payloads(home, payloads) if payloads else DiskPayloads(home.blobs))
     except BaseException as error:
         database.close()
         if isinstance(error, database.errors):
@@ -281,9 +293,8 @@ def open_store(
     return store
 
 
-def _database(home: CoordinatorHome, wait_s: float, url: str) -> Database:
-    if not url:
-        return SqliteFile(home, wait_s)
+def postgresql(url: str) -> "PostgresqlDatabase":
+    """Name the PostgreSQL database of a URL; an `OperatorError` where it is no such URL, or the driver is missing."""
     if find_spec("psycopg") is None:
         raise OperatorError(f"the setting database needs {needs_extra('postgresql')}", USAGE)
     from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
@@ -291,15 +302,28 @@ def _database(home: CoordinatorHome, wait_s: float, url: str) -> Database:
     return PostgresqlDatabase(url)
 
 
-def _payloads(home: CoordinatorHome, url: str) -> Payloads:
-    if not url:
-        return DiskPayloads(home.blobs)
+def check_owner(found: str | None, owner: str) -> None:
+    """Refuse, by an `OperatorError`, a database that another coordinator than the owner has claimed."""
+    if found not in (None, owner):
+        raise OperatorError(
+            "the database belongs to another coordinator: give each its own, or restore the folder that it was "
+            "made with"
+        )
+
+
+def s3_payloads(url: str, secret: bytes) -> "S3Payloads":
+    """Name a place in an S3-compatible store; an `OperatorError` where it is no such URL, or the extra is missing."""
     if find_spec("obstore") is None:
-        raise OperatorError(f"the setting payloads needs {needs_extra('s3')}", USAGE)
+        raise OperatorError(f"payloads in an S3-compatible store need {needs_extra('s3')}", USAGE)
     from edgefl_coordinator.payloads.s3 import S3Payloads
 
+    return S3Payloads(url, secret)
+
+
+def claimed_payloads(home: CoordinatorHome, url: str) -> "S3Payloads":
+    """Open the place in an S3-compatible store that is a coordinator's; an `OperatorError` where it is another's."""
     secret = read_private(home.keys / "secret.bin", SECRET_FILE_BYTES)
-    payloads = S3Payloads(url, secret)
+    payloads = s3_payloads(url, secret)
     payloads.claim(hmac.digest(secret, pae(b"payloads-owner"), "sha256").hex())
     return payloads
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the store takes half a second to import, which a command th
 _MAX_LINE = 64 * 2**10
 _MAX_ANSWER = 16 * 2**20
 _TIMEOUT_S = 60.0
+_LONG_S = {"begin_backup": 24 * 3600.0}  # of what takes as long as the store is large; a server that ends is noticed
 _PATIENCE_S = 20.0  # for a server that has the store and does not listen yet
 
 
@@ -116,7 +117,7 @@ def _ask(home: CoordinatorHome, request: dict[str, Any]) -> dict[str, Any] | Non
     if not home.socket.exists():
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, _short_path(home) as path:
-        connection.settimeout(_TIMEOUT_S)
+        connection.settimeout(_LONG_S.get(request["operation"], _TIMEOUT_S))
         try:
             connection.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):

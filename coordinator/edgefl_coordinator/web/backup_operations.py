@@ -7,9 +7,9 @@ backup keeps no request waiting. The audit log says when. Source: docs/security.
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.operator_gate import command_of
-from edgefl_coordinator.store import audit, snapshot
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.backups import snapshot
 from edgefl_coordinator.store.coordinator import Coordinator
 
 Arguments = Mapping[str, Any]
@@ -22,16 +22,6 @@ def begin_backup(coordinator: Coordinator, _: Arguments) -> Facts:
     `outside` are files that the settings name and that are not in it: the gate's program, and what lies elsewhere. A
     `StorageError` where the disk is full; an `OperatorError` where the store is not all files.
     """
-    if coordinator.store.database.shared:
-        raise OperatorError(
-            "the store is a PostgreSQL database, which this command does not copy: stop every serve, then copy it with "
-            "pg_dump, and the folder beside it"
-        )
-    if coordinator.settings.payloads:
-        raise OperatorError(
-            "the payloads lie in an S3-compatible store, which this command does not copy: stop every serve, then copy "
-            "the folder and what lies below the prefix"
-        )
     settings, now_ms, home = coordinator.settings, coordinator.clock(), coordinator.store.home
     with coordinator.store.transaction() as connection:
         audit.append(connection, now_ms, "backup", settings.federation)

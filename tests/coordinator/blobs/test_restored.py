@@ -6,6 +6,7 @@ Source: docs/guides/backup.md, what members notice; docs/security.md check 67.
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.coordinator.backups import backup_of
 
 from edgefl_coordinator.members import restoration
@@ -15,7 +16,10 @@ from edgefl_coordinator.store.tables import uploads
 from edgefl_protocol import Payload
 
 
-def test_a_half_sent_reply_goes_on(federation: Any, pair: Any, lab: Any, folder: Path, clock: Any) -> None:
+@pytest.mark.both_databases
+def test_a_half_sent_reply_goes_on(
+    federation: Any, pair: Any, lab: Any, folder: Path, clock: Any, database: Any
+) -> None:
     """Two pieces lie there; a third is being written while the backup is made, and is then acknowledged."""
     member, sent = pair[0], lab.Blob(lab.reply_of(1).to_bytes())
     third = 3 * 2**18
@@ -24,7 +28,7 @@ def test_a_half_sent_reply_goes_on(federation: Any, pair: Any, lab: Any, folder:
     federation.store.payloads.put_piece(row.blob, 2**19, b"half of a piece")
     path = backup_of(federation, folder / "backup")
     assert sent.put(member, 2**19, third) == third
-    restoration.restore(path, home := CoordinatorHome(folder / "elsewhere"), None, clock())
+    restoration.restore(path, home := CoordinatorHome(folder / "elsewhere"), None, clock(), database=database())
     member.coordinator = again = open_coordinator(home, clock=clock)
     try:
         assert (home.blobs / row.blob).stat().st_size == 2**19

@@ -22,7 +22,7 @@ from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import settings_from_table, settings_to_table
 from edgefl_coordinator.store import audit, store
 from edgefl_coordinator.store.coordinator import open_coordinator
-from edgefl_coordinator.store.postgresql_database import session
+from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase, session
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.store.tables import VERSION, facts
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -79,6 +79,19 @@ def test_what_a_session_is_set_to(federated) -> None:
                               "lock_timeout", "fsync")}  # fmt: skip
     assert shown == {"synchronous_commit": "on", "transaction_isolation": "read committed",
                      "idle_in_transaction_session_timeout": "1min", "lock_timeout": "30s", "fsync": "on"}  # fmt: skip
+
+
+@slow
+def test_whoever_closes_has_given_the_lead_back(federated, running) -> None:
+    """Before `close` returns: the server notices the end of a connection later, and refused whoever opened at once."""
+    federated.store.close()
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1162233422"
+    with psycopg.connect(running.url, autocommit=True) as beside:
+        for _ in range(25):
+            database = PostgresqlDatabase(federated.settings.database)
+            assert database.lead()
+            database.close()
+            assert beside.execute(held).fetchone() == (0,)
 
 
 @slow
@@ -242,18 +255,6 @@ def test_a_database_that_could_lose_or_change_things_is_refused(running, make_co
             open_store(home, url=running.url)
     finally:
         running.stop()
-
-
-@slow
-def test_commands_that_copy_a_file_say_so(federated) -> None:
-    """`backup` and `upgrade` name pg_dump, each in one sentence."""
-    home = federated.store.home
-    federated.store.close()
-    runner = CliRunner()
-    for command in (["backup", str(home.root / "copy")], ["upgrade"], ["upgrade", "--dry-run"]):
-        said = runner.invoke(main, [*command, "--home", str(home.root)])
-        assert said.exit_code == 1 and "pg_dump" in said.stderr and said.stderr.count("\n") == 1, said.stderr
-    assert not (home.root / "copy").exists()
 
 
 @slow

@@ -2,12 +2,15 @@
 
 Guarantees:
     Database, blobs, keys, settings and signed heads are of one moment: they are taken while no transaction commits and
-    no key changes. Everything that was acknowledged before is in it. The database is copied, blobs are linked, so what
-    waits meanwhile waits for the copy of the database alone.
+    no key changes. Everything that was acknowledged before is in it. Blobs are linked. What waits meanwhile waits for
+    the copy of a file; of a PostgreSQL database not even for that, for its rows are read as they were at that moment.
+    Blobs of an S3-compatible store are fetched afterwards, and stay there until they are; a blob that is half sent is
+    not in it, and its sender begins it again.
     The root key is not in it, nor another private key that the coordinator does not use, whatever the file's name.
     It lies in the folder of jobs, so what a crash leaves over goes when the store opens again. Nobody else removes one
     from which a backup is being written, however long that takes.
-Source: docs/security.md check 67; SQLite, "Online Backup API"; docs/decisions/0056.
+Source: docs/security.md check 67; SQLite, "Online Backup API"; PostgreSQL, "Repeatable Read Isolation Level";
+docs/decisions/0056, 0069.
 """
 
 import contextlib
@@ -18,16 +21,17 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import func, literal_column, select
+from sqlalchemy import Column, delete, func, literal_column, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
+from edgefl_coordinator.store.backups import copies
 from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.store import BLOB_COLUMNS
+from edgefl_coordinator.store.store import BLOB_COLUMNS, Store
 from edgefl_coordinator.store.tables import audit, uploads
 from edgefl_protocol.durable import open_bounded
 from edgefl_protocol.errors import StorageError
@@ -56,11 +60,8 @@ def take(coordinator: Coordinator) -> str:
     try:
         (folder / "blobs").mkdir(mode=0o700, parents=True)
         for _ in range(_TRIES):
-            with coordinator.keys.changing, coordinator.store.transaction():
-                if _copied(home.database, folder / DATABASE):
-                    _copy_small(home, coordinator.settings, folder)
-                    _link_blobs(home, folder)
-                    return name
+            if _taken(coordinator, folder):
+                return name
             time.sleep(_PAUSE_S)
         raise StorageError("the store is busy with a large change; try the backup again", "storage")
     except BaseException as error:
@@ -68,6 +69,33 @@ def take(coordinator: Coordinator) -> str:
         if isinstance(error, OSError):
             raise StorageError(f"cannot copy {home.root} for the backup: {error.strerror}", "storage") from error
         raise
+
+
+def _taken(coordinator: Coordinator, folder: Path) -> bool:
+    """Take what is of one moment; False where a transaction is so large that SQLite lets nobody read meanwhile."""
+    store, file = coordinator.store, folder / DATABASE
+    columns = [one for one in BLOB_COLUMNS if one.table is not uploads or not store.payloads.shared]
+    with contextlib.ExitStack() as until_fetched, contextlib.ExitStack() as until_copied:
+        with coordinator.keys.changing, store.transaction():
+            still = store.database.still()
+            if still is None:
+                if not _copied(store.home.database, file):
+                    return False
+                named = _blobs_of_file(file, columns)
+            else:
+                rows = until_copied.enter_context(still)
+                named = [name for column in columns for name in rows.scalars(select(column))]
+            _copy_small(store.home, coordinator.settings, folder)
+            if store.payloads.shared:
+                until_fetched.enter_context(store.objects_stay())
+            else:
+                _link_blobs(store.home, folder, named)
+        if still is not None:
+            copies.to_file(rows, file)
+            until_copied.close()
+        if store.payloads.shared:
+            _fetch_blobs(store, folder, named)
+    return True
 
 
 def folder_of(home: CoordinatorHome, name: str) -> Path:
@@ -154,11 +182,9 @@ def _copied(database: Path, target: Path) -> bool:
             source.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorname", "")
-            if code.startswith("SQLITE_BUSY"):
+            if getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
                 return False
-            told = "the disk is full" if code == "SQLITE_FULL" else f"it cannot be read ({code or error})"
-            raise StorageError(f"the store was not copied: {told}", "storage") from error
+            raise copies.not_copied(error) from error
     return True
 
 
@@ -190,10 +216,13 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
 
 
-def _link_blobs(home: CoordinatorHome, folder: Path) -> None:
-    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as copy:
-        found = [name for column in BLOB_COLUMNS for (name,) in copy.execute(str(select(column)))]
-    for name in found:
+def _blobs_of_file(file: Path, columns: Iterable["Column[Any]"]) -> list[str | None]:
+    with contextlib.closing(sqlite3.connect(file)) as copy:
+        return [name for column in columns for (name,) in copy.execute(str(select(column)))]
+
+
+def _link_blobs(home: CoordinatorHome, folder: Path, named: Iterable[str | None]) -> None:
+    for name in named:
         if name is None or not _BLOB_FILE.fullmatch(name):  # struck out, or a row of the database
             continue
         path, target = home.blobs / name, folder / "blobs" / name
@@ -203,3 +232,12 @@ def _link_blobs(home: CoordinatorHome, folder: Path) -> None:
             target.hardlink_to(path)
         except OSError:  # a file system that knows no links
             shutil.copy(path, target)
+
+
+def _fetch_blobs(store: Store, folder: Path, named: Iterable[str | None]) -> None:
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as copy, copy:
+        copy.execute(str(delete(uploads)))
+    for name in named:
+        if name is not None and _BLOB_FILE.fullmatch(name):
+            with (folder / "blobs" / name).open("xb") as file:
+                file.writelines(store.pieces(name))
