@@ -47,7 +47,7 @@ def bring_file(connection: Connection) -> bool:
     version: int = connection.scalar(text("PRAGMA user_version"))
     new = bring(connection, version)
     if version != VERSION:
-        connection.execute(text("PRAGMA user_version = 2"))  # takes no parameter
+        connection.execute(text(f"PRAGMA user_version = {VERSION:d}"))  # takes no parameter
     return new
 
 
