@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.models import FinishedRun, predict_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights, pooled
+from edgefl_trainer.evaluate.metrics import predicted_classes
 
 Centres = Mapping[str, Scored]  # of each centre its reported rows
 SCORES, ELSEWHERE = "scores.npz", "elsewhere.npz"  # of a kept run
+_NAMED = " named"  # ends the name of the classes that belong to probabilities
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def scores_of(run: FinishedRun, federation: Federation, cache: Path) -> Centres:
         only = run.sites[0] if len(run.sites) == 1 and run.sites[0] not in federation.sites else None
         names = [name for name in federation.sites if only is not None or name in run.sites]
         found = _made_once(run, federation, cache / f"{run.folder.name}.npz", {n: (only or n, n) for n in names})
-    return {name: scored_rows(found[name], federation, name) for name in found}
+    return {name: scored_rows(scores, federation, name, named) for name, (scores, named) in found.items()}
 
 
 def scores_elsewhere(run: FinishedRun, federation: Federation, cache: Path) -> Centres:
@@ -56,10 +58,12 @@ def scores_elsewhere(run: FinishedRun, federation: Federation, cache: Path) -> C
     if found is None:
         pairs = {f"{one} at {other}": (one, other) for one in run.sites for other in federation.sites if one != other}
         found = _made_once(run, federation, cache / f"{run.folder.name}.elsewhere.npz", pairs)
-    return {name: scored_rows(found[name], federation, name.rpartition(" at ")[2]) for name in found}
+    judged = {name: name.rpartition(" at ")[2] for name in found}
+    return {name: scored_rows(scores, federation, judged[name], named) for name, (scores, named) in found.items()}
 
 
-Found = dict[str, Float[np.ndarray, "B K"]]  # probabilities, by what was asked
+Named = Int[np.ndarray, " B"]  # the class that is named: the likeliest of those that the model's site has seen
+Found = dict[str, tuple[Float[np.ndarray, "B K"], Named]]  # by what was asked
 
 
 def _of_kept_run(run: FinishedRun, name: str) -> Found | None:
@@ -70,7 +74,7 @@ def _of_kept_run(run: FinishedRun, name: str) -> Found | None:
     kept = dict(np.load(file)) if file.exists() else {}
     if str(kept.pop("state", "")) != str(run.summary["state_sha256"]):
         raise ValueError(f"{run.folder} has neither models nor the scores {name} of its state: make the run again")
-    return kept
+    return _paired(kept)
 
 
 def _made_once(run: FinishedRun, federation: Federation, file: Path, wanted: Mapping[str, tuple[str, str]]) -> Found:
@@ -80,19 +84,28 @@ def _made_once(run: FinishedRun, federation: Federation, file: Path, wanted: Map
     if str(kept.get("state", "")) != state:
         kept = {"state": np.array(state)}
         for name, (model, judged) in wanted.items():
-            kept[name] = predict_rows(run.predictor(model), report_rows(federation, judged)).probabilities
+            predictor = run.predictor(model)
+            kept[name] = predict_rows(predictor, report_rows(federation, judged)).probabilities
+            kept[name + _NAMED] = predicted_classes(kept[name], None, predictor.seen)
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(file, **kept)
-    return {name: kept[name] for name in wanted}
+    return _paired({name: kept[name] for name in kept if name != "state"})
 
 
-def scored_rows(probabilities: Float[np.ndarray, "B K"], federation: Federation, name: str) -> Scored:
-    """Put beside the scores of a centre's reported rows what is true of them."""
+def _paired(kept: Mapping[str, np.ndarray]) -> Found:
+    return {name: (kept[name], kept[name + _NAMED]) for name in kept if not name.endswith(_NAMED)}
+
+
+def scored_rows(
+    probabilities: Float[np.ndarray, "B K"], federation: Federation, name: str, named: Named | None = None
+) -> Scored:
+    """Put beside the scores of a centre's reported rows what is true of them; without `named`, the likeliest is."""
+    named = probabilities.argmax(axis=1) if named is None else named
     rows = report_rows(federation, name)
     if len(rows.rows) != len(probabilities):
         raise ValueError(f"{len(probabilities)} scores are of other rows than the {len(rows.rows)} of {name}")
     lesions = tuple(federation.lesions[i] for i in rows.rows)
-    return Scored(probabilities, rows.targets, probabilities.argmax(axis=1), None, lesions)
+    return Scored(probabilities, rows.targets, named, None, lesions)
 
 
 def mean_over_centres(centres: Centres) -> Figure:

@@ -106,6 +106,15 @@ def test_a_kept_score_holds_for_one_state_alone(judged, tmp_path):
     np.testing.assert_array_equal(scores_of(run, data, tmp_path)["east"].probabilities, first["east"].probabilities)
 
 
+def test_a_model_names_no_class_that_its_centre_has_not_seen(judged, tmp_path):
+    """As a device does: the likeliest of the classes seen, however likely another is."""
+    run, data = judged
+    blind = replace(run.predictor("east"), seen=(True, False))
+    asked = SimpleNamespace(folder=run.folder, sites=run.sites, summary=run.summary, predictor=lambda _: blind)
+    found = scores_of(asked, data, tmp_path)["east"]
+    assert (found.probabilities.argmax(axis=1) == 1).any() and not found.predicted.any()
+
+
 def test_a_kept_run_gives_the_same_scores_without_a_model(finished, judged, tmp_path):
     """Neither weights nor a folder of this machine are kept; a run whose scores were lost is refused."""
     run, data = judged
@@ -118,6 +127,7 @@ def test_a_kept_run_gives_the_same_scores_without_a_model(finished, judged, tmp_
         assert list(again) == list(first)
         for name in first:
             np.testing.assert_array_equal(again[name].probabilities, first[name].probabilities)
+            np.testing.assert_array_equal(again[name].predicted, first[name].predicted)
             assert again[name].lesions == first[name].lesions
     (found.folder / "scores.npz").unlink()
     with pytest.raises(ValueError, match="make the run again"):
