@@ -23,11 +23,9 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.models import FinishedRun, open_run
-from edgefl_trainer.engine.sites import load_data
+from edgefl_trainer.engine.sites import load_data, report_rows
 from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.linear_probe import fit_predict
-
-KINDS = ("train", "tune", "val")
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,8 @@ class Taken:
     label: str
     learned: float  # its own heads on their training rows, balanced accuracy in per cent, mean of the centres
     own: Centres  # its own heads on reported rows
-    refitted: Centres  # the regression on the same features
+    fitted: float  # the regression on the same features, as `learned`
+    refitted: Centres  # the same on reported rows
 
 
 def taken(run: FinishedRun, federation: Federation) -> Taken:
@@ -46,43 +45,39 @@ def taken(run: FinishedRun, federation: Federation) -> Taken:
     learned, own = [], dict[str, np.ndarray]()
     for name, site in federation.sites.items():
         predictor = run.predictor(name)
-        rows = np.concatenate([site.rows(kind) for kind in KINDS])
+        judged_on = report_rows(federation, name).rows
+        rows = np.concatenate([site.train, site.tune, judged_on])
         read = Features({"own": federation.images}, prompted=True).of(predictor, "own", federation.places(rows))
         features[rows] = read.numpy()
         judged = predictor.score_module.judge(read, tensors_of(predictor.tensors), None)
         answers = dict(zip(rows.tolist(), judged.probabilities.numpy(), strict=True))
         said = np.stack([answers[row] for row in site.train.tolist()]).argmax(axis=1)
         learned.append(100 * (balanced_accuracy(said, federation.labels[site.train]) or 0.0))
-        own[name] = np.stack([answers[row] for row in site.val.tolist()])
+        own[name] = np.stack([answers[row] for row in judged_on.tolist()])
     strength, classes = best_strength(features, federation), len(federation.classes)
-    refitted = {
-        name: fit_predict(
-            features[site.train], federation.labels[site.train], features[site.val], classes, strength=strength
-        )
-        for name, site in federation.sites.items()
-    }
+    fitted, refitted = [], dict[str, np.ndarray]()
+    for name, site in federation.sites.items():
+        labels = federation.labels
+        rows = np.concatenate([site.train, report_rows(federation, name).rows])
+        found = fit_predict(features[site.train], labels[site.train], features[rows], classes, strength=strength)
+        said, refitted[name] = found[: len(site.train)].argmax(axis=1), found[len(site.train) :]
+        fitted.append(100 * (balanced_accuracy(said, labels[site.train]) or 0.0))
     both = [
         {name: scored_rows(found[name], federation, name) for name in federation.sites} for found in (own, refitted)
     ]
-    return Taken(run.folder.name, float(np.mean(learned)), *both)
+    return Taken(run.folder.name, float(np.mean(learned)), both[0], float(np.mean(fitted)), both[1])
 
 
 def table(parts: list[Taken]) -> str:
     """A line for each run."""
-    head = [
-        "run",
-        "its head, training rows",
-        "its head, reported rows",
-        "regression, reported rows",
-        "less the first's",
-    ]
+    head = ["run", "its head, training rows", "reported rows", "regression, training rows", "reported rows"]
     body = []
-    for part in parts:
+    for number, part in enumerate(parts):
         gap = difference([part.refitted], [parts[0].refitted])
-        told = "" if part is parts[0] else f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
+        told = f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]" if number else ""
         own, refitted = mean_over_centres(part.own), mean_over_centres(part.refitted)
-        body.append([part.label, f"{part.learned:.1f}", str(own), str(refitted), told])
-    return markdown(head, body, "").strip()
+        body.append([part.label, f"{part.learned:.1f}", str(own), f"{part.fitted:.1f}", str(refitted), told])
+    return markdown([*head, "over the first"], body, "").strip()
 
 
 @click.command()
