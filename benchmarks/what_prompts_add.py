@@ -4,7 +4,7 @@ Each RUN's own head is judged on the training rows it learned from and on the re
 regression of each centre reads the same features: those that the run's prompts make, or the frozen ones where it has
 none. Its penalty is chosen on `tune` rows. So two runs that differ in prompts alone differ in the regression by what
 prompts do to the features, and a run's own head differs from its regression by how it was learned. All answers are
-forced. The last column sets each regression beside that of the first RUN, over the same draws of lesions.
+forced. Each head and each regression is set beside that of the first RUN, over the same draws of lesions.
 
     python benchmarks/what_prompts_add.py runs/head runs/evp runs/head-ce runs/evp-ce
 """
@@ -70,14 +70,20 @@ def taken(run: FinishedRun, federation: Federation) -> Taken:
 
 def table(parts: list[Taken]) -> str:
     """A line for each run."""
-    head = ["run", "its head, training rows", "reported rows", "regression, training rows", "reported rows"]
+    head = ["run", "its head, training rows", "reported rows", "over the first"]
+    head += ["regression, training rows", "reported rows", "over the first"]
     body = []
     for number, part in enumerate(parts):
-        gap = difference([part.refitted], [parts[0].refitted])
-        told = f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]" if number else ""
-        own, refitted = mean_over_centres(part.own), mean_over_centres(part.refitted)
-        body.append([part.label, f"{part.learned:.1f}", str(own), f"{part.fitted:.1f}", str(refitted), told])
-    return markdown([*head, "over the first"], body, "").strip()
+        cells = [part.label]
+        for learned, judged, first in (
+            (part.learned, part.own, parts[0].own),
+            (part.fitted, part.refitted, parts[0].refitted),
+        ):
+            gap = difference([judged], [first])
+            told = f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]" if number else ""
+            cells += [f"{learned:.1f}", str(mean_over_centres(judged)), told]
+        body.append(cells)
+    return markdown(head, body, "").strip()
 
 
 @click.command()

@@ -58,5 +58,5 @@ def test_the_table_sets_regressions_beside_the_first(parts):
     _, _, found = parts
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table([found, found]).splitlines()[2:]]
     mean = 100 * np.mean([accuracy(scored) for scored in found.refitted.values()])
-    assert lines[0][4].startswith(f"{mean:.1f} [") and lines[0][5] == ""
-    assert lines[1][5].startswith("+0.0 [+0.0")
+    assert lines[0][5].startswith(f"{mean:.1f} [") and lines[0][6] == ""
+    assert lines[1][6].startswith("+0.0 [+0.0")
