@@ -109,14 +109,20 @@ def test_what_is_struck_out_meanwhile_is_in_it(federation, pair, lab, restored, 
     assert len(below(federation.settings.payloads)) == len(kept) - 1
 
 
-def test_a_half_sent_reply_begins_again(federation, pair, lab, restored, tmp_path: Path) -> None:
-    """Its pieces go away whenever it is whole, so they are in no backup; the member is told that nothing is there."""
-    sent = lab.Blob(lab.reply_of(1).to_bytes())
+def test_a_half_sent_reply_begins_again_or_goes_on(federation, pair, lab, gateway, restored, tmp_path: Path) -> None:
+    """Its pieces go away whenever it is whole, so none are in a backup of a prefix, and the member hears so. From a
+    folder they come along, also below a prefix."""
+    sent, other = (lab.Blob(lab.reply_of(number).to_bytes()) for number in (1, 2))
     assert sent.put(pair[0], 0, 2**19) == 2**19
-    pair[0].coordinator = again = restored(backup_of(federation, tmp_path / "b"), "again")
+    pair[0].coordinator = pair[1].coordinator = again = restored(backup_of(federation, tmp_path / "b"), "again")
     assert lab.rows(again, uploads) == [] and sent.put(pair[0], 2**19, 2**20) == 0
-    sent.put_all(pair[0])
-    assert isinstance(sent.reply(pair[0]), Payload)
+    assert sent.put(pair[0], 0, 2**20 + 9) == 2**20 + 9 and other.put(pair[1], 0, 0) == 0
+    in_s3 = restored(backup_of(again, tmp_path / "c"), "in-s3", gateway.url())
+    pair[0].coordinator = pair[1].coordinator = in_s3
+    assert sent.put(pair[0], 0, 0) == 2**20 + 9
+    for member, blob in zip(pair, (sent, other), strict=True):
+        blob.put_all(member)
+        assert isinstance(blob.reply(member), Payload)
 
 
 def test_a_prefix_that_holds_something_is_left_alone(federation, pair, gateway, folder: Path, tmp_path: Path) -> None:
