@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Conninfo, TransactionStatus
 from sqlalchemy import Connection, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.pool import QueuePool
 
 from edgefl_coordinator.commits.shared_commit import MET
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.store import versions
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT
 from edgefl_coordinator.store.tables import VERSION
@@ -292,6 +292,10 @@ def session(url: str) -> dict[str, Any]:
         given = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise OperatorError(f"the setting database is no URL of PostgreSQL: {' '.join(str(error).split())}") from error
+    # What libpq hides: also the password of a client's key, and one where another parser of URLs sees none.
+    if secrets := [one.keyword.decode() for one in Conninfo.parse(url.encode()) if one.val and one.dispchar == b"*"]:
+        told = f"the setting database holds a password ({secrets[0]}): put it into a password file (PGPASSFILE, or "
+        raise OperatorError(f"{told}~/.pgpass), or do without it", USAGE)
     hosts = str(given.get("host") or "").split(",")
     if any(host not in _LOCAL and not host.startswith(("/", "@")) for host in hosts):
         given.setdefault("sslmode", "verify-full")

@@ -155,6 +155,7 @@ def test_a_database_that_cannot_be_filled_is_left_alone(federated, empty, runnin
         ("postgresql://fl@db:no-port/fl?no_such=1", "no URL of PostgreSQL"),
         ("mysql://db/fl", "must begin with postgresql://"),
         ("postgresql://fl:hunter2@db/fl", "database holds a password"),
+        ("postgresql://fl@db#?password=hunter2", "database holds a password (password)"),
     ):
         said = runner.invoke(main, ["restore", str(backup), "--home", str(tmp_path / "new"), "--database", url])
         assert said.exit_code in (1, 2) and why in said.stderr and said.stderr.count("\n") == 1, said.stderr
