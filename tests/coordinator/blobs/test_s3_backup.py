@@ -75,6 +75,7 @@ def test_payloads_are_in_the_file_and_lie_where_it_is_said(
     assert isinstance(first.reply(pair[0]), Payload)
     before = below(federation.settings.payloads)
     on_disk = restored(backup_of(federation, tmp_path / "b"), "on-disk")
+    assert {path.stat().st_mode & 0o777 for path in on_disk.store.home.blobs.iterdir()} == {0o600}
     assert load_settings(on_disk.store.home).payloads == "" and named(on_disk, lab) == named(federation, lab) != {}
     again = restored(backup_of(on_disk, tmp_path / "c"), "in-s3", url := gateway.url())
     assert named(again, lab) == named(federation, lab) and list(again.store.home.blobs.iterdir()) == []
@@ -90,7 +91,7 @@ def test_payloads_are_in_the_file_and_lie_where_it_is_said(
 
 
 def test_what_is_struck_out_meanwhile_is_in_it(federation, pair, lab, restored, tmp_path: Path, monkeypatch) -> None:
-    """A member is revoked while payloads are fetched: its reply is in the backup, and lies there until a sweep."""
+    """A member is revoked while payloads are fetched: its reply is in the backup, and goes from the prefix after it."""
     sent = lab.Blob(lab.reply_of(1).to_bytes())
     sent.put_all(pair[0])
     assert isinstance(sent.reply(pair[0]), Payload)
@@ -98,15 +99,38 @@ def test_what_is_struck_out_meanwhile_is_in_it(federation, pair, lab, restored, 
 
     def slowly(*given: Any) -> None:
         OPERATIONS["revoke"](federation, {"name": "clinic-a"})
+        assert below(federation.settings.payloads) == kept
         fetch(*given)
 
     monkeypatch.setattr(snapshot, "_fetch_blobs", slowly)
     again = restored(backup_of(federation, tmp_path / "b"), "again")
     assert [row.blob is not None for row in lab.rows(again, replies)] == [True] and named(again, lab)
-    assert below(federation.settings.payloads) == kept
-    monkeypatch.setattr("edgefl_coordinator.store.store._OLD_S", -60)
-    federation.store.sweep()
     assert len(below(federation.settings.payloads)) == len(kept) - 1
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_reply_that_is_lost_keeps_no_backup_from_being_made(
+    federation, pair, lab, restored, tmp_path: Path, how
+) -> None:
+    """Once the round goes on without it; before, the sentence says what to do. The copy on the disk is backed up, too,
+    and goes on."""
+    for number, member in enumerate(pair):
+        sent = lab.Blob(lab.reply_of(number).to_bytes())
+        sent.put_all(member)
+        assert isinstance(sent.reply(member), Payload)
+    lost, kept = (row.blob for row in lab.rows(federation, replies))
+    federation.store.payloads.delete([lost])
+    if how == "damaged":
+        federation.store.payloads.put(lost, b"something else")
+    with pytest.raises(StorageError, match=f"{lost} .*: make the backup again; where it says so again, bring"):
+        OPERATIONS["begin_backup"](federation, {})
+    assert list(federation.store.home.jobs.iterdir()) == []
+    assert step(federation, averaging_worker)
+    on_disk = restored(backup_of(federation, tmp_path / "b"), "on-disk")
+    again = restored(backup_of(on_disk, tmp_path / "c"), "again")
+    names = {path.name for path in again.store.home.blobs.iterdir()}
+    assert kept in names and lost not in names
+    assert step(again, averaging_worker) and OPERATIONS["status"](again, {})["round"] == 2
 
 
 def test_a_half_sent_reply_begins_again_or_goes_on(federation, pair, lab, gateway, restored, tmp_path: Path) -> None:
