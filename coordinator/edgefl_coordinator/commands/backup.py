@@ -28,17 +28,33 @@ def backup(operator: Operator, file: Path) -> None:
         raise click.UsageError(f"{file} exists already; name a new file")
     if not file.resolve().parent.is_dir():
         raise click.UsageError(f"the folder {file.parent} does not exist; make it, or name another file")
-    facts = operator.run("begin_backup")
+    facts = _begun(operator)
     try:
         about, count = _write(operator, file, facts)
     finally:
-        with contextlib.suppress(EdgeflError):  # it goes when the store opens again
-            operator.run("end_backup", snapshot=facts["snapshot"])
+        _end(operator, facts["snapshot"])
     size, outside = file.stat().st_size, facts["outside"]
     told = {"federation": about.federation, "made_ms": about.made_ms, "rows": about.rows, "files": count, "bytes": size}
     operator.show({"file": str(file), **told, "outside": outside}, f"{file}: {counted(count, 'file')}, {size} bytes")
     for path in outside:
         click.echo(f"warning: {path} is not in the backup; keep it, too", err=True)
+
+
+def _begun(operator: Operator) -> dict[str, Any]:
+    """Have a snapshot taken; where Ctrl-C breaks that off, the server stops taking it."""
+    from edgefl_coordinator.store.backups import snapshot
+
+    name = snapshot.fresh_name()
+    try:
+        return operator.run("begin_backup", snapshot=name)
+    except KeyboardInterrupt:
+        _end(operator, name)
+        raise
+
+
+def _end(operator: Operator, name: str) -> None:
+    with contextlib.suppress(EdgeflError):  # it goes when the store opens again
+        operator.run("end_backup", snapshot=name)
 
 
 def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":

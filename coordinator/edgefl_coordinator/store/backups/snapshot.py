@@ -50,23 +50,30 @@ _IS_REFUSED: Final = exists().where(
 )
 
 
-def take(coordinator: Coordinator) -> str:
-    """Take a snapshot; return its name, for `folder_of` and `drop`.
+def fresh_name() -> str:
+    """Name a snapshot."""
+    return f"snapshot-{secrets.token_hex(8)}"
+
+
+def take(coordinator: Coordinator, name: str) -> None:
+    """Take a snapshot of a fresh name, for `folder_of` and `drop`.
 
     Raises:
-        StorageError: the disk is full, or a blob is missing; nothing is left over.
+        OperatorError: the name is not a fresh one.
+        StorageError: the disk is full, a blob is missing, or it was dropped meanwhile; nothing is left over.
     """
     home = coordinator.store.home
     for old in home.jobs.glob("snapshot-*"):
         if time.time() - old.stat().st_mtime > _OLD_S and not _is_held(old):
             shutil.rmtree(old, ignore_errors=True)
-    name = f"snapshot-{secrets.token_hex(8)}"
     folder = home.jobs / name
+    if not _SNAPSHOT.fullmatch(name) or folder.exists():
+        raise OperatorError("a snapshot has another name: begin the backup anew")
     try:
         (folder / "blobs").mkdir(mode=0o700, parents=True)
         for _ in range(_TRIES):
             if _taken(coordinator, folder):
-                return name
+                return
             time.sleep(_PAUSE_S)
         raise StorageError("the store is busy with a large change; try the backup again", "storage")
     except BaseException as error:
@@ -148,9 +155,12 @@ def _is_held(folder: Path) -> bool:
 
 
 def drop(home: CoordinatorHome, name: str) -> None:
-    """Remove a snapshot, if it is there."""
+    """Remove a snapshot, if it is there; one that is being taken fails then."""
     if _SNAPSHOT.fullmatch(name):
-        shutil.rmtree(home.jobs / name, ignore_errors=True)
+        gone = home.jobs / f"gone-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):
+            (home.jobs / name).rename(gone)  # nothing more can be written into it
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def what_it_holds(folder: Path) -> tuple[int, int, dict[str, int]]:
