@@ -90,6 +90,21 @@ def test_payloads_are_in_the_file_and_lie_where_it_is_said(
     assert step(again, averaging_worker) and OPERATIONS["status"](again, {})["round"] == 2
 
 
+@pytest.mark.both_databases
+def test_who_names_no_place_hears_what_is_in_the_folder_now(
+    federation, pair, gateway, folder, tmp_path, database
+) -> None:
+    """Each place that the backup's settings named, and the command does not; none where it names all."""
+    backup, runner = str(backup_of(federation, tmp_path / "b")), CliRunner()
+    for name, given in (("files", []), ("elsewhere", ["--payloads", gateway.url(), "--database", database()])):
+        done = runner.invoke(main, ["restore", backup, "--home", str(folder / name), *given])
+        assert done.exit_code == 0, done.stderr
+        assert ("the store lay in PostgreSQL; it is a file now" in done.stderr) is (
+            not given and bool(federation.settings.database)
+        )
+        assert ("payloads lay in an S3-compatible store; they are files now" in done.stderr) is (not given)
+
+
 def test_what_is_struck_out_meanwhile_is_in_it(federation, pair, lab, restored, tmp_path: Path, monkeypatch) -> None:
     """A member is revoked while payloads are fetched: its reply is in the backup, and goes from the prefix after it."""
     sent = lab.Blob(lab.reply_of(1).to_bytes())
