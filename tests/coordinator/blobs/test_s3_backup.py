@@ -180,11 +180,13 @@ def test_a_prefix_that_holds_something_is_left_alone(federation, pair, gateway, 
     assert below(federation.settings.payloads) == before
 
 
+@pytest.mark.both_databases
 def test_nothing_is_left_over_below_the_prefix(
-    federation, pair, gateway, folder: Path, tmp_path: Path, monkeypatch, clock
+    federation, pair, gateway, folder: Path, tmp_path: Path, monkeypatch, clock, database
 ) -> None:
-    """Where the last file cannot be written; then it works, in the same place. A payload that is lost is told."""
+    """Where the last file cannot be written; then it works, in the same places. A payload that is lost is told."""
     backup, url, home = backup_of(federation, tmp_path / "b"), gateway.url(), CoordinatorHome(folder / "new")
+    places = {"payloads": url, "database": database()}
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -192,12 +194,12 @@ def test_nothing_is_left_over_below_the_prefix(
     with monkeypatch.context() as broken:
         broken.setattr(restoration, "write_atomic", full)
         with pytest.raises(StorageError, match="No space left"):
-            restoration.restore(backup, home, None, clock(), payloads=url)
+            restoration.restore(backup, home, None, clock(), **places)
     assert below(url) == {} and not home.root.exists()
-    restoration.restore(backup, home, None, clock(), payloads=url)
+    restoration.restore(backup, home, None, clock(), **places)
     assert below(url)
     with pytest.raises(OperatorError, match="holds audit-heads"):
-        restoration.restore(backup, home, None, clock(), payloads=url)
+        restoration.restore(backup, home, None, clock(), **places)
     store: Store = federation.store
     store.payloads.delete(store.payloads.names())
     with pytest.raises(StorageError, match="there is no"):
