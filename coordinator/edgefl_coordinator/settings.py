@@ -268,6 +268,7 @@ def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
 
 
 def _holds_password(url: str) -> bool:
+    """Find the usual places of one; the driver, which is not needed to read settings, finds all before it connects."""
     parts = urlsplit(url)
     return parts.password is not None or "password" in parse_qs(parts.query, keep_blank_values=True)
 

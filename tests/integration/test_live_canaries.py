@@ -44,7 +44,7 @@ def pictures(folder: Path, site: int) -> bytes:
 @pytest.mark.parametrize("method", ["fedevprompt", "fedavg"])
 def test_nothing_planted_leaves_a_gpu_site(method: str, tmp_path: Path, caplog, monkeypatch) -> None:
     """Check 36: two sites of forty pictures, maps or weights: 0 bytes of a canary at the coordinator and in the log;
-    the same search finds them in the pictures."""
+    the pictures themselves hold them, as plain text."""
     caplog.set_level(logging.DEBUG)
     said, opened = list[str](), list[bytes]()
 

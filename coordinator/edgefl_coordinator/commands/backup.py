@@ -14,6 +14,11 @@ from edgefl_protocol.sentences import counted
 if TYPE_CHECKING:
     from edgefl_coordinator.store.backups.backup_file import About
 
+_INTO_FOLDER = {
+    "database": "the store lay in PostgreSQL; it is a file now (--database URL puts it into a database)",
+    "payloads": "payloads lay in an S3-compatible store; they are files now (--payloads URL puts them below a prefix)",
+}
+
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
@@ -28,17 +33,33 @@ def backup(operator: Operator, file: Path) -> None:
         raise click.UsageError(f"{file} exists already; name a new file")
     if not file.resolve().parent.is_dir():
         raise click.UsageError(f"the folder {file.parent} does not exist; make it, or name another file")
-    facts = operator.run("begin_backup")
+    facts = _begun(operator)
     try:
         about, count = _write(operator, file, facts)
     finally:
-        with contextlib.suppress(EdgeflError):  # it goes when the store opens again
-            operator.run("end_backup", snapshot=facts["snapshot"])
+        _end(operator, facts["snapshot"])
     size, outside = file.stat().st_size, facts["outside"]
     told = {"federation": about.federation, "made_ms": about.made_ms, "rows": about.rows, "files": count, "bytes": size}
     operator.show({"file": str(file), **told, "outside": outside}, f"{file}: {counted(count, 'file')}, {size} bytes")
     for path in outside:
         click.echo(f"warning: {path} is not in the backup; keep it, too", err=True)
+
+
+def _begun(operator: Operator) -> dict[str, Any]:
+    """Have a snapshot taken; where Ctrl-C breaks that off, the server stops taking it."""
+    from edgefl_coordinator.store.backups import snapshot
+
+    name = snapshot.fresh_name()
+    try:
+        return operator.run("begin_backup", snapshot=name)
+    except KeyboardInterrupt:
+        _end(operator, name)
+        raise
+
+
+def _end(operator: Operator, name: str) -> None:
+    with contextlib.suppress(EdgeflError):  # it goes when the store opens again
+        operator.run("end_backup", snapshot=name)
 
 
 def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[About, int]":
@@ -83,13 +104,16 @@ def restore(file: Path, home: Path, database: str, payloads: str, passphrase_fil
     operator = Operator(home, passphrase_file, as_json)
     now_ms = wall_clock_ms()
     secret = read_passphrase(passphrase_file)
-    about = restored(file, CoordinatorHome(home.resolve()), secret, now_ms, database=database, payloads=payloads)
+    made = restored(file, CoordinatorHome(home.resolve()), secret, now_ms, database=database, payloads=payloads)
+    about = made.about
     places = {"home": str(home), "database": database, "payloads": payloads}
     where = ", ".join(filter(None, places.values()))
     operator.show(
         {"federation": about.federation, **places, "backup_ms": about.made_ms, "restored_ms": now_ms},
         f"restored {about.federation} in {where}, as it was at {moment(about.made_ms)}",
     )
+    for name in made.into_folder:
+        click.echo(f"warning: {_INTO_FOLDER[name]}", err=True)
     click.echo(
         "what happened since is not known here: revoke again members, signers and unused invites that were revoked "
         f"since, then run: {operator.typed('edgefl-coordinator rotate')}; publish again what was published",

@@ -18,6 +18,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +41,16 @@ from edgefl_protocol.errors import StorageError
 _MAX_CONFIG_BYTES = 2**20
 
 
+@dataclass(frozen=True)
+class Restored:
+    """What was restored."""
+
+    about: About  # what it is a backup of
+    into_folder: tuple[
+        str, ...
+    ]  # settings of places elsewhere, of which nothing was said: what lay there lies in files
+
+
 def restore(
     backup: Path,
     home: CoordinatorHome,
@@ -48,8 +59,8 @@ def restore(
     *,
     database: str = "",
     payloads: str = "",
-) -> About:
-    """Make a coordinator's folder from a backup; return what it is a backup of.
+) -> Restored:
+    """Make a coordinator's folder from a backup.
 
     Args:
         passphrase: of the keys, the one that they had.
@@ -68,7 +79,8 @@ def restore(
     manifest = read_manifest(backup)
     _check(backup, manifest.about, now_ms)
     config = content(backup, manifest, home.config.name, _MAX_CONFIG_BYTES)
-    settings, config = _settings(backup, config, {"database": database, "payloads": payloads})
+    places = {"database": database, "payloads": payloads}
+    before, settings, config = _settings(backup, config, places)
     copies.check_vacant(database, payloads)
     there = home.root.exists()
     try:
@@ -91,7 +103,7 @@ def restore(
         if isinstance(error, OSError):
             raise StorageError(f"cannot write {home.root}: {error.strerror}", "storage") from error
         raise
-    return manifest.about
+    return Restored(manifest.about, tuple(name for name in places if getattr(before, name) and not places[name]))
 
 
 def _check(backup: Path, about: About, now_ms: int) -> None:
@@ -107,8 +119,10 @@ def _check(backup: Path, about: About, now_ms: int) -> None:
         )
 
 
-def _settings(backup: Path, config: bytes, places: Mapping[str, str]) -> tuple[CoordinatorSettings, bytes]:
-    """Return the settings of a backup with the places where the store will lie, and the file that says so."""
+def _settings(
+    backup: Path, config: bytes, places: Mapping[str, str]
+) -> tuple[CoordinatorSettings, CoordinatorSettings, bytes]:
+    """Return the settings of a backup, those with the places where the store will lie, and the file that says so."""
     try:
         settings = settings_from_table(tomllib.loads(config.decode()))
     except ValueError as error:
@@ -117,7 +131,7 @@ def _settings(backup: Path, config: bytes, places: Mapping[str, str]) -> tuple[C
         moved = settings_from_table({**settings_to_table(settings), **places})
     except ValueError as error:
         raise OperatorError(str(error), USAGE) from error
-    return moved, config if moved == settings else tomli_w.dumps(settings_to_table(moved)).encode()
+    return settings, moved, config if moved == settings else tomli_w.dumps(settings_to_table(moved)).encode()
 
 
 def _begin_anew(

@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Conninfo, TransactionStatus
 from sqlalchemy import Connection, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.pool import QueuePool
 
 from edgefl_coordinator.commits.shared_commit import MET
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.store import versions
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT
 from edgefl_coordinator.store.tables import VERSION
@@ -36,12 +36,13 @@ from edgefl_protocol.errors import StorageError
 
 _WRITE: Final = "BEGIN; SELECT pg_advisory_xact_lock(1162233421, hashtext(current_schema())); SAVEPOINT one"
 _LEAD: Final = "SELECT pg_try_advisory_lock(1162233422, hashtext(current_schema()))"
-_FOLLOW: Final = "SELECT pg_advisory_unlock(1162233422, hashtext(current_schema()))"
+_GIVE_BACK: Final = "SELECT pg_advisory_unlock(1162233422, hashtext(current_schema()))"
 _STILL: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1"  # the first question says of when
 _LOOKING: Final = 8  # connections that look up senders
 _PAUSE_S: Final = 0.1
 _LOCAL: Final = ("", "localhost", "127.0.0.1", "::1")
 _MET: Final = ("40001", "40P01")  # serialization_failure, deadlock_detected
+_REFUSED: Final = ("42501", "3F000")  # insufficient_privilege, invalid_schema_name
 _AWAY: Final = ("", "08", "28", "3D", "57")  # no answer, connection, authorization, no such database, shutdown
 _SESSION: Final = {
     "application_name": "edgefl-coordinator",
@@ -231,7 +232,7 @@ class PostgresqlDatabase:
         An `OperatorError` where the server is set up to lose what it acknowledged, or to change texts, and where older
         tables are another process's meanwhile.
         """
-        self._check_server(connection)
+        self.check_server(connection)
         version = self.version(connection)
         if 0 < version < VERSION and not self.lead():
             raise OperatorError("an earlier version of edgefl-derm uses the store: stop every serve of it first")
@@ -248,7 +249,8 @@ class PostgresqlDatabase:
             raise OperatorError("the database holds tables of something else; give the coordinator an empty one")
         return int(noted or 0)
 
-    def _check_server(self, connection: Connection) -> None:
+    def check_server(self, connection: Connection) -> None:
+        """Refuse, by an `OperatorError`, a server that is set up to lose what it acknowledged, or to change texts."""
         number = connection.scalar(text("SHOW server_version"))
         self.described = f"store in PostgreSQL {number}, synchronous_commit on"
         if connection.scalar(text("SHOW server_encoding")) != "UTF8":
@@ -263,6 +265,9 @@ class PostgresqlDatabase:
         name = f"{type(cause).__name__}{f', {state}' if state else ''}"
         if state == "53100":
             return StorageError("the store is full: free space on its disk, then send again", "disk_full")
+        if state in _REFUSED:
+            told = "the user may not make or change tables there: make the database with createdb --owner USER"
+            return StorageError(f"{told} ({name})", "storage")
         if state in _MET:
             return StorageError(f"the store undid a transaction that met another one ({name})", MET)
         if state.startswith("23"):
@@ -277,7 +282,7 @@ class PostgresqlDatabase:
         with self._asking:
             if self._leader is not None:
                 with contextlib.suppress(*self.errors):  # else it is free only once the server noticed the end
-                    self._leader.exec_driver_sql(_FOLLOW)
+                    self._leader.exec_driver_sql(_GIVE_BACK)
                 _give_up(self._leader)
                 self._leader = None
         self.engine.dispose()
@@ -292,6 +297,10 @@ def session(url: str) -> dict[str, Any]:
         given = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise OperatorError(f"the setting database is no URL of PostgreSQL: {' '.join(str(error).split())}") from error
+    # What libpq hides: also the password of a client's key, and one where another parser of URLs sees none.
+    if secrets := [one.keyword.decode() for one in Conninfo.parse(url.encode()) if one.val and one.dispchar == b"*"]:
+        told = f"the setting database holds a password ({secrets[0]}): put it into a password file (PGPASSFILE, or "
+        raise OperatorError(f"{told}~/.pgpass), or do without it", USAGE)
     hosts = str(given.get("host") or "").split(",")
     if any(host not in _LOCAL and not host.startswith(("/", "@")) for host in hosts):
         given.setdefault("sslmode", "verify-full")

@@ -90,7 +90,9 @@ class Store:
         self._engine = database.engine
         self._commits = SharedCommits(database)
         self.leaves_objects = False  # for a sweep by `serve`: this folder may be a copy that nobody serves
-        self._readers: set[object] = set()  # backups that read objects of a server
+        self._reading = threading.Lock()  # held while these two change
+        self._readers = 0  # backups that read blobs
+        self._struck_out: set[str] = set()  # what is removed once the last of them is done
         self.waiting_large = threading.BoundedSemaphore(_WAITING_LARGE)  # held by who has `large`, or waits for it
         self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
@@ -212,21 +214,34 @@ class Store:
         """
         names = set(names)
         small = [{"gone": name} for name in names if name.startswith(_SMALL)]
-        if not ((self.leaves_objects or self._readers) and self.payloads.shared):
-            self.payloads.delete(name for name in names if not name.startswith(_SMALL))
+        if not (self.leaves_objects and self.payloads.shared):
+            self.payloads.delete(self._unread({name for name in names if not name.startswith(_SMALL)}))
         if small:
             with contextlib.suppress(StorageError), self.transaction() as connection:
                 connection.execute(_DROP_SMALL, small)
 
+    def _unread(self, names: set[str]) -> set[str]:
+        """Return names, or none of them while a backup reads: they are dropped after it."""
+        with self._reading:
+            if self._readers:
+                self._struck_out |= names
+                return set()
+        return names
+
     @contextlib.contextmanager
-    def objects_stay(self) -> Iterator[None]:
-        """Remove no object of a server meanwhile: what is struck out by then is left for a sweep."""
-        mark = object()
-        self._readers.add(mark)
+    def blobs_stay(self) -> Iterator[None]:
+        """Remove no file or object of a blob meanwhile: what is struck out by then goes afterwards."""
+        with self._reading:
+            self._readers += 1
         try:
             yield
         finally:
-            self._readers.discard(mark)
+            with self._reading:
+                self._readers -= 1
+                gone: set[str] = set()
+                if not self._readers:
+                    gone, self._struck_out = self._struck_out, gone
+            self.drop_blobs(gone)
 
     def sweep(self, *, opens: bool = False) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many.

@@ -58,6 +58,7 @@ def tried(home: CoordinatorHome, url: str = "") -> None:
     if url:
         database = postgresql(url)
         with database.alone() as connection:
+            database.check_server(connection)
             versions.bring(connection, database.version(connection))
         return
     home.jobs.mkdir(mode=0o700, exist_ok=True)

@@ -31,9 +31,9 @@ def bring(connection: Connection, version: int) -> bool:
     found = set(_found(connection))
     if found and found != set(_older(connection)):
         raise OperatorError(
-            "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that "
-            "version can open; make a new coordinator in another folder with `edgefl-coordinator init`, and "
-            "invite its members again"
+            "the store was made with other tables, by an earlier version of edgefl-derm or another program: keep this "
+            "folder, or this database, which that one can open; make a new coordinator elsewhere with "
+            "`edgefl-coordinator init`, and invite its members again"
         )
     metadata.create_all(connection)
     for table in metadata.tables.values():

@@ -75,6 +75,7 @@ def test_payloads_are_in_the_file_and_lie_where_it_is_said(
     assert isinstance(first.reply(pair[0]), Payload)
     before = below(federation.settings.payloads)
     on_disk = restored(backup_of(federation, tmp_path / "b"), "on-disk")
+    assert {path.stat().st_mode & 0o777 for path in on_disk.store.home.blobs.iterdir()} == {0o600}
     assert load_settings(on_disk.store.home).payloads == "" and named(on_disk, lab) == named(federation, lab) != {}
     again = restored(backup_of(on_disk, tmp_path / "c"), "in-s3", url := gateway.url())
     assert named(again, lab) == named(federation, lab) and list(again.store.home.blobs.iterdir()) == []
@@ -89,8 +90,23 @@ def test_payloads_are_in_the_file_and_lie_where_it_is_said(
     assert step(again, averaging_worker) and OPERATIONS["status"](again, {})["round"] == 2
 
 
+@pytest.mark.both_databases
+def test_who_names_no_place_hears_what_is_in_the_folder_now(
+    federation, pair, gateway, folder, tmp_path, database
+) -> None:
+    """Each place that the backup's settings named, and the command does not; none where it names all."""
+    backup, runner = str(backup_of(federation, tmp_path / "b")), CliRunner()
+    for name, given in (("files", []), ("elsewhere", ["--payloads", gateway.url(), "--database", database()])):
+        done = runner.invoke(main, ["restore", backup, "--home", str(folder / name), *given])
+        assert done.exit_code == 0, done.stderr
+        assert ("the store lay in PostgreSQL; it is a file now" in done.stderr) is (
+            not given and bool(federation.settings.database)
+        )
+        assert ("payloads lay in an S3-compatible store; they are files now" in done.stderr) is (not given)
+
+
 def test_what_is_struck_out_meanwhile_is_in_it(federation, pair, lab, restored, tmp_path: Path, monkeypatch) -> None:
-    """A member is revoked while payloads are fetched: its reply is in the backup, and lies there until a sweep."""
+    """A member is revoked while payloads are fetched: its reply is in the backup, and goes from the prefix after it."""
     sent = lab.Blob(lab.reply_of(1).to_bytes())
     sent.put_all(pair[0])
     assert isinstance(sent.reply(pair[0]), Payload)
@@ -98,25 +114,54 @@ def test_what_is_struck_out_meanwhile_is_in_it(federation, pair, lab, restored, 
 
     def slowly(*given: Any) -> None:
         OPERATIONS["revoke"](federation, {"name": "clinic-a"})
+        assert below(federation.settings.payloads) == kept
         fetch(*given)
 
     monkeypatch.setattr(snapshot, "_fetch_blobs", slowly)
     again = restored(backup_of(federation, tmp_path / "b"), "again")
     assert [row.blob is not None for row in lab.rows(again, replies)] == [True] and named(again, lab)
-    assert below(federation.settings.payloads) == kept
-    monkeypatch.setattr("edgefl_coordinator.store.store._OLD_S", -60)
-    federation.store.sweep()
     assert len(below(federation.settings.payloads)) == len(kept) - 1
 
 
-def test_a_half_sent_reply_begins_again(federation, pair, lab, restored, tmp_path: Path) -> None:
-    """Its pieces go away whenever it is whole, so they are in no backup; the member is told that nothing is there."""
-    sent = lab.Blob(lab.reply_of(1).to_bytes())
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_reply_that_is_lost_keeps_no_backup_from_being_made(
+    federation, pair, lab, restored, tmp_path: Path, how
+) -> None:
+    """Once the round goes on without it; before, the sentence says what to do. The copy on the disk is backed up, too,
+    and goes on."""
+    for number, member in enumerate(pair):
+        sent = lab.Blob(lab.reply_of(number).to_bytes())
+        sent.put_all(member)
+        assert isinstance(sent.reply(member), Payload)
+    lost, kept = (row.blob for row in lab.rows(federation, replies))
+    federation.store.payloads.delete([lost])
+    if how == "damaged":
+        federation.store.payloads.put(lost, b"something else")
+    with pytest.raises(StorageError, match=f"{lost} .*: make the backup again; where it says so again, bring"):
+        OPERATIONS["begin_backup"](federation, {})
+    assert list(federation.store.home.jobs.iterdir()) == []
+    assert step(federation, averaging_worker)
+    on_disk = restored(backup_of(federation, tmp_path / "b"), "on-disk")
+    again = restored(backup_of(on_disk, tmp_path / "c"), "again")
+    names = {path.name for path in again.store.home.blobs.iterdir()}
+    assert kept in names and lost not in names
+    assert step(again, averaging_worker) and OPERATIONS["status"](again, {})["round"] == 2
+
+
+def test_a_half_sent_reply_begins_again_or_goes_on(federation, pair, lab, gateway, restored, tmp_path: Path) -> None:
+    """Its pieces go away whenever it is whole, so none are in a backup of a prefix, and the member hears so. From a
+    folder they come along, also below a prefix."""
+    sent, other = (lab.Blob(lab.reply_of(number).to_bytes()) for number in (1, 2))
     assert sent.put(pair[0], 0, 2**19) == 2**19
-    pair[0].coordinator = again = restored(backup_of(federation, tmp_path / "b"), "again")
+    pair[0].coordinator = pair[1].coordinator = again = restored(backup_of(federation, tmp_path / "b"), "again")
     assert lab.rows(again, uploads) == [] and sent.put(pair[0], 2**19, 2**20) == 0
-    sent.put_all(pair[0])
-    assert isinstance(sent.reply(pair[0]), Payload)
+    assert sent.put(pair[0], 0, 2**20 + 9) == 2**20 + 9 and other.put(pair[1], 0, 0) == 0
+    in_s3 = restored(backup_of(again, tmp_path / "c"), "in-s3", gateway.url())
+    pair[0].coordinator = pair[1].coordinator = in_s3
+    assert sent.put(pair[0], 0, 0) == 2**20 + 9
+    for member, blob in zip(pair, (sent, other), strict=True):
+        blob.put_all(member)
+        assert isinstance(blob.reply(member), Payload)
 
 
 def test_a_prefix_that_holds_something_is_left_alone(federation, pair, gateway, folder: Path, tmp_path: Path) -> None:
@@ -135,11 +180,13 @@ def test_a_prefix_that_holds_something_is_left_alone(federation, pair, gateway, 
     assert below(federation.settings.payloads) == before
 
 
+@pytest.mark.both_databases
 def test_nothing_is_left_over_below_the_prefix(
-    federation, pair, gateway, folder: Path, tmp_path: Path, monkeypatch, clock
+    federation, pair, gateway, folder: Path, tmp_path: Path, monkeypatch, clock, database
 ) -> None:
-    """Where the last file cannot be written; then it works, in the same place. A payload that is lost is told."""
+    """Where the last file cannot be written; then it works, in the same places. A payload that is lost is told."""
     backup, url, home = backup_of(federation, tmp_path / "b"), gateway.url(), CoordinatorHome(folder / "new")
+    places = {"payloads": url, "database": database()}
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -147,12 +194,12 @@ def test_nothing_is_left_over_below_the_prefix(
     with monkeypatch.context() as broken:
         broken.setattr(restoration, "write_atomic", full)
         with pytest.raises(StorageError, match="No space left"):
-            restoration.restore(backup, home, None, clock(), payloads=url)
+            restoration.restore(backup, home, None, clock(), **places)
     assert below(url) == {} and not home.root.exists()
-    restoration.restore(backup, home, None, clock(), payloads=url)
+    restoration.restore(backup, home, None, clock(), **places)
     assert below(url)
     with pytest.raises(OperatorError, match="holds audit-heads"):
-        restoration.restore(backup, home, None, clock(), payloads=url)
+        restoration.restore(backup, home, None, clock(), **places)
     store: Store = federation.store
     store.payloads.delete(store.payloads.names())
     with pytest.raises(StorageError, match="there is no"):

@@ -142,19 +142,32 @@ def test_from_a_database_to_a_file_and_back(federated, empty, tools, folder: Pat
         here.store.close()
 
 
-def test_a_database_that_cannot_be_filled_is_left_alone(federated, empty, running, tmp_path: Path) -> None:
-    """A coordinator's own, another program's, none, a password: one sentence, and no folder was made."""
+@pytest.fixture
+def foreign(running: Any) -> Iterator[str]:
+    """The URL of an empty database in which its user may make no tables."""
+    url = running.database()
+    running.run("CREATE ROLE guest LOGIN")
+    running.run(f"GRANT USAGE ON SCHEMA {url.rpartition('%3D')[2]} TO guest")
+    yield url.replace("user=postgres", "user=guest")
+    running.drop(url)
+    running.run("DROP ROLE guest")
+
+
+def test_a_database_that_cannot_be_filled_is_left_alone(federated, empty, foreign, running, tmp_path: Path) -> None:
+    """A coordinator's own, another program's or user's, none, a password: one sentence, and no folder was made."""
     backup, runner = backup_of(federated, tmp_path / "b"), CliRunner()
     running.run("CREATE TABLE theirs (x int)", empty)
     before = events(federated)
     for url, why in (
         (federated.settings.database, "holds a coordinator's store already"),
         (empty, "holds tables of something else"),
+        (foreign, "the user may not make or change tables there: make the database with createdb --owner USER"),
         (empty.replace("user=postgres", "user=nobody"), 'role "nobody" does not exist'),
         ("postgresql:///fl?host=/nowhere", "does not answer"),
         ("postgresql://fl@db:no-port/fl?no_such=1", "no URL of PostgreSQL"),
         ("mysql://db/fl", "must begin with postgresql://"),
         ("postgresql://fl:hunter2@db/fl", "database holds a password"),
+        ("postgresql://fl@db#?password=hunter2", "database holds a password (password)"),
     ):
         said = runner.invoke(main, ["restore", str(backup), "--home", str(tmp_path / "new"), "--database", url])
         assert said.exit_code in (1, 2) and why in said.stderr and said.stderr.count("\n") == 1, said.stderr

@@ -64,6 +64,24 @@ def test_a_session_is_checked_durable_and_ends() -> None:
         session("postgresql://fl@db:no-port/fl?no_such=1")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://fl:hunter2@db/fl",
+        "postgresql://fl@db/fl?sslpassword=hunter2",
+        "postgresql://fl@db#?password=hunter2",
+        "postgresql://fl:hunt#er2@db/fl",
+    ],
+)
+def test_a_password_is_refused_wherever_libpq_would_find_it(url) -> None:
+    """Before anything is written, for `restore` prints the URL and writes it down."""
+    with pytest.raises(
+        OperatorError, match=r"holds a password \((ssl)?password\): put it into a password file"
+    ) as found:
+        session(url)
+    assert "er2" not in str(found.value)
+
+
 def test_without_the_driver_the_extra_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store, "find_spec", lambda _: None)
     with pytest.raises(OperatorError, match=r"edgefl-derm\[postgresql\]"):

@@ -119,6 +119,17 @@ def test_what_it_does_not_know_is_refused_unchanged(older, running, change, why)
     assert (tables_of(running, url), running.run("SELECT * FROM facts ORDER BY key", url)) == before
 
 
+def test_a_server_that_may_lose_what_it_acknowledged_is_refused_in_the_trial(older, running) -> None:
+    """As the upgrade itself refuses it."""
+    running.stop()
+    running.start("-c fsync=off")
+    try:
+        assert "fsync = off" in typed(older[0], "--dry-run").stderr
+    finally:
+        running.stop()
+        running.start()
+
+
 def test_without_a_store_or_a_database(older, running) -> None:
     home, url = older
     empty = running.database()

@@ -17,17 +17,20 @@ from sqlalchemy import URL, Connection, NullPool, Row, Table, create_engine, ins
 from sqlalchemy.exc import DBAPIError
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.payloads.payloads import MAX_PAYLOAD_BYTES
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import versions
 from edgefl_coordinator.store.statements import Statement
 from edgefl_coordinator.store.store import claimed_payloads, postgresql, s3_payloads
-from edgefl_coordinator.store.tables import facts, metadata
+from edgefl_coordinator.store.tables import facts, metadata, uploads
+from edgefl_protocol.durable import read_pieces
 from edgefl_protocol.errors import StorageError
 
 if TYPE_CHECKING:
     from edgefl_coordinator.store.postgresql_database import PostgresqlDatabase
 
 _AT_ONCE: Final = 128  # rows; one holds at most a small blob
+_PIECE: Final = 2**20  # bytes of a half-sent blob
 
 
 def to_file(source: Connection, path: Path) -> None:
@@ -36,7 +39,7 @@ def to_file(source: Connection, path: Path) -> None:
     A `StorageError` where the disk is full; what was written so far stays.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with _file(path) as target:
+    with rows_of(path) as target:
         target.execute(text("PRAGMA synchronous=OFF"))
         target.execute(text("PRAGMA journal_mode=OFF"))
         versions.bring_file(target)
@@ -53,7 +56,7 @@ def filled(url: str, path: Path) -> Iterator[None]:
         StorageError: it does not answer, or is full; nothing was kept.
     """
     with _vacant(url) as (database, target):
-        with _file(path) as source:
+        with rows_of(path) as source:
             _copy(source, target)
         target.commit()
         try:
@@ -68,6 +71,8 @@ def filled(url: str, path: Path) -> Iterator[None]:
 def sent(url: str, home: CoordinatorHome) -> Iterator[None]:
     """Move a folder's blobs below an empty prefix of an S3-compatible store; remove them there where the body fails.
 
+    A blob that is half sent goes there as pieces, so that its sender goes on from there.
+
     Raises:
         OperatorError: something lies there, it is no such URL, or the extra is missing.
         StorageError: the store does not answer, refuses the credentials, or is full.
@@ -75,8 +80,13 @@ def sent(url: str, home: CoordinatorHome) -> Iterator[None]:
     s3_payloads(url, b"").try_out()  # also where it is the one that the backup was made of
     place = claimed_payloads(home, url)
     try:
+        with rows_of(home.database) as rows:
+            half_sent = set(rows.scalars(select(uploads.c.blob)))
         files = {path.name: path for path in home.blobs.iterdir()}
-        place.put_files(files)
+        place.put_files({name: path for name, path in files.items() if name not in half_sent})
+        for name in half_sent:  # a piece is an object, which says where it lies
+            for number, piece in enumerate(read_pieces(files[name], MAX_PAYLOAD_BYTES, _PIECE)):
+                place.put_piece(name, number * _PIECE, piece)
         for path in files.values():
             path.unlink()
         yield
@@ -97,7 +107,7 @@ def check_vacant(database: str, payloads: str) -> None:
 
 @contextlib.contextmanager
 def _vacant(url: str) -> "Iterator[tuple[PostgresqlDatabase, Connection]]":
-    """Give an empty database and a connection in a transaction in which it got the tables; undone but for a commit."""
+    """Give an empty database, and a connection whose transaction makes the tables: undone unless the caller commits."""
     database = postgresql(url)
     with database.alone() as connection:
         if database.version(connection):
@@ -126,7 +136,8 @@ def _batches(source: Connection, table: Table) -> Iterator[Sequence[Row[Any]]]:
 
 
 @contextlib.contextmanager
-def _file(path: Path) -> Iterator[Connection]:
+def rows_of(path: Path) -> Iterator[Connection]:
+    """Open a SQLite file; a `StorageError` where it cannot be read or written."""
     engine = create_engine(URL.create("sqlite", database=str(path)), poolclass=NullPool)
     try:
         with engine.connect() as connection:

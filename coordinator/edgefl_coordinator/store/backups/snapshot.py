@@ -4,8 +4,9 @@ Guarantees:
     Database, blobs, keys, settings and signed heads are of one moment: they are taken while no transaction commits and
     no key changes. Everything that was acknowledged before is in it. Blobs are linked. What waits meanwhile waits for
     the copy of a file; of a PostgreSQL database not even for that, for its rows are read as they were at that moment.
-    Blobs of an S3-compatible store are fetched afterwards, and stay there until they are; a blob that is half sent is
-    not in it, and its sender begins it again.
+    Blobs of an S3-compatible store are fetched afterwards, and this process removes none until they are; where another
+    one did, the backup fails and is made again. A blob that is half sent is not in it, and its sender begins it again.
+    What is lost of a refused reply is left out.
     The root key is not in it, nor another private key that the coordinator does not use, whatever the file's name.
     It lies in the folder of jobs, so what a crash leaves over goes when the store opens again. Nobody else removes one
     from which a backup is being written, however long that takes.
@@ -21,19 +22,19 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Column, delete, func, literal_column, select
+from sqlalchemy import Connection, delete, exists, func, literal_column, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
 from edgefl_coordinator.store.backups import copies
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.store import BLOB_COLUMNS, Store
-from edgefl_coordinator.store.tables import audit, uploads
-from edgefl_protocol.durable import open_bounded
+from edgefl_coordinator.store.tables import audit, refused_replies, replies, uploads
+from edgefl_protocol.durable import open_bounded, write_pieces
 from edgefl_protocol.errors import StorageError
 
 DATABASE: Final = "store.sqlite"  # as `settings.CoordinatorHome` has it
@@ -43,25 +44,36 @@ _OLD_S: Final = 24 * 3600.0  # a snapshot that nobody reads by then: its command
 _PRIVATE: Final = b"PRIVATE KEY-----"  # how a private key begins, encrypted or not
 _LOOKED_AT: Final = 2**20  # bytes
 _TRIES, _PAUSE_S = 100, 0.05
+_AGAIN: Final = "make the backup again; where it says so again, bring the object back from a copy of the bucket"
+_IS_REFUSED: Final = exists().where(
+    refused_replies.c.number == replies.c.number, refused_replies.c.skid == replies.c.skid
+)
 
 
-def take(coordinator: Coordinator) -> str:
-    """Take a snapshot; return its name, for `folder_of` and `drop`.
+def fresh_name() -> str:
+    """Name a snapshot."""
+    return f"snapshot-{secrets.token_hex(8)}"
+
+
+def take(coordinator: Coordinator, name: str) -> None:
+    """Take a snapshot of a fresh name, for `folder_of` and `drop`.
 
     Raises:
-        StorageError: the disk is full, or a blob is missing; nothing is left over.
+        OperatorError: the name is not a fresh one.
+        StorageError: the disk is full, a blob is missing, or it was dropped meanwhile; nothing is left over.
     """
     home = coordinator.store.home
     for old in home.jobs.glob("snapshot-*"):
         if time.time() - old.stat().st_mtime > _OLD_S and not _is_held(old):
             shutil.rmtree(old, ignore_errors=True)
-    name = f"snapshot-{secrets.token_hex(8)}"
     folder = home.jobs / name
+    if not _SNAPSHOT.fullmatch(name) or folder.exists():
+        raise OperatorError("a snapshot has another name: begin the backup anew")
     try:
         (folder / "blobs").mkdir(mode=0o700, parents=True)
         for _ in range(_TRIES):
             if _taken(coordinator, folder):
-                return name
+                return
             time.sleep(_PAUSE_S)
         raise StorageError("the store is busy with a large change; try the backup again", "storage")
     except BaseException as error:
@@ -72,30 +84,43 @@ def take(coordinator: Coordinator) -> str:
 
 
 def _taken(coordinator: Coordinator, folder: Path) -> bool:
-    """Take what is of one moment; False where a transaction is so large that SQLite lets nobody read meanwhile."""
-    store, file = coordinator.store, folder / DATABASE
-    columns = [one for one in BLOB_COLUMNS if one.table is not uploads or not store.payloads.shared]
-    with contextlib.ExitStack() as until_fetched, contextlib.ExitStack() as until_copied:
-        with coordinator.keys.changing, store.transaction():
-            still = store.database.still()
-            if still is None:
-                if not _copied(store.home.database, file):
-                    return False
-                named = _blobs_of_file(file, columns)
-            else:
-                rows = until_copied.enter_context(still)
-                named = [name for column in columns for name in rows.scalars(select(column))]
-            _copy_small(store.home, coordinator.settings, folder)
-            if store.payloads.shared:
-                until_fetched.enter_context(store.objects_stay())
-            else:
-                _link_blobs(store.home, folder, named)
+    """Take all of one moment; False where a transaction is so large that SQLite lets nobody read meanwhile."""
+    store = coordinator.store
+    with store.blobs_stay():
+        still = store.database.still()
         if still is not None:
-            copies.to_file(rows, file)
-            until_copied.close()
+            _take_of_database(coordinator, folder, still)
+        elif not _taken_of_file(coordinator, folder):
+            return False
         if store.payloads.shared:
-            _fetch_blobs(store, folder, named)
+            _leave_out_uploads(folder)
+            _fetch_blobs(store, folder)
     return True
+
+
+def _taken_of_file(coordinator: Coordinator, folder: Path) -> bool:
+    with coordinator.keys.changing, coordinator.store.transaction():
+        if not _copied(coordinator.store.home.database, folder / DATABASE):
+            return False
+        with copies.rows_of(folder / DATABASE) as rows:
+            _take_files(coordinator, folder, rows)
+    return True
+
+
+def _take_of_database(
+    coordinator: Coordinator, folder: Path, still: contextlib.AbstractContextManager[Connection]
+) -> None:
+    with contextlib.ExitStack() as until_copied:
+        with coordinator.keys.changing, coordinator.store.transaction():
+            rows = until_copied.enter_context(still)
+            _take_files(coordinator, folder, rows)
+        copies.to_file(rows, folder / DATABASE)
+
+
+def _take_files(coordinator: Coordinator, folder: Path, rows: Connection) -> None:
+    _copy_small(coordinator.store.home, coordinator.settings, folder)
+    if not coordinator.store.payloads.shared:
+        _link_blobs(coordinator.store.home, folder, _blobs(rows))
 
 
 def folder_of(home: CoordinatorHome, name: str) -> Path:
@@ -122,7 +147,7 @@ def _is_held(folder: Path) -> bool:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # it is; or a network's file system cannot tell, and it stays until the store opens again
         return True
     finally:
         os.close(descriptor)
@@ -130,9 +155,12 @@ def _is_held(folder: Path) -> bool:
 
 
 def drop(home: CoordinatorHome, name: str) -> None:
-    """Remove a snapshot, if it is there."""
+    """Remove a snapshot, if it is there; one that is being taken fails then."""
     if _SNAPSHOT.fullmatch(name):
-        shutil.rmtree(home.jobs / name, ignore_errors=True)
+        gone = home.jobs / f"gone-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):
+            (home.jobs / name).rename(gone)  # nothing more can be written into it
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def what_it_holds(folder: Path) -> tuple[int, int, dict[str, int]]:
@@ -216,17 +244,19 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
 
 
-def _blobs_of_file(file: Path, columns: Iterable["Column[Any]"]) -> list[str | None]:
-    with contextlib.closing(sqlite3.connect(file)) as copy:
-        return [name for column in columns for (name,) in copy.execute(str(select(column)))]
+def _blobs(rows: Connection) -> dict[str, bool]:
+    """Return the blobs that are no rows, with whether each has to be there: that of a refused reply may be lost."""
+    named = [name for column in BLOB_COLUMNS for name in rows.scalars(select(column))]
+    refused = set(rows.scalars(select(replies.c.blob).where(_IS_REFUSED)))
+    return {name: name not in refused for name in named if name is not None and _BLOB_FILE.fullmatch(name)}
 
 
-def _link_blobs(home: CoordinatorHome, folder: Path, named: Iterable[str | None]) -> None:
-    for name in named:
-        if name is None or not _BLOB_FILE.fullmatch(name):  # struck out, or a row of the database
-            continue
+def _link_blobs(home: CoordinatorHome, folder: Path, named: Mapping[str, bool]) -> None:
+    for name, needed in named.items():
         path, target = home.blobs / name, folder / "blobs" / name
         if not path.exists():
+            if not needed:
+                continue
             raise StorageError(f"the blob {name} is missing in {home.blobs}: the folder is damaged", "damaged")
         try:
             target.hardlink_to(path)
@@ -234,10 +264,20 @@ def _link_blobs(home: CoordinatorHome, folder: Path, named: Iterable[str | None]
             shutil.copy(path, target)
 
 
-def _fetch_blobs(store: Store, folder: Path, named: Iterable[str | None]) -> None:
-    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as copy, copy:
-        copy.execute(str(delete(uploads)))
-    for name in named:
-        if name is not None and _BLOB_FILE.fullmatch(name):
-            with (folder / "blobs" / name).open("xb") as file:
-                file.writelines(store.pieces(name))
+def _leave_out_uploads(folder: Path) -> None:
+    with copies.rows_of(folder / DATABASE) as rows:
+        rows.execute(delete(uploads))
+        rows.commit()
+
+
+def _fetch_blobs(store: Store, folder: Path) -> None:
+    with copies.rows_of(folder / DATABASE) as rows:
+        named = _blobs(rows)
+    for name, needed in named.items():
+        try:
+            write_pieces(folder / "blobs" / name, store.pieces(name), mode=0o600)
+        except StorageError as error:
+            if error.code not in ("missing", "damaged"):
+                raise
+            if needed:
+                raise StorageError(f"{error}: {_AGAIN}", error.code) from error
