@@ -1,0 +1,132 @@
+"""What the recipe of FedEvPrompt's head costs beside a logistic regression, on frozen features and without prompts.
+
+Each centre learns a linear head on the mean of the patches, standardised over its own training rows, with classes drawn
+equally: AdamW, by the evidential loss or by cross-entropy, as `bench84` has it and with other epochs, rates and weight
+decays. Pictures are neither turned nor mirrored, so an epoch costs nothing. Beside them stands a class-balanced
+logistic regression whose penalty, one for all centres, is chosen on `tune` rows. All answers are forced. Differences
+are over the same draws of lesions.
+
+    python benchmarks/head_recipe.py --data manifest:fed_isic2019_84.zip --backbone derm-vit-taught-84
+"""
+
+from collections.abc import Mapping
+from itertools import product
+
+import click
+import numpy as np
+import torch
+from federation_scores import Centres, difference, mean_over_centres, scored_rows
+from frozen_starts import best_strength
+from jaxtyping import Float
+from sklearn.preprocessing import StandardScaler
+from torch.nn.functional import cross_entropy
+
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.rules.accuracy import balanced_accuracy
+from edgefl_trainer.contract import Examples
+from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.evaluate.tables.text import markdown
+from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.learning.linear_probe import fit_predict
+from edgefl_trainer.losses import evidential_loss
+from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.head import evidence_of, init_head
+
+BATCH = 32
+RATE, DECAY, EPOCHS = 5e-3, 1e-2, 10  # of `bench84`
+LOSSES = ("evidential", "cross-entropy")
+RECIPES = (  # epochs, rate, weight decay
+    (EPOCHS, RATE, DECAY),
+    *((epochs, RATE, DECAY) for epochs in (40, 160)),
+    *((EPOCHS, RATE, decay) for decay in (1.0, 10.0)),
+    *((epochs, RATE / 10, DECAY) for epochs in (EPOCHS, 40)),
+)
+Scores = dict[str, tuple[np.ndarray, np.ndarray]]  # of each centre: of its training rows, of its reported rows
+
+
+def head_scores(
+    federation: Federation, features: Float[np.ndarray, "B D"], loss: str, epochs: int, rate: float, decay: float
+) -> Scores:
+    """Learn each centre's head; return what it says."""
+    found = {}
+    for name, site in federation.sites.items():
+        draws = torch.Generator().manual_seed(0)
+        scaler = StandardScaler().fit(features[site.train])
+        fit, shown = (
+            torch.from_numpy(scaler.transform(features[rows]).astype(np.float32))
+            for rows in (site.train, report_rows(federation, name).rows)
+        )
+        targets = torch.from_numpy(federation.labels[site.train])
+        shares = 1.0 / torch.bincount(targets)[targets]
+        classes = len(federation.classes)
+        weight, bias = (one.requires_grad_() for one in init_head(classes, fit.shape[1], draws))
+        optimizer = torch.optim.AdamW([weight, bias], lr=rate, weight_decay=decay)
+        for epoch in range(epochs):
+            for batch in torch.split(torch.multinomial(shares, len(targets), True, generator=draws), BATCH):
+                logits = fit[batch] @ weight.T + bias
+                if loss == "evidential":  # the KL term counts in full from the second epoch on, as in `bench84`
+                    evidence, counts = evidence_of(logits, "softplus"), torch.ones(classes)
+                    value = evidential_loss(evidence, targets[batch], counts, float(min(1, epoch)))
+                else:
+                    value = cross_entropy(logits, targets[batch])
+                optimizer.zero_grad()
+                torch.autograd.backward(value)
+                optimizer.step()
+        with torch.inference_mode():
+            said = [rows @ weight.T + bias for rows in (fit, shown)]
+        found[name] = (said[0].softmax(dim=1).numpy(), said[1].softmax(dim=1).numpy())
+    return found
+
+
+def regression_scores(federation: Federation, features: Float[np.ndarray, "B D"]) -> Scores:
+    """Fit each centre's regression; return what it says."""
+    strength, found = best_strength(features, federation), {}
+    for name, site in federation.sites.items():
+        rows = np.concatenate([site.train, report_rows(federation, name).rows])
+        labels, classes = federation.labels[site.train], len(federation.classes)
+        said = fit_predict(features[site.train], labels, features[rows], classes, strength=strength)
+        found[name] = (said[: len(labels)], said[len(labels) :])
+    return found
+
+
+def table(federation: Federation, arms: Mapping[str, Scores]) -> str:
+    """A line for each way; the first is what the others are compared with."""
+    body: list[list[str]] = []
+    first: Centres = {}
+    for label, found in arms.items():
+        labels = {name: federation.labels[site.train] for name, site in federation.sites.items()}
+        learned = np.mean([balanced_accuracy(found[name][0].argmax(axis=1), labels[name]) or 0.0 for name in found])
+        judged = {name: scored_rows(found[name][1], federation, name) for name in found}
+        first = first or judged
+        gap = difference([judged], [first])
+        told = "" if judged is first else f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
+        body.append([label, f"{100 * learned:.1f}", str(mean_over_centres(judged)), told])
+    return markdown(["head on frozen features", "training rows", "reported rows", "over the first"], body, "").strip()
+
+
+@click.command()
+@click.option("--data", required=True, metavar="SPEC", help="The federation.")
+@click.option("--task", default="nevus", show_default=True, help="Classes of the data.")
+@click.option("--backbone", required=True, metavar="NAME", help="The frozen network.")
+@click.option("--images-per-site", default=1200, show_default=True, metavar="N", help="Most training pictures.")
+def main(data: str, task: str, backbone: str, images_per_site: int) -> None:
+    """Print what each way of learning a head reaches, as Markdown."""
+    try:
+        network = load_backbone(backbone)
+        federation = load_federation(
+            [data], image_px=network.spec.image_px, task=task, seed=0, limit=images_per_site or None
+        )
+        rows = Examples(federation.images, federation.labels, np.arange(len(federation.labels)))
+        features = np.asarray(frozen_features(network, rows, torch.device("cpu"))["mean"])
+        arms = {"logistic regression": regression_scores(federation, features)}
+        for loss, (epochs, rate, decay) in product(LOSSES, RECIPES):
+            label = f"{loss}, {epochs} epochs, rate {rate:g}, decay {decay:g}"
+            arms[label] = head_scores(federation, features, loss, epochs, rate, decay)
+        click.echo(table(federation, arms))
+    except (EdgeflError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
