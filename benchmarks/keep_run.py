@@ -8,6 +8,7 @@ be added to it, without the trainings of those before. Data are named without th
 """
 
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +25,22 @@ KEPT = ("environment.json", "inputs.json", "metrics.jsonl", "summary.json", "cal
 
 def keep(run: FinishedRun, target: Path, *, elsewhere: bool) -> None:
     """Copy what is kept of a run into a new folder."""
+    if not run.sites:
+        raise ValueError(f"{run.folder} has no models: name the run itself")
     scored = run.folder.parent / "scores"
     federation = reported(run)
     scores_of(run, federation, scored)
     if elsewhere:
         scores_elsewhere(run, federation, scored)
-    target.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        folder = Path(name) / "kept"
+        folder.mkdir()
+        _copy(run, folder, scored, elsewhere=elsewhere)
+        folder.rename(target)
+
+
+def _copy(run: FinishedRun, target: Path, scored: Path, *, elsewhere: bool) -> None:
     for name in KEPT:
         source = run.folder / name
         if source.is_dir():

@@ -95,14 +95,12 @@ def area(arm: Arm, columns: Bool[np.ndarray, " K"]) -> tuple[float, Float[np.nda
         scored = arm.scores[name]
         inside = columns[scored.target]
         if inside.all() or not inside.any():
-            continue
+            raise ValueError(f"{name} shows one kind of rows alone, so it has no area under a curve")
         together = asked(scored, columns)
         two = np.stack([1 - together, together], axis=1)
         judged = Scored(two, inside.astype(int), two.argmax(axis=1), None, scored.lesions)
         values.append(float(roc_auc_score(inside, together)))
         draws.append(resample(judged)["auroc"])
-    if not values:
-        raise ValueError("no centre shows both kinds of rows, so there is no area under a curve")
     return 100 * float(np.mean(values)), 100 * np.mean(draws, axis=0)
 
 

@@ -80,7 +80,7 @@ def served(make_coordinator: Callable[..., Any], clock: Any, tools: Any) -> Iter
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [CASES, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("cases", [CASES, pytest.param(12_500, marks=pytest.mark.nightly)])
 def test_every_answer_is_one_that_the_document_tells(served, clock, capsys, cases) -> None:
     """Check 41: no status of 500 or above, none that is not in the document, each with its media type and form."""
     running, member = served
