@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.models import FinishedRun, predict_rows
@@ -33,6 +33,11 @@ class Figure:
 
     def __str__(self) -> str:
         return f"{self.value:.1f} [{self.low:.1f} to {self.high:.1f}]"
+
+    @property
+    def signed(self) -> str:
+        """As a difference."""
+        return f"{self.value:+.1f} [{self.low:+.1f} to {self.high:+.1f}]"
 
 
 def reported(run: FinishedRun) -> Federation:
@@ -62,6 +67,7 @@ def scores_elsewhere(run: FinishedRun, federation: Federation, cache: Path) -> C
     return {name: scored_rows(scores, federation, judged[name], named) for name, (scores, named) in found.items()}
 
 
+Rows = Bool[np.ndarray, " B"]
 Named = Int[np.ndarray, " B"]  # the class that is named: the likeliest of those that the model's site has seen
 Found = dict[str, tuple[Float[np.ndarray, "B K"], Named]]  # by what was asked
 
@@ -136,6 +142,15 @@ def difference(one: Sequence[Centres], other: Sequence[Centres]) -> Figure:
             np.mean([_draws(arm[name]) for arm in one], axis=0) - np.mean([_draws(arm[name]) for arm in other], axis=0)
         )
     return _figure(values, draws)
+
+
+def share_draws(lesions: Sequence[str], asked: Rows, right: Rows) -> Float[np.ndarray, " R"]:
+    """Share of the asked rows that is right, over draws of lesions; NaN where a draw has none of them."""
+    parts = []
+    for weights in lesion_weights(lesions, RESAMPLES):
+        with np.errstate(invalid="ignore"):
+            parts.append((weights @ (asked & right)) / (weights @ asked))
+    return np.concatenate(parts)
 
 
 def accuracy(scored: Scored) -> float:

@@ -100,7 +100,7 @@ def table(federation: Federation, arms: Mapping[str, Scores]) -> str:
         judged = {name: scored_rows(found[name][1], federation, name) for name in found}
         first = first or judged
         gap = difference([judged], [first])
-        told = "" if judged is first else f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
+        told = "" if judged is first else gap.signed
         body.append([label, f"{100 * learned:.1f}", str(mean_over_centres(judged)), told])
     return markdown(["head on frozen features", "training rows", "reported rows", "over the first"], body, "").strip()
 

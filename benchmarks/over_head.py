@@ -67,7 +67,7 @@ def table(head: Centres, arms: Sequence[tuple[str, Centres]]) -> str:
     for label, arm in (("head alone", head), *arms):
         gap = difference([arm], [head])
         each = [f"{mean_over_centres({name: arm[name]}).value:.1f}" for name in names]
-        told = "" if arm is head else f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
+        told = "" if arm is head else gap.signed
         body.append([label, *each, str(mean_over_centres(arm)), f"{over_all_rows(arm).value:.1f}", told])
     return markdown(["on the same network", *names, "mean", "all rows", "over the head"], body, "").strip()
 

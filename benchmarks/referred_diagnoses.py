@@ -1,40 +1,29 @@
-"""Write what a federation gives as a referral into a page, between two marks: the same models, other thresholds.
+"""What a federation gives as a referral: the models of `rare_diagnoses.py` at other thresholds.
 
 Two models can name a diagnosis more or less often because they tell the pictures apart better or worse, or because they
 draw the line elsewhere. So the arms are compared at one line: each centre's threshold on the summed probability of the
 classes that ask for a look is chosen on its own `tune` rows, once by the rule that `edgefl score` has, and once where
 four in five benign `tune` rows lie below it. The area under the curve needs no line.
 
-ALONE, AVERAGED and FITTED are finished runs over the same rows with `--task all`: each centre for itself; a federation
-before, and after, its centres have fitted head and batch norm at home. The last column compares FITTED with ALONE over
-the same draws of lesions.
-
-    python benchmarks/referred_diagnoses.py runs/rare-alone2000 runs/rare-statistics2000 runs/rare-together2000 \
-        docs/results/what_federation_gives.md
+The last column compares the last arm with the first over the same draws of lesions.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import click
 import numpy as np
-from answers_page import replaced
-from federation_scores import Centres, Figure, reported, scores_of
+from federation_scores import Centres, Figure, share_draws
 from jaxtyping import Bool, Float
-from over_head import same_rows
-from rare_diagnoses import share_draws
 from sklearn.metrics import roc_auc_score
 
-from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import KNOWN, suspicious_classes
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
-from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.suspicion import TuneScores, site_suspicion, tune_scores
 from edgefl_trainer.evaluate.intervals import Scored, interval, resample
 from edgefl_trainer.evaluate.tables.text import markdown
 
-BEGIN, END = "<!-- referrals: written by benchmarks/referred_diagnoses.py -->", "<!-- end of referrals -->"
+REFERRALS = "<!-- referrals: written by benchmarks/rare_diagnoses.py -->", "<!-- end of referrals -->"
 SPARED = 0.8  # of the benign tune rows, at the line that is the same for all arms
 MELANOMA = "MEL"
 
@@ -106,8 +95,7 @@ def area(arm: Arm, columns: Bool[np.ndarray, " K"]) -> tuple[float, Float[np.nda
 
 def row(label: str, rows: int, values: Sequence[float], gap: Figure) -> list[str]:
     """A line of the table."""
-    difference = f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
-    return [label, str(rows), *(f"{value:.1f}" for value in values), difference]
+    return [label, str(rows), *(f"{value:.1f}" for value in values), gap.signed]
 
 
 def shares(
@@ -141,28 +129,12 @@ def table(classes: Sequence[str], arms: Sequence[Arm]) -> str:
     return markdown(head, body, "").strip()
 
 
+def referrals(classes: Sequence[str], runs: Sequence[FinishedRun], scores: Sequence[Centres]) -> str:
+    """The table of finished runs, whose lines are drawn on their own `tune` rows."""
+    asks = np.array(suspicious_classes(classes, KNOWN))
+    return table(classes, [arm_of(run, each, asks) for run, each in zip(runs, scores, strict=True)])
+
+
 def _gap(values: Sequence[float], draws: Float[np.ndarray, " R"]) -> Figure:
     low, high = interval(draws) or (float("nan"), float("nan"))
     return Figure(values[-1] - values[0], low, high)
-
-
-@click.command()
-@click.argument("folders", nargs=3, metavar="ALONE AVERAGED FITTED", type=click.Path(path_type=Path, exists=True))
-@click.argument("page", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def main(folders: tuple[Path, ...], page: Path) -> None:
-    """Write what is referred into PAGE."""
-    try:
-        runs = [open_run(folder) for folder in folders]
-        same_rows(runs)
-        federation = reported(runs[0])
-        asks = np.array(suspicious_classes(federation.classes, KNOWN))
-        arms = [arm_of(run, scores_of(run, federation, run.folder.parent / "scores"), asks) for run in runs]
-        text = replaced(page.read_text(encoding="utf-8"), table(federation.classes, arms), (BEGIN, END))
-    except (EdgeflError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    page.write_text(text, encoding="utf-8")
-    click.echo(f"wrote the referrals into {page}")
-
-
-if __name__ == "__main__":
-    main()

@@ -80,7 +80,7 @@ def table(parts: list[Taken]) -> str:
             (part.fitted, part.refitted, parts[0].refitted),
         ):
             gap = difference([judged], [first])
-            told = f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]" if number else ""
+            told = gap.signed if number else ""
             cells += [f"{learned:.1f}", str(mean_over_centres(judged)), told]
         body.append(cells)
     return markdown(head, body, "").strip()

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from rare_diagnoses import figures, line, share_draws
+from federation_scores import share_draws
+from rare_diagnoses import figures, line
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
 
