@@ -4,12 +4,13 @@ Each centre learns a linear head on the mean of the patches, standardised over i
 equally: AdamW, by the evidential loss or by cross-entropy, as `bench84` has it and with other epochs, rates and weight
 decays. Pictures are neither turned nor mirrored, so an epoch costs nothing. Beside them stands a class-balanced
 logistic regression whose penalty, one for all centres, is chosen on `tune` rows. All answers are forced. Differences
-are over the same draws of lesions.
+are over the same draws of lesions. `--judge-on tune` is for choosing a recipe: the table then holds `tune` rows alone.
 
     python benchmarks/head_recipe.py --data manifest:fed_isic2019_84.zip --backbone derm-vit-taught-84
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 
 import click
@@ -90,6 +91,13 @@ def regression_scores(federation: Federation, features: Float[np.ndarray, "B D"]
     return found
 
 
+def judged_on_tune(federation: Federation) -> Federation:
+    """The same centres with their `tune` rows in the place of the reported ones, which nobody then sees."""
+    nothing = np.empty(0, np.int64)
+    sites = {name: replace(site, val=site.tune, test=nothing) for name, site in federation.sites.items()}
+    return replace(federation, sites=sites)
+
+
 def table(federation: Federation, arms: Mapping[str, Scores]) -> str:
     """A line for each way; the first is what the others are compared with."""
     body: list[list[str]] = []
@@ -102,7 +110,7 @@ def table(federation: Federation, arms: Mapping[str, Scores]) -> str:
         gap = difference([judged], [first])
         told = "" if judged is first else gap.signed
         body.append([label, f"{100 * learned:.1f}", str(mean_over_centres(judged)), told])
-    return markdown(["head on frozen features", "training rows", "reported rows", "over the first"], body, "").strip()
+    return markdown(["head on frozen features", "training rows", "judged rows", "over the first"], body, "").strip()
 
 
 @click.command()
@@ -110,17 +118,35 @@ def table(federation: Federation, arms: Mapping[str, Scores]) -> str:
 @click.option("--task", default="nevus", show_default=True, help="Classes of the data.")
 @click.option("--backbone", required=True, metavar="NAME", help="The frozen network.")
 @click.option("--images-per-site", default=1200, show_default=True, metavar="N", help="Most training pictures.")
-def main(data: str, task: str, backbone: str, images_per_site: int) -> None:
+@click.option(
+    "--judge-on", type=click.Choice(["reported", "tune"]), default="reported", show_default=True, help="Rows."
+)
+@click.option("--loss", "losses", type=click.Choice(LOSSES), multiple=True, default=LOSSES, help="Repeatable.")
+@click.option(
+    "--recipe",
+    "recipes",
+    metavar="EPOCHS RATE DECAY",
+    type=(int, float, float),
+    multiple=True,
+    default=RECIPES,
+    help="A way of learning; repeatable.  [default: those of the page]",
+)
+def main(
+    data: str, task: str, backbone: str, images_per_site: int, judge_on: str, losses: tuple[str, ...],
+    recipes: tuple[tuple[int, float, float], ...],
+) -> None:  # fmt: skip
     """Print what each way of learning a head reaches, as Markdown."""
     try:
         network = load_backbone(backbone)
         federation = load_federation(
             [data], image_px=network.spec.image_px, task=task, seed=0, limit=images_per_site or None
         )
+        if judge_on == "tune":
+            federation = judged_on_tune(federation)
         rows = Examples(federation.images, federation.labels, np.arange(len(federation.labels)))
         features = np.asarray(frozen_features(network, rows, torch.device("cpu"))["mean"])
         arms = {"logistic regression": regression_scores(federation, features)}
-        for loss, (epochs, rate, decay) in product(LOSSES, RECIPES):
+        for loss, (epochs, rate, decay) in product(losses, recipes):
             label = f"{loss}, {epochs} epochs, rate {rate:g}, decay {decay:g}"
             arms[label] = head_scores(federation, features, loss, epochs, rate, decay)
         click.echo(table(federation, arms))

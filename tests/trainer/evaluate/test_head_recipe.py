@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from head_recipe import head_scores, regression_scores, table
+from head_recipe import head_scores, judged_on_tune, regression_scores, table
 
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.sites import report_rows
@@ -50,3 +50,15 @@ def test_the_table_compares_with_its_first_line(told):
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(data, arms).splitlines()[2:]]
     assert [line[0] for line in lines] == ["one", "the same"] and lines[0][3] == ""
     assert lines[1][3].startswith("+0.0 [+0.0")
+
+
+def test_a_recipe_is_chosen_on_tune_rows_alone(told):
+    data, features = told
+    chosen = judged_on_tune(data)
+    for name in data.sites:
+        np.testing.assert_array_equal(report_rows(chosen, name).rows, data.sites[name].tune)
+        assert not set(report_rows(data, name).rows) & set(report_rows(chosen, name).rows)
+    found, whole = (head_scores(one, features, "evidential", 3, 5e-3, 1e-2) for one in (chosen, data))
+    for name in data.sites:
+        np.testing.assert_array_equal(found[name][0], whole[name][0])  # the same head
+        assert len(found[name][1]) == len(data.sites[name].tune)

@@ -65,9 +65,21 @@ def test_the_output_is_timms_own_in_evaluation_mode(backbone, images):
     with torch.inference_mode():
         wanted, other = plain.eval()(pixels), plain.train()(pixels)
         found = backbone.train()(pixels).pooled  # asked to train, and does not
-    torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)  # another layout, other kernels
     assert (other - wanted).abs().max() > 1e-2  # batch statistics would have shown
     assert found.shape == (3, backbone.spec.width)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card has the usual layout")
+def test_channels_lie_last_on_a_cpu_and_weights_leave_in_their_usual_order(backbone):
+    """docs/decisions/0070. A network that takes them in keeps its layout."""
+    weight = backbone.network.get_parameter("conv1.0.weight")
+    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    sent = weights_of(backbone.network)["conv1.0.weight"]
+    plain = timm.create_model("test_resnet", pretrained=False, num_classes=0)
+    plain.load_state_dict({name: torch.from_numpy(value) for name, value in weights_of(backbone.network).items()})
+    assert plain.get_parameter("conv1.0.weight").is_contiguous()
+    assert plain.get_parameter("conv1.0.weight").detach().numpy().tobytes() == sent.tobytes()
 
 
 def test_a_feature_does_not_depend_on_the_other_images_of_its_batch(backbone, images):
