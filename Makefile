@@ -17,8 +17,8 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints.txt
-# pip compiles one module after the other, this on all cores. Some files of other projects are templates: no Python.
-COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 $(1)/lib || true
+# pip compiles one module after the other, this on all cores, without other projects' tests. Some of their files are no Python.
+COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' $(1)/lib || true
 
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 # Compiled modules are kept, whatever the shell says: hundreds of tests begin a process.

@@ -199,10 +199,10 @@ class AnyOrder(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     "programs",
-    [8, pytest.param(100, marks=pytest.mark.slow), pytest.param(500, marks=[pytest.mark.slow, pytest.mark.nightly])],
+    [8, pytest.param(40, marks=pytest.mark.slow), pytest.param(500, marks=[pytest.mark.slow, pytest.mark.nightly])],
 )
 def test_in_any_order(tools: Any, clock: Any, programs: int) -> None:
-    """Check 61: 8, 100 and 500 programs of up to 40 steps."""
+    """Check 61: 8, 40 and 500 programs of up to 40 steps."""
     machine = type("Machine", (AnyOrder,), {"tools": tools, "clock_of": type(clock)})
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     rules = settings(

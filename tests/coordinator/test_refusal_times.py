@@ -93,7 +93,7 @@ def ratio(times: dict[str, tuple[float, float]], which: int) -> float:
 @pytest.mark.parametrize(("suite", "length"), [(1, 4000), (2, 4000), (1, 60_000)])
 def test_every_failure_takes_the_same_time(make_coordinator, tools, monkeypatch, capsys, suite, length) -> None:
     """Check 11: medians of processor time lie within a factor of 1.3, which other processes hardly change; without the
-    work on stand-ins they do not."""
+    work on stand-ins the least waiting does not, of a sample seven times smaller."""
     coordinator = make_coordinator(suite=suite)
     assert coordinator.keys.sealing.suite == suite and MAGIC == b"EFL1"
     causes = failures(coordinator, tools, length)
@@ -102,6 +102,6 @@ def test_every_failure_takes_the_same_time(make_coordinator, tools, monkeypatch,
     without = times_us(coordinator, causes, 20)
     with capsys.disabled():
         print(f"\nsuite {suite}, {length} bytes: longest by shortest {ratio(found, 0):.3f} of processor, "
-              f"{ratio(found, 1):.3f} of waiting; {ratio(without, 0):.0f} without stand-ins. Both in µs: "
+              f"{ratio(found, 1):.3f} of waiting; {ratio(without, 1):.0f} without stand-ins. Both in µs: "
               + ", ".join(f"{name} {work:.0f} {wait:.0f}" for name, (work, wait) in found.items()))  # fmt: skip
-    assert ratio(found, 0) < 1.3 and ratio(without, 0) > 2
+    assert ratio(found, 0) < 1.3 and ratio(without, 1) > 2
