@@ -9,7 +9,6 @@ comes from another one gets in. Small packets leave at once (TCP_NODELAY). Sourc
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import ipaddress
 import itertools
@@ -26,7 +25,6 @@ HANDSHAKE_S = 10.0
 MOST_KNOCKING = 256
 KNOCKING_OF_ONE = 32  # of one address
 _DESCRIPTORS = 65_536
-_M_ARENA_MAX = -8  # glibc, malloc.h
 _TLS_BYTES = 32 * 2**10  # that a connection reads at once, in a buffer of its own; asyncio's is 256 KiB
 
 
@@ -247,15 +245,6 @@ def bound_buffer(transport: asyncio.BaseTransport) -> None:
     """Let what nobody reads of a TLS connection wait in the kernel; asyncio would take 256 KiB more of it."""
     if isinstance(transport, sslproto._SSLProtocolTransport):
         transport.set_read_buffer_limits(1)
-
-
-def bound_arenas() -> None:
-    """Let all threads share two of the C library's arenas; each of up to sixteen would keep what it once held.
-
-    Where there is no glibc nothing changes.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def raise_descriptors() -> None:

@@ -19,6 +19,7 @@ import uvicorn
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys
+from edgefl_coordinator.process_memory import RETURN_S, bound_arenas, return_free_memory
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import RunWorker, step
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
@@ -27,7 +28,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admin import serve_admin
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.deadline import deadline_protocol
-from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, bound_arenas, raise_descriptors
+from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, raise_descriptors
 from edgefl_coordinator.web.log_lines import EventLog
 from edgefl_coordinator.web.tls import server_context
 from edgefl_protocol.errors import EdgeflError, StorageError
@@ -180,15 +181,17 @@ class _Server(uvicorn.Server):
 
 async def _run(coordinator: Coordinator, server: uvicorn.Server, listening: socket.socket, leader: _Leader) -> None:
     await leader.start()
-    following = asyncio.create_task(leader.follow()) if coordinator.store.database.shared else None
+    beside = [asyncio.create_task(_return_memory())]
+    if coordinator.store.database.shared:
+        beside.append(asyncio.create_task(leader.follow()))
     try:
         await server.serve(sockets=[listening])
         log.info("the server stops; the federation goes on when it is served again")
     finally:
-        if following is not None:
-            following.cancel()
+        for task in beside:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await following
+                await task
         events = await leader.end()
         leader.worker.stop()
         if events is not None:
@@ -216,6 +219,13 @@ async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
             log.error("the round's job failed and is tried again in %g s: %s", pause_s, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
+
+
+async def _return_memory() -> None:
+    """Give free memory back to the system, again and again."""
+    while True:
+        await asyncio.sleep(RETURN_S)
+        await asyncio.to_thread(return_free_memory)
 
 
 async def _log_events(events: EventLog) -> None:

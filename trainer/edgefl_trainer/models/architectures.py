@@ -161,7 +161,7 @@ def build_cnn(name: str, seed: int) -> nn.Module:
         )
     # Depthwise layers learn faster so on a CPU; on a card it was not measured (docs/decisions/0070).
     layout = torch.contiguous_format if torch.cuda.is_available() else torch.channels_last
-    return network.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
+    return network.to(memory_format=layout)
 
 
 def uses_attention(network: nn.Module) -> bool:
