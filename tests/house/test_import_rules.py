@@ -91,7 +91,8 @@ FLOORS = {
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
     ),
     "edgefl_coordinator": (
-        "cli", "commands", "web", "rounds", "members", "store", "commits", "payloads", "settings", "errors",
+        "cli", "commands", "web", "rounds", "members", "store", "commits", "payloads", "settings",
+        "process_memory", "errors",
     ),
 }  # fmt: skip
 ROOM_MODULES = 20
