@@ -119,6 +119,20 @@ def mean_over_centres(centres: Centres) -> Figure:
     return _figure([accuracy(scored) for scored in centres.values()], [_draws(scored) for scored in centres.values()])
 
 
+def seeds_of(arms: Sequence[Sequence[FinishedRun]]) -> list[int]:
+    """The seeds that each arm has, in its order; a `ValueError` where an arm lacks one of another's."""
+    found = [[run.settings.seed for run in runs] for runs in arms]
+    if any(seeds != found[0] for seeds in found) or len(set(found[0])) < len(found[0]):
+        told = "; ".join(", ".join(map(str, seeds)) for seeds in found)
+        raise ValueError(f"each arm needs a run of every seed, in one order, and these have the seeds {told}")
+    return found[0]
+
+
+def by_seed(values: Sequence[float]) -> str:
+    """What each seed alone would say, as a cell beside the mean of all."""
+    return ", ".join(f"{value:+.1f}" for value in values)
+
+
 def over_all_rows(centres: Centres) -> Figure:
     """Balanced accuracy over the rows of all centres together."""
     together = pooled([centres[name] for name in sorted(centres)])
@@ -144,12 +158,15 @@ def difference(one: Sequence[Centres], other: Sequence[Centres]) -> Figure:
     return _figure(values, draws)
 
 
-def share_draws(lesions: Sequence[str], asked: Rows, right: Rows) -> Float[np.ndarray, " R"]:
-    """Share of the asked rows that is right, over draws of lesions; NaN where a draw has none of them."""
+def share_draws(lesions: Sequence[str], asked: Rows, right: Rows | Float[np.ndarray, " B"]) -> Float[np.ndarray, " R"]:
+    """Share of the asked rows that is right, over draws of lesions; NaN where a draw has none of them.
+
+    Of several seeds `right` is the share of them in which a row is right.
+    """
     parts = []
     for weights in lesion_weights(lesions, RESAMPLES):
         with np.errstate(invalid="ignore"):
-            parts.append((weights @ (asked & right)) / (weights @ asked))
+            parts.append((weights @ (asked * right)) / (weights @ asked))
     return np.concatenate(parts)
 
 

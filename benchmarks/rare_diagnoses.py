@@ -1,14 +1,14 @@
 """Write what a federation gives each of eight diagnoses into a page, between two marks.
 
-ALONE, AVERAGED and FITTED are finished runs over the same rows with `--task all`: each centre for itself; a federation
-before, and after, its centres have fitted head and batch norm at home. Each centre's model answers its own reported
-rows. For each diagnosis stands the share of its rows, of all centres, that ALONE and FITTED name rightly, and the
-difference over the same draws of lesions. Below: how many rows whose diagnosis asks for a look are named as such a one,
-and how many of the others as none of them. Between two other marks stands what all three refer
-(`referred_diagnoses.py`).
+Each option names finished runs with `--task all`, one of each seed: each centre for itself; a federation before, and
+after, its centres have fitted head and batch norm at home. Each centre's model answers its own reported rows. For each
+diagnosis stands the share of its rows, of all centres, that `--alone` and `--fitted` name rightly, and the difference
+over the same draws of lesions. Below: how many rows whose diagnosis asks for a look are named as such a one, and how
+many of the others as none of them. Of several seeds each figure is the mean, and the last column has the difference of
+each. Between two other marks stands what all three refer (`referred_diagnoses.py`).
 
-    python benchmarks/rare_diagnoses.py runs/rare-alone2000 runs/rare-statistics2000 runs/rare-together2000 \\
-        docs/results/what_federation_gives.md
+    python benchmarks/rare_diagnoses.py --alone runs/rare-alone2000 --averaged runs/rare-statistics2000 \\
+        --fitted runs/rare-together2000 docs/results/what_federation_gives.md
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,17 @@ from pathlib import Path
 import click
 import numpy as np
 from answers_page import replaced
-from federation_scores import Centres, Figure, difference, mean_over_centres, reported, scores_of, share_draws
+from federation_scores import (
+    Centres,
+    Figure,
+    by_seed,
+    difference,
+    mean_over_centres,
+    reported,
+    scores_of,
+    seeds_of,
+    share_draws,
+)
 from over_head import same_rows
 from referred_diagnoses import REFERRALS, referrals
 
@@ -30,22 +40,26 @@ from edgefl_trainer.evaluate.tables.text import markdown
 BEGIN, END = "<!-- diagnoses: written by benchmarks/rare_diagnoses.py -->", "<!-- end of diagnoses -->"
 
 
-def line(label: str, apart: Scored, joined: Scored, group: Sequence[int]) -> list[str]:
-    """A row of the table: how many rows of a group of classes are named as one of the group, alone and together."""
-    asked = np.isin(apart.target, group)
-    right = [np.isin(arm.predicted, group) for arm in (apart, joined)]
-    shares = [float(hits[asked].mean()) for hits in right]
-    before, after = (share_draws(apart.lesions, asked, hits) for hits in right)
-    draws = (after - before)[np.isfinite(after)]
+def line(label: str, apart: Sequence[Scored], joined: Sequence[Scored], group: Sequence[int]) -> list[str]:
+    """A row of the table: how many rows of a group of classes are named as one of the group, alone and together.
+
+    `apart` and `joined` have an entry for each seed.
+    """
+    asked = np.isin(apart[0].target, group)
+    right = [np.array([np.isin(seed.predicted, group) for seed in arm]) for arm in (apart, joined)]
+    before, after = ([float(seed[asked].mean()) for seed in arm] for arm in right)
+    drawn = [share_draws(apart[0].lesions, asked, arm.mean(axis=0)) for arm in right]
+    draws = (drawn[1] - drawn[0])[np.isfinite(drawn[1])]
     low, high = interval(draws) or (float("nan"), float("nan"))
-    gap = Figure(100 * (shares[1] - shares[0]), 100 * low, 100 * high)
-    return [label, str(int(asked.sum())), *(f"{100 * share:.1f}" for share in shares), gap.signed]
+    gap = Figure(100 * float(np.mean(after) - np.mean(before)), 100 * low, 100 * high)
+    told = [f"{100 * np.mean(shares):.1f}" for shares in (before, after)]
+    return [label, str(int(asked.sum())), *told, gap.signed, by_seed(100 * (np.array(after) - np.array(before)))]
 
 
-def figures(classes: Sequence[str], together: Centres, alone: Centres) -> str:
+def figures(classes: Sequence[str], together: Sequence[Centres], alone: Sequence[Centres]) -> str:
     """The table of diagnoses, the rarest first, then what asks for a look, and the mean of the centres."""
-    joined, apart = (pooled([arm[name] for name in sorted(arm)]) for arm in (together, alone))
-    counts = np.bincount(joined.target, minlength=len(classes))
+    joined, apart = ([pooled([seed[name] for name in sorted(seed)]) for seed in arm] for arm in (together, alone))
+    counts = np.bincount(joined[0].target, minlength=len(classes))
     body = [line(classes[k], apart, joined, [int(k)]) for k in np.argsort(counts, kind="stable") if counts[k]]
     suspicious = [k for k, name in enumerate(classes) if name not in KNOWN or KNOWN[name].suspicious]
     groups = {
@@ -53,26 +67,35 @@ def figures(classes: Sequence[str], together: Centres, alone: Centres) -> str:
         "benign, named so": sorted(set(range(len(classes))) - {*suspicious}),
     }
     body += [
-        line(label, apart, joined, group) for label, group in groups.items() if np.isin(joined.target, group).any()
+        line(label, apart, joined, group) for label, group in groups.items() if np.isin(joined[0].target, group).any()
     ]
-    whole = [f"{mean_over_centres(arm).value:.1f}" for arm in (alone, together)]
-    rows = str(len(joined.target))
-    body.append(["balanced accuracy, mean of centres", rows, *whole, difference([together], [alone]).signed])
-    return markdown(["diagnosis", "rows", "alone", "federation", "difference"], body, "").strip()
+    whole = [np.array([mean_over_centres(seed).value for seed in arm]) for arm in (alone, together)]
+    told = [f"{arm.mean():.1f}" for arm in whole]
+    gap = difference(together, alone).signed
+    rows = str(len(joined[0].target))
+    body.append(["balanced accuracy, mean of centres", rows, *told, gap, by_seed(whole[1] - whole[0])])
+    return markdown(["diagnosis", "rows", "alone", "federation", "difference", "by seed"], body, "").strip()
+
+
+RUN = click.Path(path_type=Path, exists=True)
 
 
 @click.command()
-@click.argument("folders", nargs=3, metavar="ALONE AVERAGED FITTED", type=click.Path(path_type=Path, exists=True))
+@click.option("--alone", multiple=True, required=True, metavar="RUN", type=RUN, help="Of each seed; repeatable.")
+@click.option("--averaged", multiple=True, required=True, metavar="RUN", type=RUN, help="As --alone.")
+@click.option("--fitted", multiple=True, required=True, metavar="RUN", type=RUN, help="As --alone.")
 @click.argument("page", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def main(folders: tuple[Path, ...], page: Path) -> None:
+def main(alone: tuple[Path, ...], averaged: tuple[Path, ...], fitted: tuple[Path, ...], page: Path) -> None:
     """Write into PAGE what is named of each diagnosis, and what is referred."""
     try:
-        runs = [open_run(folder) for folder in folders]
-        same_rows(runs)
-        federation = reported(runs[0])
-        scores = [scores_of(run, federation, run.folder.parent / "scores") for run in runs]
-        alone, _, fitted = scores
-        text = replaced(page.read_text(encoding="utf-8"), figures(federation.classes, fitted, alone), (BEGIN, END))
+        runs = [[open_run(folder) for folder in arm] for arm in (alone, averaged, fitted)]
+        seeds_of(runs)
+        for seed in zip(*runs, strict=True):
+            same_rows(seed)
+        federation = reported(runs[0][0])
+        scores = [[scores_of(run, federation, run.folder.parent / "scores") for run in arm] for arm in runs]
+        table = figures(federation.classes, scores[2], scores[0])
+        text = replaced(page.read_text(encoding="utf-8"), table, (BEGIN, END))
         text = replaced(text, referrals(federation.classes, runs, scores), REFERRALS)
     except (EdgeflError, ValueError) as error:
         raise click.ClickException(str(error)) from error

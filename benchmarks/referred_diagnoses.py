@@ -5,14 +5,15 @@ draw the line elsewhere. So the arms are compared at one line: each centre's thr
 classes that ask for a look is chosen on its own `tune` rows, once by the rule that `edgefl score` has, and once where
 four in five benign `tune` rows lie below it. The area under the curve needs no line.
 
-The last column compares the last arm with the first over the same draws of lesions.
+The last arm is compared with the first over the same draws of lesions. Of several seeds each figure is the mean; a
+line is drawn for each seed, and the last column has the difference of each.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from federation_scores import Centres, Figure, share_draws
+from federation_scores import Centres, Figure, by_seed, share_draws
 from jaxtyping import Bool, Float
 from sklearn.metrics import roc_auc_score
 
@@ -35,6 +36,9 @@ class Arm:
     scores: Centres
     product: Mapping[str, float]  # as `edgefl score` has it, which also refers where such a class is named
     spared: Mapping[str, float]
+
+
+Arms = Sequence[Sequence[Arm]]  # of each way, one for each seed
 
 
 def spared_line(tune: TuneScores, asks: Bool[np.ndarray, " K"]) -> float:
@@ -93,48 +97,55 @@ def area(arm: Arm, columns: Bool[np.ndarray, " K"]) -> tuple[float, Float[np.nda
     return 100 * float(np.mean(values)), 100 * np.mean(draws, axis=0)
 
 
-def row(label: str, rows: int, values: Sequence[float], gap: Figure) -> list[str]:
-    """A line of the table."""
-    return [label, str(rows), *(f"{value:.1f}" for value in values), gap.signed]
+def row(label: str, rows: int, values: Sequence[Sequence[float]], draws: Float[np.ndarray, " R"]) -> list[str]:
+    """A line of the table, of each arm the values of all seeds, and draws of the last arm's mean less the first's."""
+    before, after = np.array(values[0]), np.array(values[-1])
+    low, high = interval(draws) or (float("nan"), float("nan"))
+    gap = Figure(float(after.mean() - before.mean()), low, high)
+    return [label, str(rows), *(f"{np.mean(one):.1f}" for one in values), gap.signed, by_seed(after - before)]
+
+
+def areas(label: str, arms: Arms, columns: Bool[np.ndarray, " K"], rows: int) -> list[str]:
+    """The area under the curve of each arm."""
+    found = [[area(seed, columns) for seed in arm] for arm in arms]
+    before, after = (np.mean([draws for _, draws in arm], axis=0) for arm in (found[0], found[-1]))
+    return row(f"area under the curve, {label}", rows, [[value for value, _ in arm] for arm in found], after - before)
 
 
 def shares(
-    label: str, arms: Sequence[Arm], hits: Sequence[Bool[np.ndarray, " N"]], within: Bool[np.ndarray, " N"]
+    label: str, lesions: Sequence[str], hits: Sequence[Bool[np.ndarray, "S N"]], within: Bool[np.ndarray, " N"]
 ) -> list[str]:
-    """The share of some rows that is hit in each arm, and how much larger it is in the last than in the first."""
-    lesions = [lesion for name in sorted(arms[0].scores) for lesion in arms[0].scores[name].lesions]
-    values = [100 * float(one[within].mean()) for one in hits]
-    before, after = (share_draws(lesions, within, one) for one in (hits[0], hits[-1]))
-    return row(label, int(within.sum()), values, _gap(values, 100 * (after - before)))
+    """The share of some rows that is hit in each arm by each of S seeds, and how much larger it is in the last arm."""
+    values = [(100 * arm[:, within].mean(axis=1)).tolist() for arm in hits]
+    before, after = (share_draws(lesions, within, arm.mean(axis=0)) for arm in (hits[0], hits[-1]))
+    return row(label, int(within.sum()), values, 100 * (after - before))
 
 
-def table(classes: Sequence[str], arms: Sequence[Arm]) -> str:
+def table(classes: Sequence[str], arms: Arms) -> str:
     """Both areas, then what each line refers."""
     asks = np.array(suspicious_classes(classes, KNOWN))
     melanoma = np.array([name == MELANOMA for name in classes])
-    target = np.concatenate([arms[0].scores[name].target for name in sorted(arms[0].scores)])
-    body = []
-    for label, columns in (("asks for a look", asks), (MELANOMA, melanoma)):
-        found = [area(arm, columns) for arm in arms]
-        values = [value for value, _ in found]
-        gap = _gap(values, found[-1][1] - found[0][1])
-        body.append(row(f"area under the curve, {label}", len(target), values, gap))
+    first = arms[0][0].scores
+    target = np.concatenate([first[name].target for name in sorted(first)])
+    lesions = [lesion for name in sorted(first) for lesion in first[name].lesions]
+    body = [areas(label, arms, one, len(target)) for label, one in (("asks for a look", asks), (MELANOMA, melanoma))]
     lines = (("by the rule of `edgefl score`", True), (f"where {SPARED:.0%} of benign tune rows are spared", False))
     for told, by_product in lines:
-        hits = [referred(arm, asks, by_product=by_product) for arm in arms]
-        body.append(shares(f"referred {told}: asks for a look", arms, hits, asks[target]))
-        body.append(shares(f"referred {told}: {MELANOMA}", arms, hits, melanoma[target]))
-        body.append(shares(f"spared {told}: benign", arms, [~one for one in hits], ~asks[target]))
-    head = ["", "rows", "alone", "federation, averaged", "federation, fitted at home", "fitted minus alone"]
+        hits = [np.array([referred(seed, asks, by_product=by_product) for seed in arm]) for arm in arms]
+        body.append(shares(f"referred {told}: asks for a look", lesions, hits, asks[target]))
+        body.append(shares(f"referred {told}: {MELANOMA}", lesions, hits, melanoma[target]))
+        body.append(shares(f"spared {told}: benign", lesions, [~one for one in hits], ~asks[target]))
+    head = ["", "rows", "alone", "federation, averaged", "federation, fitted at home", "fitted minus alone", "by seed"]
     return markdown(head, body, "").strip()
 
 
-def referrals(classes: Sequence[str], runs: Sequence[FinishedRun], scores: Sequence[Centres]) -> str:
-    """The table of finished runs, whose lines are drawn on their own `tune` rows."""
+def referrals(
+    classes: Sequence[str], runs: Sequence[Sequence[FinishedRun]], scores: Sequence[Sequence[Centres]]
+) -> str:
+    """The table of finished runs, of each arm one of each seed; their lines are drawn on their own `tune` rows."""
     asks = np.array(suspicious_classes(classes, KNOWN))
-    return table(classes, [arm_of(run, each, asks) for run, each in zip(runs, scores, strict=True)])
-
-
-def _gap(values: Sequence[float], draws: Float[np.ndarray, " R"]) -> Figure:
-    low, high = interval(draws) or (float("nan"), float("nan"))
-    return Figure(values[-1] - values[0], low, high)
+    arms = [
+        [arm_of(run, each, asks) for run, each in zip(arm, those, strict=True)]
+        for arm, those in zip(runs, scores, strict=True)
+    ]
+    return table(classes, arms)

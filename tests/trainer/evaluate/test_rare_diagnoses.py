@@ -1,8 +1,10 @@
 """What a federation gives each diagnosis: shares and their paired difference by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from federation_scores import share_draws
+from federation_scores import seeds_of, share_draws
 from rare_diagnoses import figures, line
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
@@ -33,18 +35,40 @@ def test_a_share_over_draws_is_that_of_the_rows_repeated():
 
 def test_a_difference_is_paired():
     """Equal answers differ by nothing in each draw; of two melanomas one answer more is right."""
-    assert line("MEL", GOOD, GOOD, [1]) == ["MEL", "2", "100.0", "100.0", "+0.0 [+0.0 to +0.0]"]
-    assert line("MEL", POOR, GOOD, [1]) == ["MEL", "2", "50.0", "100.0", "+50.0 [+0.0 to +100.0]"]
+    assert line("MEL", [GOOD], [GOOD], [1]) == ["MEL", "2", "100.0", "100.0", "+0.0 [+0.0 to +0.0]", "+0.0"]
+    assert line("MEL", [POOR], [GOOD], [1]) == ["MEL", "2", "50.0", "100.0", "+50.0 [+0.0 to +100.0]", "+50.0"]
+
+
+def test_of_two_seeds_each_figure_is_the_mean_and_each_difference_stands_beside_it():
+    """Alone names both melanomas by one seed and one of them by the other; together both, and then none."""
+    none = answered([0] * 8)
+    found = line("MEL", [GOOD, POOR], [GOOD, none], [1])
+    assert found[:4] == ["MEL", "2", "75.0", "50.0"] and found[4].startswith("-25.0 [") and found[5] == "+0.0, -50.0"
+    same = [one.strip() for one in figures(CLASSES, [{"x": GOOD}] * 2, [{"x": POOR}] * 2).splitlines()]
+    once = [one.strip() for one in figures(CLASSES, [{"x": GOOD}], [{"x": POOR}]).splitlines()]
+    assert [one.rsplit("|", 2)[0] for one in same] == [one.rsplit("|", 2)[0] for one in once]
+
+
+def test_an_arm_that_lacks_a_seed_is_refused():
+    def run(seed: int) -> SimpleNamespace:
+        return SimpleNamespace(settings=SimpleNamespace(seed=seed))
+
+    assert seeds_of([[run(0), run(2)], [run(0), run(2)]]) == [0, 2]
+    for other in ([run(0)], [run(2), run(0)], [run(0), run(1)]):
+        with pytest.raises(ValueError, match="every seed"):
+            seeds_of([[run(0), run(2)], other])
+    with pytest.raises(ValueError, match="every seed"):
+        seeds_of([[run(0), run(0)]])
 
 
 def test_a_group_is_right_where_a_class_of_it_is_named():
     """NV and DF together: POOR names a class of the group in 4 of 6 rows, GOOD in 5."""
-    assert line("benign", POOR, GOOD, [0, 2])[1:4] == ["6", "66.7", "83.3"]
+    assert line("benign", [POOR], [GOOD], [0, 2])[1:4] == ["6", "66.7", "83.3"]
 
 
 def test_the_table_begins_with_the_rarest_and_ends_with_the_mean():
     """Of these three classes melanoma alone asks for a look."""
-    lines = figures(CLASSES, {"x": GOOD}, {"x": POOR}).splitlines()[2:]
+    lines = figures(CLASSES, [{"x": GOOD}], [{"x": POOR}]).splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines]
     assert [row[0] for row in cells] == [
         "MEL", "DF", "NV", "asks for a look, named so", "benign, named so", "balanced accuracy, mean of centres",

@@ -60,9 +60,21 @@ def test_a_shift_of_all_scores_changes_what_is_named_and_no_area_nor_the_equal_l
     other = Arm({"a": shifted}, {"a": 0.5}, {"a": 0.225})
     lines = [
         [cell.strip() for cell in text.strip("|").split("|")]
-        for text in table(CLASSES, [one, other, other]).splitlines()[2:]
+        for text in table(CLASSES, [[one], [other], [other]]).splitlines()[2:]
     ]
-    assert [line[-1].split(" ")[0] for line in lines if line[0].startswith("area") or "80%" in line[0]] == ["+0.0"] * 5
+    assert [line[-2].split(" ")[0] for line in lines if line[0].startswith("area") or "80%" in line[0]] == ["+0.0"] * 5
     assert lines[2][:2] == ["referred by the rule of `edgefl score`: asks for a look", "2"]
     assert lines[2][2:5] == ["50.0", "50.0", "50.0"]
     assert lines[4][2:5] == ["66.7", "66.7", "66.7"]
+
+
+def test_of_two_seeds_a_line_is_drawn_for_each() -> None:
+    """By one seed both melanomas are referred, by the other one of them; the fitted arm has the first seed twice."""
+    low, high = Arm({"a": FIRST}, {"a": 0.5}, {"a": 0.25}), Arm({"a": FIRST}, {"a": 0.5}, {"a": 0.5})
+    lines = [
+        [cell.strip() for cell in text.strip("|").split("|")]
+        for text in table(CLASSES, [[low, high], [low, high], [low, low]]).splitlines()[2:]
+    ]
+    (found,) = [line for line in lines if line[0].startswith("referred where 80%") and line[0].endswith("MEL")]
+    assert found[1:5] == ["2", "75.0", "75.0", "100.0"]
+    assert found[5].startswith("+25.0 [") and found[6] == "+0.0, +50.0"
