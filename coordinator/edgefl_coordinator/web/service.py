@@ -19,7 +19,7 @@ import uvicorn
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import coordinator_keys
-from edgefl_coordinator.process_memory import RETURN_S, bound_arenas, return_free_memory
+from edgefl_coordinator.process_memory import RETURN_S, bound_arenas, look_past_what_stands, return_free_memory
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import RunWorker, step
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
@@ -65,6 +65,7 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         leader.begin()
     else:
         log.info("another process leads; this one answers members, and leads when that one ends")
+    look_past_what_stands()
     with contextlib.closing(listening), asyncio.Runner(loop_factory=DoorLoop) as runner:
         runner.run(_run(coordinator, server, listening, leader))
 
