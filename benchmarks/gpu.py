@@ -113,7 +113,7 @@ def figures(found: Mapping[str, Mapping[str, Any]], work: Mapping[str, float]) -
     return rows
 
 
-def step_bytes(method: str, network: str, px: int, images: int, **hyper: object) -> dict[str, float]:
+def step_bytes(method: str, network: str, px: int, images: int, **hyper: int) -> dict[str, float]:
     """Bytes of a step on the card: told beforehand, and the most that PyTorch's allocator gave."""
     import numpy as np
     import torch
