@@ -113,7 +113,7 @@ def figures(found: Mapping[str, Mapping[str, Any]], work: Mapping[str, float]) -
     return rows
 
 
-def step_bytes(method: str, network: str, px: int, images: int) -> dict[str, float]:
+def step_bytes(method: str, network: str, px: int, images: int, **hyper: int) -> dict[str, float]:
     """Bytes of a step on the card: told beforehand, and the most that PyTorch's allocator gave."""
     import numpy as np
     import torch
@@ -133,7 +133,7 @@ def step_bytes(method: str, network: str, px: int, images: int) -> dict[str, flo
         name="bench", task=task, backbone=backbone, train=rows, tune=rows, unlabelled=rows, device=card,
         autocast=torch.bfloat16,
     )  # fmt: skip
-    settings = RunSettings(method=method, data=("lesions:",), hyper={"batch": images})
+    settings = RunSettings(method=method, data=("lesions:",), hyper={"batch": images, **hyper})
     told = step_memory(settings, site).of(images)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

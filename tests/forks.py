@@ -16,15 +16,16 @@ import pathlib
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 COMMANDS = {
     entry.name: entry.module for entry in entry_points(group="console_scripts") if entry.value.startswith("edgefl_")
@@ -35,6 +36,9 @@ LOADED = (
     "edgefl_export.bundles.training", "edgefl_trainer.engine.run", "edgefl_trainer.live",
 )  # fmt: skip
 TAKEN, ASKED = b"t", b"a"  # what a connection is for, its first byte
+STUDY = "edgefl_trainer.experiments."  # begins the module that makes a run of a study
+STREAMS = ("out", "err")  # files
+NUMBER = struct.Struct("q")  # in an answer: of the process, and at last its exit status
 
 
 class Forks:
@@ -67,18 +71,38 @@ class Forks:
             environment: the whole of it.
             kill_after: the process dies by SIGKILL right after a file of a name that ends so was renamed into place.
         """
-        out, err = self._streams / "out", self._streams / "err"
-        for file in (out, err):
-            file.write_bytes(b"")
+        with self.begun(words, folder, environment, self._streams, kill_after) as process:
+            code = process.wait()
+        out, err = ((self._streams / name).read_text() for name in STREAMS)
+        return subprocess.CompletedProcess(list(words), code, out, err)
+
+    @contextlib.contextmanager
+    def begun(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        streams: Path,
+        kill_after: str | None = None,
+    ) -> Iterator["Begun"]:
+        """The same while it runs; what still runs at the end is killed. `streams` is the folder of its `out` and `err`.
+
+        Each run of a study with workers is a fork of the study's process.
+        """
+        for name in STREAMS:
+            (streams / name).write_bytes(b"")
         asked = {
-            "words": list(words), "module": COMMANDS[words[0]], "folder": str(folder), "out": str(out), "err": str(err),
+            "words": list(words), "module": COMMANDS[words[0]], "folder": str(folder), "streams": str(streams),
             "environment": dict(environment), "kill_after": kill_after, "shared": str(self._folder),
         }  # fmt: skip
-        with self._connected(ASKED) as connection, connection.makefile("rw") as lines:
-            lines.write(json.dumps(asked) + "\n")
-            lines.flush()
-            code = int(lines.readline())
-        return subprocess.CompletedProcess(list(words), code, out.read_text(), err.read_text())
+        with self._connected(ASKED) as connection:
+            connection.sendall(json.dumps(asked).encode() + b"\n")
+            process = Begun(connection)
+            try:
+                yield process
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
 
     def close(self) -> None:
         """Take the loaded process no longer; whoever started it waits for its end."""
@@ -88,7 +112,7 @@ class Forks:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with (self._folder / "forks.log").open("wb") as log:
-            words = [sys.executable, "-P", __file__, self._folder / "forks.sock"]
+            words = [sys.executable, "-P", __file__, str(self._folder / "forks.sock")]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
             return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
@@ -111,6 +135,78 @@ class Forks:
             connection.close()
             raise
         return connection
+
+
+class Begun:
+    """A command that runs in a fork, or ran there."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._code: int | None = None
+        self.pid = self._number()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Its exit status, of a signal the negative number; None while it runs."""
+        if self._code is None and select.select([self._connection], [], [], 0)[0]:
+            self._code = self._number()
+        return self._code
+
+    def wait(self, seconds: float | None = None) -> int:
+        select.select([self._connection] if self._code is None else [], [], [], seconds if self._code is None else 0)
+        found = self.poll()
+        assert found is not None, f"it still runs after {seconds} s"
+        return found
+
+    def _number(self) -> int:
+        found: int = NUMBER.unpack(self._connection.recv(NUMBER.size))[0]
+        return found
+
+
+class Sibling:
+    """In a fork: what `subprocess.Popen` does with a module of ours, without a new interpreter."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        stdin: int,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        start_new_session: bool,
+        env: Mapping[str, str],
+    ) -> None:
+        assert stdin == subprocess.PIPE and stdout is stderr and start_new_session
+        read, write = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for number, given in enumerate((read, stdout.fileno(), stderr.fileno())):
+                os.dup2(given, number)
+            os.closerange(3, 1 << 16)  # as a new program has none of its parent's files
+            _be(module, [module], env)
+        os.close(read)
+        self.stdin = os.fdopen(write, "wb")
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a run", seconds)
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def serve(place: Path) -> NoReturn:
@@ -159,29 +255,37 @@ def _forget(how: int) -> None:
 
 def _answer(connection: socket.socket) -> None:
     """Run one command in a process of its own, and tell its exit status."""
-    with connection.makefile("rw") as lines:
+    with connection.makefile("r") as lines:
         asked = json.loads(lines.readline())
-        child = os.fork()
-        if child == 0:
-            _command(asked)
-        lines.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+    child = os.fork()
+    if child == 0:
+        _command(asked)
+    connection.sendall(NUMBER.pack(child))
+    connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 
 
 def _command(asked: Mapping[str, Any]) -> None:
     """Be the command."""
+    os.chdir(asked["folder"])
+    streams = [os.open(Path(asked["streams"]) / name, os.O_WRONLY) for name in STREAMS]
+    for number, given in enumerate((os.open(os.devnull, os.O_RDONLY), *streams)):
+        os.dup2(given, number)
+    if asked["kill_after"]:
+        _die_after(asked["kill_after"])
+    _fork_modules()
+    with _traced_once(asked) if asked["words"][0] == "edgefl-export" else contextlib.nullcontext():
+        _be(asked["module"], asked["words"], asked["environment"])
+
+
+def _be(module: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run the `main` of a module, and end as a program does."""
     code = 1
     try:
-        os.chdir(asked["folder"])
         os.environ.clear()
-        os.environ.update(asked["environment"])
-        streams = (os.devnull, os.O_RDONLY), (asked["out"], os.O_WRONLY), (asked["err"], os.O_WRONLY)
-        for number, (name, flags) in enumerate(streams):
-            os.dup2(os.open(name, flags), number)
-        sys.stdin, sys.argv = open(0, closefd=False), asked["words"]  # noqa: SIM115
-        if asked["kill_after"]:
-            _die_after(asked["kill_after"])
-        with _traced_once(asked) if asked["words"][0] == "edgefl-export" else contextlib.nullcontext():
-            importlib.import_module(asked["module"]).main()
+        os.environ.update(environment)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its jobs in the background ignore it
+        sys.stdin, sys.argv = open(0, closefd=False), list(words)  # noqa: SIM115
+        importlib.import_module(module).main()
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -193,6 +297,17 @@ def _command(asked: Mapping[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _fork_modules() -> None:
+    """Fork where a study would begin a Python for a run."""
+    plain = subprocess.Popen
+
+    def begin(words: Sequence[str], *rest: Any, **named: Any) -> Any:
+        ours = list(words[:2]) == [sys.executable, "-m"] and words[2].startswith(STUDY)
+        return Sibling(words[2], **named) if ours else plain(words, *rest, **named)
+
+    subprocess.Popen = begin  # type: ignore[misc,assignment]
 
 
 def _traced_once(asked: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:

@@ -53,15 +53,17 @@ def test_share_and_ratio_belong_together(script) -> None:
     assert "| FedMAE | 3,072 | 2,048 | 1.50 |" in page and "| a table |" in page
 
 
-@pytest.mark.parametrize("method", ["fedevprompt", "fedmae"])
-def test_told_memory_is_set_beside_the_allocators(script, method, monkeypatch, one_thread) -> None:
+@pytest.mark.parametrize(
+    ("method", "hyper"), [("fedevprompt", {}), ("fedmae", {"decoder_width": 32, "decoder_depth": 1})]
+)
+def test_told_memory_is_set_beside_the_allocators(script, method, hyper, monkeypatch, one_thread) -> None:
     """On the pretended card, whose tensors nobody counts: the allocator is asked once the steps were played."""
     asked = []
     with pretended_card():
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: asked.append("from zero"))
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: asked.append("most") or 7)
-        found = script["step_bytes"](method, "vit:64x4/12", 36, 8)
+        found = script["step_bytes"](method, "vit:64x4/12", 36, 8, **hyper)
     assert asked == ["from zero", "most"] and found["given"] == 7 and found["told"] > 0
 
 

@@ -1,5 +1,6 @@
 """docs/methods.md, "evaluation": intervals by lesion, against `site_metrics`, scipy, and what clusters mean."""
 
+import dataclasses
 import tracemalloc
 
 import numpy as np
@@ -194,6 +195,18 @@ def test_order_of_rows_changes_nothing():
     first, second = resample(scored, 200), resample(shuffled, 200)
     for name in METRIC_NAMES:
         np.testing.assert_allclose(first[name], second[name], atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 30])
+def test_pairs_and_the_order_give_the_same_bits(classes, monkeypatch):
+    """Classes of few rows are counted pair by pair, others along the order; some scores are equal."""
+    scored = draw(7, rows=120, classes=classes, lesions=60)
+    scored = dataclasses.replace(scored, probabilities=scored.probabilities.round(2))
+    found = []
+    for most in (0, 120):
+        monkeypatch.setattr("edgefl_trainer.evaluate.intervals.PAIRED_ROWS", most)
+        found.append(resample(scored, 50)["auroc"])
+    assert np.isfinite(found[0]).all() and np.array_equal(*found)
 
 
 def test_blocks_of_draws_are_one_stream(monkeypatch):

@@ -3,6 +3,7 @@
 docs/reference/experiment-files.md: its examples are files that are read.
 """
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -23,7 +24,8 @@ def blocks(page: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_commands_run(cached, tmp_path, monkeypatch):
+def test_the_commands_run(cached, forks, tmp_path, monkeypatch):
+    """Here; with workers in a process of its own, whose runs need not load the libraries."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
@@ -33,9 +35,14 @@ def test_the_commands_run(cached, tmp_path, monkeypatch):
         words = shlex.split(line)
         assert words[0] == "edgefl-train"
         more = ("--device", "cpu") if words[1] == "experiment" else ()
-        found = edgefl_train(*words[1:], *more)
-        assert found.code == 0, (line, found.err)
-        assert found.out
+        if "--workers" in words:
+            found = forks.run([*words, *more], tmp_path, os.environ)
+            assert found.returncode == 0, (line, found.stderr)
+            assert found.stdout
+        else:
+            found = edgefl_train(*words[1:], *more)
+            assert found.code == 0, (line, found.err)
+            assert found.out
     assert (tmp_path / "runs/try.png").exists()
     assert not (tmp_path / "runs/positions").exists() and not (tmp_path / "runs/stages").exists()
 

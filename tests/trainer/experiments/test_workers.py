@@ -1,6 +1,5 @@
 """`experiment --workers N`: the same table, runs that fail or are killed, Ctrl-C, and what `--watch` shows."""
 
-import contextlib
 import json
 import os
 import select
@@ -48,17 +47,16 @@ def watched(out: Path, *more: object) -> list[dict]:
     return [json.loads(line) for line in found.out.splitlines()]
 
 
-@contextlib.contextmanager
-def study(out: Path, *more: object):
-    """The command in a process of its own, as at a terminal."""
-    words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *more, "--workers", "2", "--out", str(out)]
-    with (out.parent / "err").open("wb") as err:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=err)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+@pytest.fixture
+def study(forks, tmp_path):
+    """The command in a process of its own, as at a terminal; so is each of its runs. It says things in `said`."""
+    (tmp_path / "said").mkdir()
+
+    def begun(out: Path, *more: object):
+        words = ["edgefl-train", "experiment", *map(str, CHOICE), *map(str, more), "--workers", "2", "--out", str(out)]
+        return forks.begun(words, Path.cwd(), os.environ, tmp_path / "said")
+
+    return begun
 
 
 def until(true, seconds: float = 120.0):
@@ -125,10 +123,10 @@ def test_the_cause_is_a_signal_or_the_last_line_of_the_log(tmp_path, status, wri
 
 
 @pytest.mark.slow
-def test_the_table_is_the_same_whatever_the_number(tmp_path):
+def test_the_table_is_the_same_whatever_the_number(study, tmp_path):
     one = edgefl_train("experiment", *CHOICE, "--rounds", "1", "--out", tmp_path / "one")
-    two = edgefl_train("experiment", *CHOICE, "--rounds", "1", "--out", tmp_path / "two", "--workers", "2")
-    assert one.code == two.code == 0, two.err
+    with study(tmp_path / "two", "--rounds", "1") as two:
+        assert one.code == two.wait() == 0, (tmp_path / "said/err").read_text()
     assert digests(tmp_path / "one") == digests(tmp_path / "two") and len(digests(tmp_path / "two")) == 4
     assert table_rows(tmp_path / "one") == table_rows(tmp_path / "two")
     (state,) = watched(tmp_path / "two", "--rounds", "1")
@@ -136,22 +134,23 @@ def test_the_table_is_the_same_whatever_the_number(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_terminal_sees_what_runs_where_and_a_killed_process_is_told(tmp_path):
+def test_a_second_terminal_sees_what_runs_where_and_a_killed_process_is_told(study, forks, tmp_path):
     """kill −9 of one run's process: its cause is told, the others go on, and its worker takes the next run."""
     out = tmp_path / "out"
     with study(out, *LONG) as leading:
         hit, other = until(lambda: notes(out, learning=True))
-        words = [sys.executable, "-c", PROGRAM, "experiment", *map(str, CHOICE), *LONG, "--out", str(out), "--watch"]
-        with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as looking:
-            states = [json.loads(looking.stdout.readline()) for _ in range(2)]  # it changes: rounds go on
-            looking.kill()
+        words = ["edgefl-train", "experiment", *map(str, CHOICE), *LONG, "--out", str(out), "--watch", "--json"]
+        (streams := tmp_path / "second").mkdir()
+        with forks.begun(words, Path.cwd(), os.environ, streams):
+            lines = until(lambda: (found := (streams / "out").read_text().splitlines(keepends=True))[2:] and found[:2])
+        states = [json.loads(line) for line in lines]  # it changes: rounds go on
         table = edgefl_train("experiment", *CHOICE, *LONG, "--out", out, "--watch").out  # once: no terminal
         os.kill(hit["process"], signal.SIGKILL)
         until(lambda: "failed" in StudyBook(out).note_of(hit["run"]))
         assert "SIGKILL" in StudyBook(out).note_of(hit["run"])["failed"]
         assert alive(other["process"]) and leading.poll() is None
         until(lambda: len(notes(out)) == 2)  # the worker has taken the next run
-    said = (tmp_path / "err").read_text()
+    said = (tmp_path / "said/err").read_text()
     assert f"{hit['run']}: " in said and "failed: its process was" in said
     running = [run for run in states[-1]["runs"] if run["state"] == "running"]
     assert states[-1]["led"] and states[-1]["running"] == 2 and {run["worker"] for run in running} == {1, 2}
@@ -190,7 +189,7 @@ def test_at_a_terminal_the_table_changes_until_nobody_leads(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_all_and_the_same_command_goes_on_until_it_is_killed(tmp_path):
+def test_ctrl_c_stops_all_and_the_same_command_goes_on_until_it_is_killed(study, tmp_path):
     """No process outlives the command, however it ends."""
     out = tmp_path / "out"
     with study(out, *LONG) as leading:
@@ -198,16 +197,16 @@ def test_ctrl_c_stops_all_and_the_same_command_goes_on_until_it_is_killed(tmp_pa
         leading.send_signal(signal.SIGINT)
         assert leading.wait(60) == 1
     assert not any(alive(note["process"]) for note in working)
-    line = (tmp_path / "err").read_text().splitlines()[-1]
-    assert line.startswith("stopped; continue with: ") and "Traceback" not in (tmp_path / "err").read_text()
+    line = (tmp_path / "said/err").read_text().splitlines()[-1]
+    assert line.startswith("stopped; continue with: ") and "Traceback" not in (tmp_path / "said/err").read_text()
     states = {run["run"]: run for run in watched(out, *LONG)[-1]["runs"]}
     before = {note["run"]: states[note["run"]]["round"] for note in working}
     assert all(states[name]["state"] == "stopped" and done >= 1 for name, done in before.items())
     with study(out, *LONG) as leading:
         until(lambda: [note for note in notes(out) if note["phases"] >= before.get(note["run"], 1)])
         working = until(lambda: notes(out))
-        leading.kill()
-        leading.wait()
+        leading.send_signal(signal.SIGKILL)
+        leading.wait(60)
         until(lambda: not any(alive(note["process"]) for note in working), 60)
     assert not StudyBook(out).is_led()
 

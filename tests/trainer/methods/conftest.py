@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,12 @@ def questions_of(request: pytest.FixtureRequest) -> Questions | None:
     named = getattr(request.node, "callspec", None)
     names = [value for value in (named.params.values() if named else ()) if value in list(FORMS)]
     return QUESTIONS if any(one.endswith(ASKED) or declared(METHODS[one]).questions_only for one in names) else None
+
+
+@pytest.fixture(scope="session")
+def played() -> dict[tuple[str, str], Any]:
+    """What several tests ask of one and the same run is played once, by `test_conformance.py`."""
+    return {}
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""What the server of every method of the table sends: bounded, of declared kinds, and nobody's raw reply in it."""
+"""What the server of every method of the table sends: bounded, of declared kinds, and nobody's raw reply in it.
+
+What sites send is bounded, too.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -8,7 +11,7 @@ from tests.trainer.methods.conftest import Exchange, after, play
 from tests.trainer.methods.test_conformance import GIVEN, Played, backbone, form, kinds_given, small
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase
+from edgefl_trainer.contract import Phase, declared
 
 __all__ = ["backbone"]  # a fixture: two blocks
 
@@ -62,20 +65,14 @@ def passed_on(seen: Iterable[Exchange], last: Mapping[str, Payload]) -> dict[str
     return found
 
 
-@pytest.fixture(scope="module")
-def played() -> dict[str, Played]:
-    """One run of each method serves three tests."""
-    return {}
-
-
 @pytest.fixture
 def run(name, make_task, make_site, played, backbone) -> Played:
     """Two rounds of three sites: of two, the mean of all others would be a reply as it came."""
-    if name not in played:
+    if ("rounds of three", name) not in played:
         task, seen = make_task(rounds=2), list[Exchange]()
         sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("abc")}
-        played[name] = Played(*play(small(name), task, sites, watch=seen.append), seen)
-    return played[name]
+        played["rounds of three", name] = Played(*play(small(name), task, sites, watch=seen.append), seen)
+    return played["rounds of three", name]
 
 
 def test_a_broadcast_holds_what_the_method_declares(name, run, make_task):
@@ -98,20 +95,44 @@ def test_no_broadcast_carries_another_sites_reply_unless_the_paper_does(name, ru
     assert found.keys() == PASSED_ON.get(name, set()), found
 
 
-def test_a_broadcast_is_as_large_with_any_number_of_pictures(active, make_task, make_site):
+@pytest.fixture
+def of_counts(active, make_task, make_site, played) -> list[Played]:
+    """Two rounds of sites a and b: a has as many pictures as b, or twice as many; of each class 5 maps travel."""
+    if ("counts", active) not in played:
+        task, played["counts", active] = make_task(rounds=2), []
+        for count in (10, 20):
+            seen: list[Exchange] = []
+            sites = {"a": make_site(task, "a", count=count), "b": make_site(task, "b", count=10, seed=2)}
+            played["counts", active].append(Played(*play(small(active), task, sites, watch=seen.append), seen))
+    return played["counts", active]
+
+
+def bytes_of(backbone) -> int:
+    return sum(value.numel() * 4 for value in backbone.state_dict().values())
+
+
+def test_a_broadcast_is_as_large_with_any_number_of_pictures(active, make_task, of_counts, backbone):
     """What a site is given is bounded by classes, network and sites; of the pictures of others nothing in it grows."""
-    task = make_task(rounds=2)
     forms = []
-    for count in (10, 20):
-        seen: list[Exchange] = []
-        sites = {"a": make_site(task, "a", count=count), "b": make_site(task, "b", count=20, seed=2)}
-        server, states = play(small(active), task, sites, watch=seen.append)
-        given = all_given(small(active), Played(server, states, seen), task, sites)
+    for played in of_counts:
+        given = all_given(small(active), played, make_task(rounds=2), "ab")
         forms.append([(site, form(payload)) for one in given for site, payload in one.items()])
         largest = max(len(payload.to_bytes()) for one in given for payload in one.values())
-        network = sum(value.numel() * 4 for value in sites["a"].backbone.state_dict().values())
-        assert largest < 3 * network  # a network, and its average beside it
+        assert largest < 3 * bytes_of(backbone)  # a network, and its average beside it
     assert forms[0] == forms[1]
+
+
+def test_a_reply_is_as_large_in_every_round_and_with_any_number_of_images(active, of_counts, backbone):
+    """What leaves a site is bounded by classes and network, never by its images: none of it grows with them."""
+    seen = of_counts[1].seen
+    forms = {(exchange.phase.kind, form(reply)) for exchange in seen for reply in exchange.replies.values()}
+    kinds = [exchange.phase for exchange in seen]
+    if declared(small(active)).encoder:  # its two final phases ask for different things
+        forms, kinds = {f for f in forms if f[0] == "train"}, [p for p in kinds if p.kind == "train"]
+    assert len(forms) == len({phase.kind for phase in kinds})
+    largest = max(len(reply.to_bytes()) for exchange in seen for reply in exchange.replies.values())
+    copies = 2 if getattr(getattr(small(active), "contrast", None), "momentum_encoder", "") == "averaged" else 1
+    assert largest < (copies + 1) * bytes_of(backbone)
 
 
 ROUND = Phase("train", 1)

@@ -111,7 +111,7 @@ def test_the_benchmark_prints_the_pages_table():
     """docs/methods.md 1.5: twelve rows, in which what is moved grows with the rate; a wrong site is one sentence."""
     script = Path(__file__).parents[3] / "benchmarks" / "map_reach.py"
     main = runpy.run_path(str(script))["main"]
-    given = ["--data", "lesions:sites=2,images=24,px=48", "--backbone", "tiny"]
+    given = ["--data", "lesions:sites=2,images=12,px=36", "--backbone", "tiny"]
     printed = CliRunner().invoke(main, given).output.splitlines()
     assert len(printed) == 4 + 12 and printed[2].startswith("| prompt rates | blocks | steps | moved | variance |")
     moved = {tuple(line.split(" | ")[:3]): float(line.split(" | ")[3].rstrip(" %")) for line in printed[4:]}

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from matplotlib.figure import Figure
 
 from edgefl_trainer.evaluate.intervals import Scored, lesions_of_classes, recall_intervals
 from edgefl_trainer.evaluate.metrics import confusion_matrix
-from edgefl_trainer.evaluate.plot import png
 
 MAX_CLASSES = 40  # beyond, nobody reads the matrix, and of many sites it fills files
 INTERVAL_WIDTH = 31
@@ -88,6 +86,10 @@ def _spoken(bounds: Sequence[float] | None, right: int, rows: int) -> str:
 
 def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:
     """Return the matrix as PNG bytes: shades are shares of a true class, figures are numbers of pictures."""
+    from matplotlib.figure import Figure  # here: a run counts and draws nothing, and needs not load it
+
+    from edgefl_trainer.evaluate.plot import png
+
     columns = [*classes, *([NO_ANSWER] if matrix[:, -1].any() else [])]
     shown = matrix[:, : len(columns)]
     shares = shown / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
