@@ -77,8 +77,8 @@ print(len(gc.get_objects(2)))
 
 
 def test_what_stands_keeps_nobody_from_looking_at_garbage() -> None:
-    """Of 100,000 rings that live for a while 5,000 are there at the end, beside 300,000 objects that stand. Python looks
-    at old rings only where they are a quarter of all that it has seen."""
+    """Of 100,000 rings that live for a while 5,000 are there at the end, beside 300,000 objects that stand. Python
+    looks at old rings only where they are a quarter of all that it has seen."""
     found = []
     for stands in ("True", "False"):
         words = [sys.executable, "-c", GARBAGE.replace("STANDS", stands)]
