@@ -118,7 +118,7 @@ def wait_for(done: Callable[[], bool], what: str) -> None:
     while not done():
         if time.monotonic() > end:
             raise click.ClickException(f"gave up waiting for {what}; see the .log files")
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def _entry(words: Sequence[str]) -> str | None:

@@ -79,6 +79,9 @@ class Shared:
         return (place / "graph").read_bytes()
 
 
+_OPERATORS = dict[object, Any]()  # PyTorch's tables for its exporter by what was asked for, once a process has read one
+
+
 @contextmanager
 def operators_read_once() -> Iterator[None]:
     """Within it, PyTorch's exporter keeps its table of operators, which it otherwise reads a second long per graph.
@@ -88,9 +91,16 @@ def operators_read_once() -> Iterator[None]:
     from torch.fx import config
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    read = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    plain = ONNXRegistry.from_torchlib
+
+    def read(**asked: Any) -> Any:
+        key = tuple(sorted(asked.items()))
+        if key not in _OPERATORS:
+            _OPERATORS[key] = plain(**asked)
+        return _OPERATORS[key]
+
     unlined = mock.patch.object(config, "do_not_emit_stack_traces", True)
-    with unlined, mock.patch.object(ONNXRegistry, "from_torchlib", read):
+    with unlined, mock.patch.object(ONNXRegistry, "from_torchlib", staticmethod(read)):
         yield
 
 

@@ -126,7 +126,7 @@ def wait_for(home: CoordinatorHome, number: int, state: str) -> dict[str, Any]:
         found: dict[str, Any] = run_operation(home, "status", {})
         if (found["round"], found["state"]) == (number, state):
             return found
-        time.sleep(0.1)
+        time.sleep(0.3)  # each look costs the coordinator a handshake: it tries its certificate
     raise AssertionError(f"exchange {number} did not become {state}: {found}")
 
 

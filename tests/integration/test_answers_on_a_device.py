@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.shared import Shared
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_client import Asker
@@ -25,7 +26,7 @@ SITE = "rad-head"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict[str, Path]:
+def made(tmp_path_factory, shared: Shared) -> dict[str, Path]:
     """A run of `local` over coloured pictures, and the bundle of one site."""
     root = tmp_path_factory.mktemp("asked")
     data = make_asked(root / "data", {"HEAD": 150, "CHEST": 24, "ABD": 24}, test=36)
@@ -42,7 +43,8 @@ def made(tmp_path_factory) -> dict[str, Path]:
     runner = CliRunner()
     assert runner.invoke(export_cli, ["keygen", str(root / "keys")]).exit_code == 0
     words = ["bundle", str(root / "run"), "--site", SITE, "--sign", str(root / "keys"), "-o", str(root / "a.edgefl")]
-    told = runner.invoke(export_cli, [*words, "--created", "1790000000", "--json"])
+    with shared.traces():
+        told = runner.invoke(export_cli, [*words, "--created", "1790000000", "--json"])
     assert told.exit_code == 0, told.stderr
     (root / "told.json").write_text(told.stdout)
     return {"run": root / "run", "bundle": root / "a.edgefl", "pub": root / "keys" / "signing.pub", "root": root}

@@ -17,6 +17,7 @@ docs/methods.md, FedCLF; docs/design.md, sections 7 and 9; docs/decisions/0027.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -80,9 +81,13 @@ class FedCLFLearner:
                 "few_images",
             )
         self._bundle, self._plan, self._rows, self._around = bundle, plan, rows.learn, around
-        threads = around.options.threads or processors()
-        self._session = ContrastSession(bundle, plan, threads)
-        self._encoder = FeatureEncoder(bundle, plan, threads)
+        self._threads = around.options.threads or processors()
+        self._encoder = FeatureEncoder(bundle, plan, self._threads)
+
+    @cached_property
+    def _session(self) -> ContrastSession:
+        """What takes steps: loaded with the first, for a warm exchange takes none and the graph is large."""
+        return ContrastSession(self._bundle, self._plan, self._threads)
 
     @property
     def travels(self) -> tuple[str, ...]:

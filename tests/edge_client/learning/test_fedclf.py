@@ -31,6 +31,8 @@ from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.views import draw, views
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
+from edgefl_protocol.bundle.learning_plan import GRAPH
+from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.draws import generator
 from edgefl_protocol.rules.travels import travels_of
@@ -137,6 +139,16 @@ def test_a_round_is_the_one_by_hand(lab, tmp_path, negatives):
     assert ours.travels == (("features", "weights") if plan.shares else ("weights",))
     assert told_before(ours.most_reply_bytes(broadcast("warm", 0)), warm)
     assert told_before(ours.most_reply_bytes(broadcast()), reply)
+
+
+def test_a_warm_exchange_waits_for_no_step(bundle, tmp_path):
+    """It takes none, and to load the graph of one takes longer than all else of the exchange."""
+    without = replace(bundle, extras={**bundle.extras, GRAPH: b"no graph"})
+    state, _ = learner(bundle, tmp_path).local_round({}, broadcast("warm", 0), quiet)
+    found, _ = learner(without, tmp_path).local_round({}, broadcast("warm", 0), quiet)
+    np.testing.assert_array_equal(found["bank"], state["bank"])
+    with pytest.raises(BundleError, match="cannot load the model"):
+        learner(without, tmp_path).local_round(found, broadcast(), quiet)
 
 
 def test_a_device_that_is_alone_contrasts_with_its_own(bundle, tmp_path):
