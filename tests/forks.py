@@ -259,7 +259,11 @@ def _answer(connection: socket.socket) -> None:
         asked = json.loads(lines.readline())
     child = os.fork()
     if child == 0:
-        _command(asked)
+        try:
+            _command(asked)
+        finally:  # an error before the command begins
+            traceback.print_exc()
+            os._exit(1)
     connection.sendall(NUMBER.pack(child))
     connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 
@@ -303,11 +307,12 @@ def _fork_modules() -> None:
     """Fork where a study would begin a Python for a run."""
     plain = subprocess.Popen
 
-    def begin(words: Sequence[str], *rest: Any, **named: Any) -> Any:
-        ours = list(words[:2]) == [sys.executable, "-m"] and words[2].startswith(STUDY)
-        return Sibling(words[2], **named) if ours else plain(words, *rest, **named)
+    class Begin(plain):  # type: ignore[misc,valid-type,type-arg]  # a class, for annotations name `Popen[bytes]`
+        def __new__(cls, words: Sequence[str], *rest: Any, **named: Any) -> Any:
+            ours = list(words[:2]) == [sys.executable, "-m"] and words[2].startswith(STUDY)
+            return Sibling(words[2], **named) if ours else plain(words, *rest, **named)
 
-    subprocess.Popen = begin  # type: ignore[misc,assignment]
+    subprocess.Popen = Begin  # type: ignore[misc]
 
 
 def _traced_once(asked: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
