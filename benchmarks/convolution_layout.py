@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import click
+import timm
 import torch
 
 from edgefl_trainer.evaluate.tables.text import markdown
@@ -21,8 +22,6 @@ USUAL = ("tf_efficientnet_lite0:112", "efficientnet_b0:112", "mobilenetv3_small_
 
 def turns_of(name: str, px: int, layout: torch.memory_format) -> dict[str, Callable[[], object]]:
     """Make a network in a layout; return what is timed: a step, and a forward pass."""
-    import timm
-
     network = timm.create_model(name, pretrained=False, num_classes=2).to(memory_format=layout)
     optimiser = torch.optim.AdamW(network.parameters(), 1e-4)
     images = torch.randn((BATCH, 3, px, px), generator=torch.Generator().manual_seed(0))
@@ -57,6 +56,8 @@ def main(networks: tuple[str, ...], turns: int) -> None:
     rows = []
     for network in networks:
         name, _, px = network.partition(":")
+        if not (timm.is_model(name) and px.isdigit()):
+            raise click.UsageError(f"{network!r} is no network of timm's with a number of pixels, such as {USUAL[0]}")
         made = {label: turns_of(name, int(px), layout) for label, layout in LAYOUTS.items()}
         for what in ("training", "inference"):
             for timed in made.values():
