@@ -318,7 +318,7 @@ def test_figures_of_an_untrained_network_say_so_wherever_they_are_shown(finished
     """docs/guides/first-run.md: only `run` said so, and tables and pictures travel without its standard error."""
     words = "UNTRAINED NETWORK: this trial shows the steps, not what a model can do"
     titles: list[str] = []
-    for module in (plot, metric_plot, confusion):
+    for module in (plot, metric_plot):
         monkeypatch.setattr(module, "png", lambda figure, **_: titles.append(words_of(figure)) or b"")
     trained, bare = finished["fedavg"], variant(finished["local"], tmp_path / "bare", backbone="tiny")
     for metric in ((), ("--metric", "accuracy")):

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score
 
-from edgefl_trainer.evaluate import confusion
+from edgefl_trainer.evaluate import plot
 from edgefl_trainer.evaluate.confusion import (
     MAX_CLASSES,
     confusions,
@@ -85,7 +85,7 @@ def test_the_picture_has_a_field_for_each_pair():
 def test_the_title_stands_within_the_picture(monkeypatch):
     """Its longest lines were cut off at both sides: few classes, a loan, learned pictures and an untrained network."""
     drawn = []
-    monkeypatch.setattr(confusion, "png", lambda figure, **_: drawn.append(figure) or b"")
+    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure) or b"")
     title = (
         "fedevprompt, model of vidir_molemax, 3,809 pictures (test rows) of 6 sites\nTOO HIGH: the run learned from "
         "1,234 of these pictures\nUNTRAINED NETWORK: this trial shows the steps, not what a model can do"
@@ -103,7 +103,7 @@ def test_the_title_stands_within_the_picture(monkeypatch):
 def test_a_pair_that_never_happened_is_0_and_a_class_without_pictures_is_empty(monkeypatch):
     """An empty field was read as a missing figure."""
     drawn = []
-    monkeypatch.setattr(confusion, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
     plot_confusion(np.array([[3, 0, 0, 0], [1, 2, 0, 0], [0] * 4]), CLASSES, "x")
     assert [text.get_text() for text in drawn[0].texts] == ["3", "0", "0", "1", "2", "0"]
 
