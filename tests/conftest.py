@@ -42,8 +42,7 @@ MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 Gi
 HERE = Path(__file__).parent
 # Tests that call networks, losses and methods themselves: there the shapes of tensors are checked at run time.
 SHAPED = [HERE / part for part in ("export", "trainer/learning", "trainer/methods", "trainer/models")]
-# What test_conformance.py calls, these call on the same networks.
-REPEATED = {"test_broadcasts.py", "test_contract.py", "test_on_a_card.py"}
+REPEATED = {"test_broadcasts.py", "test_contract.py"}  # which call what test_conformance.py calls, on the same networks
 
 
 def pytest_configure() -> None:
