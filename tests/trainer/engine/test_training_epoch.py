@@ -32,22 +32,8 @@ def case(script, tmp_path):
     return script["make_case"](tmp_path / "photos", "tiny", sizes, "cpu")
 
 
-@pytest.fixture
-def in_this_process(script, monkeypatch) -> None:
-    """What the script has a process of its own do is done here; an error of such a process is tested below."""
-    plain = subprocess.run
-
-    def run(command, **how):
-        if list(command[:2]) != [sys.executable, str(SCRIPT)]:
-            return plain(command, **how)
-        done = CliRunner().invoke(script["main"], command[2:])
-        return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
 @pytest.mark.slow
-def test_equal_losses_and_figures_that_belong_together(script, in_this_process, tmp_path):
+def test_equal_losses_and_figures_that_belong_together(script, tmp_path):
     run = CliRunner().invoke(script["main"], [*QUICK, "--photos", str(tmp_path / "photos"), "--json"])
     found = json.loads(run.stdout)
     assert (found["images"], found["batch"], found["tokens"], found["maps_of_a_class"]) == (10, 4, 9, 7)
