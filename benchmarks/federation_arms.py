@@ -1,30 +1,43 @@
 """Who learns in which situation, on the page of what a federation gives, and the scores of those that are there.
 
-An arm is a finished run (its folder in RUNS) or a frozen start (files of `frozen_starts.py` in RUNS/frozen); the centre
-that joins later is in RUNS/joining (`joining_centre.py`). Runs are scored on reported rows once (RUNS/scores): each
-centre's model on its own patients, and on those of every other centre.
+An arm is a finished run of each seed (RUNS/NAME-s0 and so on) or a frozen start (files of `frozen_starts.py` in
+RUNS/frozen, where a seed draws the labels). The centre that joins later is in RUNS/joining-s0 and so on
+(`joining_centre.py`). Runs are scored on reported rows once (RUNS/scores): each centre's model on its own patients, and
+on those of every other centre. A kept run (`keep_run.py`) brings its scores along.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from federation_scores import Centres, mean_over_centres, reported, scored_rows, scores_elsewhere, scores_of
+from federation_scores import (
+    SEEDS,
+    Centres,
+    average,
+    of_every_seed,
+    reported,
+    scored_rows,
+    scores_elsewhere,
+    scores_of,
+)
 
 from edgefl_trainer.data import Federation
-from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.intervals import Scored
 
 JOINING = "vidir_modern"  # the centre that joins later
-DRAWS = 3  # of 60 labels
-WAYS = ("probe", "home", "whole")  # in which the centre that joins can learn
+DRAWS = 3  # of the 60 labels of the centre that joins, at each seed
+UNLABELLED = ("federation-none", "federation-statistics")
+LABELLED = tuple(f"{start}-{way}" for start in ("alone", "federation") for way in ("probe", "home", "whole"))
 MANY, FEW = "up to 2,000 labels", "60 labels"
+
+Seeds = Mapping[int, Sequence[Centres]]  # of each seed one element for each draw of labels
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Who learns: the name of its run's folder or of its frozen start, and what the page calls it."""
+    """Who learns: the name of its runs or of its frozen start, and what the page calls it."""
 
     name: str
     label: str
@@ -58,57 +71,57 @@ ARMS = (
 
 @dataclass(frozen=True)
 class Found:
-    """Everything that is there. An arm has one element for each draw of labels."""
+    """Everything that is there, by arm and seed."""
 
-    runs: Mapping[str, FinishedRun]
-    own: Mapping[str, Sequence[Centres]]  # each centre's own patients
-    elsewhere: Mapping[str, Sequence[Centres]]  # a centre's model on another's patients, by `BCN at MSK`
-    joining: Mapping[str, Sequence[Centres]]  # of `alone-home` and the like
+    runs: Mapping[str, Mapping[int, FinishedRun]]
+    own: Mapping[str, Seeds]  # each centre's own patients
+    elsewhere: Mapping[str, Seeds]  # a centre's model on another's patients, by `BCN at MSK`
+    joining: Mapping[str, Seeds]  # of `alone-home` and the like
 
     @property
     def missing(self) -> list[str]:
-        """What the page lacks, by label, or by start and way of joining."""
-        gone = [f"{arm.label} ({arm.labels})" for arm in ARMS if arm.name not in self.own]
-        wanted = [
-            "federation-none",
-            "federation-statistics",
-            *(f"{start}-{way}" for start in ("alone", "federation") for way in WAYS),
+        """What the page lacks, by label, or by start and way of joining, with the seeds that are not there."""
+        arms = {f"{arm.label} ({arm.labels})": self.own.get(arm.name, {}) for arm in ARMS}
+        joins = {f"joining, {name}": self.joining.get(name, {}) for name in (*UNLABELLED, *LABELLED)}
+        gone = {label: [str(seed) for seed in SEEDS if seed not in seeds] for label, seeds in (arms | joins).items()}
+        return [
+            label + (f", seed {' and '.join(seeds)}" if len(seeds) < len(SEEDS) else "")
+            for label, seeds in gone.items()
+            if seeds
         ]
-        few = [f"{n} ({len(self.joining.get(n, ()))} of {_draws_of(n)} draws)" for n in wanted if self.lacks(n)]
-        return [*gone, *few]
-
-    def lacks(self, name: str) -> bool:
-        """Whether draws of a way of joining are missing."""
-        return len(self.joining.get(name, ())) < _draws_of(name)
-
-
-def _draws_of(name: str) -> int:
-    return 1 if name.endswith(("none", "statistics")) else DRAWS
 
 
 def find(runs: Path) -> Found:
     """Score the runs that are finished, and read what the other benchmarks left."""
-    finished = {arm.name: arm for arm in ARMS if (runs / arm.name / "summary.json").exists()}
-    opened = {name: open_run(runs / name) for name in finished}
-    own: dict[str, Sequence[Centres]] = {}
-    elsewhere: dict[str, Sequence[Centres]] = {}
+    opened = {arm.name: of_every_seed(runs, arm.name) for arm in ARMS if not arm.frozen}
+    own: dict[str, Seeds] = {}
+    elsewhere: dict[str, Seeds] = {}
     data = None
-    for name, run in opened.items():
-        data = reported(run)
-        own[name] = [scores_of(run, data, runs / "scores")]
-        if finished[name].elsewhere:
-            elsewhere[name] = [scores_elsewhere(run, data, runs / "scores")]
     for arm in ARMS:
-        files = sorted((runs / "frozen").glob(f"{arm.name}-*.npz")) if arm.frozen and data is not None else []
-        if files and data is not None and len(files) == (DRAWS if arm.labels == FEW else 1):
-            draws = [_pairs(file, data) for file in files]
-            own[arm.name] = [{a: scored for (a, b), scored in draw.items() if a == b} for draw in draws]
-            elsewhere[arm.name] = [{f"{a} at {b}": s for (a, b), s in draw.items() if a != b} for draw in draws]
-    joining: dict[str, list[Centres]] = {}
-    for file in sorted((runs / "joining" / JOINING).glob("*.npz")):
-        start, way, _, _ = file.stem.split("-")
-        joining.setdefault(f"{start}-{way}", []).append({JOINING: _of_file(file)})
-    return Found(opened, own, elsewhere, joining)
+        for seed, run in opened.get(arm.name, {}).items():
+            data = data or reported(run)
+            own[arm.name] = {**own.get(arm.name, {}), seed: [scores_of(run, data, runs / "scores")]}
+            if arm.elsewhere:
+                abroad = [scores_elsewhere(run, data, runs / "scores")]
+                elsewhere[arm.name] = {**elsewhere.get(arm.name, {}), seed: abroad}
+    for arm in (arm for arm in ARMS if arm.frozen and data is not None):
+        files = {seed: runs / "frozen" / f"{arm.name}-{seed}.npz" for seed in SEEDS}
+        pairs = {seed: _pairs(file, data) for seed, file in files.items() if file.exists() and data is not None}
+        if pairs:
+            own[arm.name] = {seed: [_at_home(draw)] for seed, draw in pairs.items()}
+            elsewhere[arm.name] = {seed: [_abroad(draw)] for seed, draw in pairs.items()}
+    return Found({name: found for name, found in opened.items() if found}, own, elsewhere, _joining(runs))
+
+
+def _joining(runs: Path) -> dict[str, Seeds]:
+    """Of each start and way the seeds that have all their draws."""
+    found: dict[str, dict[int, list[Centres]]] = {}
+    for name in (*UNLABELLED, *LABELLED):
+        for seed in SEEDS:
+            files = sorted((runs / f"joining-s{seed}" / JOINING).glob(f"{name}-*.npz"))
+            if len(files) == (1 if name in UNLABELLED else DRAWS):
+                found.setdefault(name, {})[seed] = [{JOINING: _of_file(file)} for file in files]
+    return dict(found)
 
 
 def _pairs(file: Path, data: Federation) -> dict[tuple[str, str], Scored]:
@@ -118,25 +131,36 @@ def _pairs(file: Path, data: Federation) -> dict[tuple[str, str], Scored]:
     return {(one, other): scored_rows(held[f"{one}.{other}"], data, other) for one, other in pairs}
 
 
+def _at_home(pairs: Mapping[tuple[str, str], Scored]) -> Centres:
+    return {one: scored for (one, other), scored in pairs.items() if one == other}
+
+
+def _abroad(pairs: Mapping[tuple[str, str], Scored]) -> Centres:
+    return {f"{one} at {other}": scored for (one, other), scored in pairs.items() if one != other}
+
+
 def _of_file(file: Path) -> Scored:
     held = np.load(file)
     probabilities = held["probabilities"]
     return Scored(probabilities, held["target"], probabilities.argmax(axis=1), None, tuple(map(str, held["lesions"])))
 
 
-def mean_of(draws: Sequence[Centres]) -> float:
-    """Balanced accuracy in per cent: the mean of the draws of labels, each centre counting once."""
-    return float(np.mean([mean_over_centres(draw).value for draw in draws]))
+def every(arm: Seeds, seeds: Iterable[int] | None = None) -> list[Centres]:
+    """All draws of these seeds, or of every seed that is there."""
+    return [draw for seed in (sorted(arm) if seeds is None else seeds) for draw in arm[seed]]
 
 
-def best_alone(scores: Mapping[str, Sequence[Centres]], labels: str) -> str:
+def best_alone(scores: Mapping[str, Seeds], labels: str) -> str:
     """The best arm that learns alone, which a federation is compared with; empty where none is there."""
     alone = [arm.name for arm in ARMS if arm.labels == labels and arm.label.startswith("alone")]
-    there = [name for name in alone if name in scores]
-    return max(there, key=lambda name: mean_of(scores[name])) if there else ""
+    return _best(scores, [name for name in alone if scores.get(name)])
 
 
-def best_alone_joining(found: Found) -> str:
+def best_alone_joining(joining: Mapping[str, Seeds]) -> str:
     """The best way for the centre that joins to go alone; empty where one of the ways is missing."""
-    there = [name for name in (f"alone-{way}" for way in WAYS) if not found.lacks(name)]
-    return max(there, key=lambda name: mean_of(found.joining[name])) if len(there) == len(WAYS) else ""
+    alone = [name for name in LABELLED if name.startswith("alone")]
+    return _best(joining, alone) if all(joining.get(name) for name in alone) else ""
+
+
+def _best(scores: Mapping[str, Seeds], names: Sequence[str]) -> str:
+    return max(names, key=lambda name: average(every(scores[name])).value, default="")

@@ -13,12 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.engine.models import FinishedRun, predict_rows
+from edgefl_trainer.engine.folder import SUMMARY
+from edgefl_trainer.engine.models import FinishedRun, open_run, predict_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights, pooled
 from edgefl_trainer.evaluate.metrics import predicted_classes
 
 Centres = Mapping[str, Scored]  # of each centre its reported rows
+SEEDS = (0, 1, 2)
 SCORES, ELSEWHERE = "scores.npz", "elsewhere.npz"  # of a kept run
 _NAMED = " named"  # ends the name of the classes that belong to probabilities
 
@@ -116,16 +118,37 @@ def scored_rows(
 
 def mean_over_centres(centres: Centres) -> Figure:
     """Balanced accuracy, each centre counting once."""
-    return _figure([accuracy(scored) for scored in centres.values()], [_draws(scored) for scored in centres.values()])
+    return average([centres])
 
 
-def seeds_of(arms: Sequence[Sequence[FinishedRun]]) -> list[int]:
-    """The seeds that each arm has, in its order; a `ValueError` where an arm lacks one of another's."""
-    found = [[run.settings.seed for run in runs] for runs in arms]
-    if any(seeds != found[0] for seeds in found) or len(set(found[0])) < len(found[0]):
-        told = "; ".join(", ".join(map(str, seeds)) for seeds in found)
-        raise ValueError(f"each arm needs a run of every seed, in one order, and these have the seeds {told}")
-    return found[0]
+def average(arm: Sequence[Centres]) -> Figure:
+    """Balanced accuracy, each centre counting once; seeds and draws of labels are averaged lesion draw by lesion draw.
+
+    A `ValueError` where they do not judge the same rows.
+    """
+    names = _same_rows(arm)
+    values = [float(np.mean([accuracy(draw[name]) for draw in arm])) for name in names]
+    return _figure(values, [np.mean([_draws(draw[name]) for draw in arm], axis=0) for name in names])
+
+
+def of_every_seed(runs: Path, name: str) -> dict[int, FinishedRun]:
+    """The finished runs RUNS/NAME-s0 and so on, by seed; a `ValueError` where a run has another seed than its name."""
+    folders = {seed: runs / f"{name}-s{seed}" for seed in SEEDS}
+    found = {seed: open_run(folder) for seed, folder in folders.items() if (folder / SUMMARY).exists()}
+    for seed, run in found.items():
+        if run.settings.seed != seed:
+            raise ValueError(f"{run.folder} has the seed {run.settings.seed}: its name says {seed}")
+    return found
+
+
+def of_the_same_seeds(runs: Path, names: Sequence[str]) -> list[list[FinishedRun]]:
+    """Of each arm its runs, in the order of their seeds; a `ValueError` where an arm lacks a seed of another's."""
+    found = {name: of_every_seed(runs, name) for name in names}
+    wanted = sorted({seed for arm in found.values() for seed in arm}) or [SEEDS[0]]
+    lacking = [f"{name}-s{seed}" for name, arm in found.items() for seed in wanted if seed not in arm]
+    if lacking:
+        raise ValueError(f"no finished run in {runs}: {', '.join(lacking)}; every arm needs each seed that another has")
+    return [[arm[seed] for seed in wanted] for arm in found.values()]
 
 
 def by_seed(values: Sequence[float]) -> str:
@@ -144,18 +167,24 @@ def difference(one: Sequence[Centres], other: Sequence[Centres]) -> Figure:
 
     A `ValueError` where the two do not judge the same rows.
     """
-    names = sorted(one[0])
-    if any(sorted(arm) != names for arm in (*one, *other)):
-        raise ValueError("two arms of a difference judge different centres")
     values, draws = [], []
-    for name in names:
-        if len({arm[name].lesions for arm in (*one, *other)}) > 1:
-            raise ValueError(f"two arms of a difference judge different rows of {name}")
+    for name in _same_rows([*one, *other]):
         values.append(float(np.mean([accuracy(a[name]) for a in one]) - np.mean([accuracy(b[name]) for b in other])))
         draws.append(
             np.mean([_draws(arm[name]) for arm in one], axis=0) - np.mean([_draws(arm[name]) for arm in other], axis=0)
         )
     return _figure(values, draws)
+
+
+def _same_rows(arms: Sequence[Centres]) -> list[str]:
+    """The centres that all judge; a `ValueError` where these, or the rows of one, differ."""
+    names = sorted(arms[0])
+    if any(sorted(arm) != names for arm in arms):
+        raise ValueError("two arms of a difference judge different centres")
+    for name in names:
+        if len({arm[name].lesions for arm in arms}) > 1:
+            raise ValueError(f"two arms of a difference judge different rows of {name}")
+    return names
 
 
 def share_draws(lesions: Sequence[str], asked: Rows, right: Rows | Float[np.ndarray, " B"]) -> Float[np.ndarray, " R"]:

@@ -9,6 +9,7 @@ judged centre; what is there is not done again.
     python benchmarks/frozen_starts.py --data manifest:fed_isic2019_84.zip --out runs/federation/frozen
 """
 
+from itertools import product
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ from edgefl_trainer.models.backbones import load_backbone
 
 Features = Float[np.ndarray, "B D"]  # of every row of the data
 NETWORKS = {"imagenet": ("package:efficientnet_lite0", 112, "pooled"), "fedmae": ("derm-vit-tiny-84", 84, "mean")}
-LABELS = ((2000, (0,)), (60, (0, 1, 2)))  # at most so many of a centre, in so many draws
+LABELS, DRAWS = (2000, 60), (0, 1, 2)  # at most so many of a centre, in each of these draws
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # inverse weights of the L2 penalty
 
 
@@ -87,14 +88,14 @@ def main(data: str, task: str, out: Path) -> None:
     try:
         for start in ("colours", *NETWORKS):
             features = None
-            for labels, draw in ((labels, draw) for labels, draws in LABELS for draw in draws):
+            for labels, draw in product(LABELS, DRAWS):
                 file = out / f"{start}-{labels}-{draw}.npz"
                 if file.exists():
                     continue
                 federation = loaded(start, data, task, labels, draw)
                 features = features_of(start, federation) if features is None else features
                 strength = best_strength(features, federation)
-                np.savez(file, **scores(features, federation, strength))  # type: ignore[arg-type]
+                np.savez_compressed(file, **scores(features, federation, strength))  # type: ignore[arg-type]
                 click.echo(f"wrote {file}, C = {strength}")
     except EdgeflError as error:
         raise click.ClickException(str(error)) from error

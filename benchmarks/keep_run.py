@@ -4,7 +4,7 @@ A kept run is a run folder without models and checkpoints. Its scores of reporte
 digest of the state that made them; `federation_scores` takes them from there. So a page can be written anew, or a seed
 be added to it, without the trainings of those before. Data are named without their folder: run benchmarks there.
 
-    python benchmarks/keep_run.py runs/rare-alone2000 runs/rare-together2000 --out docs/results/runs
+    python benchmarks/keep_run.py runs/rare-alone2000-s0 runs/rare-together2000-s0 --out docs/results/runs
 """
 
 import shutil

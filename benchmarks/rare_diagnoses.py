@@ -1,14 +1,13 @@
 """Write what a federation gives each of eight diagnoses into a page, between two marks.
 
-Each option names finished runs with `--task all`, one of each seed: each centre for itself; a federation before, and
-after, its centres have fitted head and batch norm at home. Each centre's model answers its own reported rows. For each
-diagnosis stands the share of its rows, of all centres, that `--alone` and `--fitted` name rightly, and the difference
-over the same draws of lesions. Below: how many rows whose diagnosis asks for a look are named as such a one, and how
-many of the others as none of them. Of several seeds each figure is the mean, and the last column has the difference of
-each. Between two other marks stands what all three refer (`referred_diagnoses.py`).
+RUNS holds finished runs with `--task all`, one of each seed (`rare-alone2000-s0` and so on): each centre for itself; a
+federation before, and after, its centres have fitted head and batch norm at home. Each centre's model answers its own
+reported rows. For each diagnosis stands the share of its rows, of all centres, that the first and the last name
+rightly, and the difference over the same draws of lesions. Below: how many rows whose diagnosis asks for a look are
+named as such a one, and how many of the others as none of them. Of several seeds each figure is the mean, and the last
+column has the difference of each. Between two other marks stands what all three refer (`referred_diagnoses.py`).
 
-    python benchmarks/rare_diagnoses.py --alone runs/rare-alone2000 --averaged runs/rare-statistics2000 \\
-        --fitted runs/rare-together2000 docs/results/what_federation_gives.md
+    python benchmarks/rare_diagnoses.py runs docs/results/what_federation_gives.md
 """
 
 from collections.abc import Sequence
@@ -23,9 +22,9 @@ from federation_scores import (
     by_seed,
     difference,
     mean_over_centres,
+    of_the_same_seeds,
     reported,
     scores_of,
-    seeds_of,
     share_draws,
 )
 from over_head import same_rows
@@ -33,10 +32,10 @@ from referred_diagnoses import REFERRALS, referrals
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import KNOWN
-from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled
 from edgefl_trainer.evaluate.tables.text import markdown
 
+ARMS = ("rare-alone2000", "rare-statistics2000", "rare-together2000")
 BEGIN, END = "<!-- diagnoses: written by benchmarks/rare_diagnoses.py -->", "<!-- end of diagnoses -->"
 
 
@@ -77,26 +76,20 @@ def figures(classes: Sequence[str], together: Sequence[Centres], alone: Sequence
     return markdown(["diagnosis", "rows", "alone", "federation", "difference", "by seed"], body, "").strip()
 
 
-RUN = click.Path(path_type=Path, exists=True)
-
-
 @click.command()
-@click.option("--alone", multiple=True, required=True, metavar="RUN", type=RUN, help="Of each seed; repeatable.")
-@click.option("--averaged", multiple=True, required=True, metavar="RUN", type=RUN, help="As --alone.")
-@click.option("--fitted", multiple=True, required=True, metavar="RUN", type=RUN, help="As --alone.")
+@click.argument("runs", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("page", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def main(alone: tuple[Path, ...], averaged: tuple[Path, ...], fitted: tuple[Path, ...], page: Path) -> None:
+def main(runs: Path, page: Path) -> None:
     """Write into PAGE what is named of each diagnosis, and what is referred."""
     try:
-        runs = [[open_run(folder) for folder in arm] for arm in (alone, averaged, fitted)]
-        seeds_of(runs)
-        for seed in zip(*runs, strict=True):
+        arms = of_the_same_seeds(runs, ARMS)
+        for seed in zip(*arms, strict=True):
             same_rows(seed)
-        federation = reported(runs[0][0])
-        scores = [[scores_of(run, federation, run.folder.parent / "scores") for run in arm] for arm in runs]
+        federation = reported(arms[0][0])
+        scores = [[scores_of(run, federation, runs / "scores") for run in arm] for arm in arms]
         table = figures(federation.classes, scores[2], scores[0])
         text = replaced(page.read_text(encoding="utf-8"), table, (BEGIN, END))
-        text = replaced(text, referrals(federation.classes, runs, scores), REFERRALS)
+        text = replaced(text, referrals(federation.classes, arms, scores), REFERRALS)
     except (EdgeflError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     page.write_text(text, encoding="utf-8")

@@ -6,18 +6,31 @@ Arms and where they lie: `federation_arms`. What is not there, or not finished, 
         --picture docs/images/what_federation_gives.png
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import numpy as np
 from answers_page import replaced
-from federation_arms import ARMS, FEW, JOINING, MANY, Arm, Found, best_alone, best_alone_joining, find, mean_of
-from federation_scores import Centres, Figure, difference, mean_over_centres, over_all_rows
+from federation_arms import (
+    ARMS,
+    FEW,
+    JOINING,
+    MANY,
+    Arm,
+    Found,
+    Seeds,
+    best_alone,
+    best_alone_joining,
+    every,
+    find,
+)
+from federation_scores import SEEDS, Figure, average, by_seed, difference, over_all_rows
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.folder import read_metrics
+from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.plot import png
 from edgefl_trainer.evaluate.tables.text import bytes_text, markdown
 
@@ -28,12 +41,27 @@ GREY, BLUE, ORANGE = "#767676", "#0072B2", "#D55E00"
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference that the page tells: the first arm minus the second."""
+    """A difference that the page tells: the first arm minus the second, over the seeds that both have."""
 
     label: str
-    one: Sequence[Centres]
-    other: Sequence[Centres]
+    one: Seeds
+    other: Seeds
     names: tuple[str, str]  # of the two arms
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of both arms, in their order."""
+        return sorted({*self.one} & {*self.other})
+
+    @property
+    def gap(self) -> Figure:
+        """The difference, with what other patients would change."""
+        return difference(every(self.one, self.seeds), every(self.other, self.seeds))
+
+    @property
+    def each(self) -> list[float]:
+        """The difference of each seed."""
+        return [difference(self.one[seed], self.other[seed]).value for seed in self.seeds]
 
 
 def arm_table(found: Found, labels: str) -> str:
@@ -41,20 +69,25 @@ def arm_table(found: Found, labels: str) -> str:
     there = [arm for arm in ARMS if arm.labels == labels and arm.name in found.own]
     if not there:
         return ""
-    centres = sorted(found.own[there[0].name][0])
+    centres = sorted(every(found.own[there[0].name])[0])
     head = [labels, *centres, "mean", "all rows", "elsewhere", "up / round, six centres"]
     return _table(head, [_arm_row(found, arm, centres) for arm in there])
 
 
 def _arm_row(found: Found, arm: Arm, centres: Sequence[str]) -> list[str]:
-    draws = found.own[arm.name]
-    each = [f"{np.mean([mean_over_centres({n: draw[n]}).value for draw in draws]):.1f}" for n in centres]
-    whole = str(mean_over_centres(draws[0])) if len(draws) == 1 else f"{mean_of(draws):.1f}"
+    draws = every(found.own[arm.name])
+    label = arm.label + _seeds_told(found.own[arm.name])
+    each = [f"{average([{name: draw[name]} for draw in draws]).value:.1f}" for name in centres]
     rows = f"{np.mean([over_all_rows(draw).value for draw in draws]):.1f}"
-    away = f"{mean_of(found.elsewhere[arm.name]):.1f}" if arm.name in found.elsewhere else "–"
-    run = found.runs.get(arm.name)
+    away = f"{average(every(found.elsewhere[arm.name])).value:.1f}" if arm.name in found.elsewhere else "–"
+    run = next(iter(found.runs.get(arm.name, {}).values()), None)
     sent = bytes_text(run.summary["bytes_up_per_round"]) if run and run.summary["travels"] else "nothing"
-    return [arm.label, *each, whole, rows, away, sent]
+    return [label, *each, str(average(draws)), rows, away, sent]
+
+
+def _seeds_told(seeds: Collection[int]) -> str:
+    """Which seeds a figure has, where it lacks one."""
+    return "" if len(seeds) == len(SEEDS) else f" (seed {' and '.join(map(str, sorted(seeds)))})"
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -63,22 +96,29 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def home_table(found: Found) -> str:
-    """What the fit at home changes, on `tune` rows: each centre after the last round, and after the fit."""
+    """What the phase at home changes, on `tune` rows: after the last round, and after that phase."""
     body = []
     for arm in ARMS:
-        lines = read_metrics(found.runs[arm.name].folder) if arm.name in found.runs else []
-        final = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["phase"] == "final"}
-        if not final:
-            continue
-        last = max(one["round"] for one in lines if one["phase"] == "train")
-        before = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["round"] == last}
-        cells = [f"{100 * np.mean([each[name] for name in final]):.1f}" for each in (before, final)]
-        body.append([f"{arm.label}, {arm.labels}", *cells])
+        seeds = [_around_the_fit(run) for run in found.runs.get(arm.name, {}).values()]
+        if any(seeds):
+            told = [f"{100 * np.mean([seed[k] for seed in seeds if seed]):.1f}" for k in (0, 1)]
+            body.append([f"{arm.label}, {arm.labels}", *told])
     return _table(["on tune rows, mean of six centres", "averaged", "fitted at home"], body)
 
 
+def _around_the_fit(run: FinishedRun) -> tuple[float, float] | None:
+    """Balanced accuracy, mean of the centres, after the last round and after the phase at home; None without one."""
+    lines = read_metrics(run.folder)
+    final = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["phase"] == "final"}
+    if not final:
+        return None
+    last = max(one["round"] for one in lines if one["phase"] == "train")
+    before = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["round"] == last}
+    return tuple(float(np.mean([each[name] for name in final])) for each in (before, final))  # type: ignore[return-value]
+
+
 def joining_table(found: Found) -> str:
-    """The centre that joins: from each start in each way, the mean of the draws and each of them."""
+    """The centre that joins: from each start in each way, the mean, and that of each seed's draws."""
     ways = {
         "none": "nothing (as it came)",
         "statistics": "statistics, of 1,741 pictures without a label",
@@ -90,8 +130,8 @@ def joining_table(found: Found) -> str:
     for way, label in ways.items():
         cells = []
         for start in ("alone", "federation"):
-            arms = found.joining.get(f"{start}-{way}", ())
-            each = [mean_over_centres(arm).value for arm in arms]
+            seeds = found.joining.get(f"{start}-{way}", {})
+            each = [average(seeds[seed]).value for seed in sorted(seeds)]
             told = f" ({', '.join(f'{value:.1f}' for value in each)})" if len(each) > 1 else ""
             cells.append(f"{np.mean(each):.1f}{told}" if each else "–")
         if cells != ["–", "–"]:
@@ -115,9 +155,9 @@ def claims(found: Found) -> list[Claim]:
         Claim(label, arms[one], arms[other], (_name(one), _name(other)))
         for arms, pairs in ((found.own, own), (found.elsewhere, away))
         for label, one, other in pairs
-        if one in arms and other in arms
+        if {*arms.get(one, {})} & {*arms.get(other, {})}
     ]
-    best = best_alone_joining(found)
+    best = best_alone_joining(found.joining)
     joins = [
         ("a centre joins, without a label", "federation-statistics"),
         ("a centre joins, with 60 labels", "federation-home"),
@@ -125,7 +165,7 @@ def claims(found: Found) -> list[Claim]:
     told += [
         Claim(label, found.joining[one], found.joining[best], ("federation", "alone, 60 labels"))
         for label, one in joins
-        if best and not found.lacks(one)
+        if best and {*found.joining.get(one, {})} & {*found.joining[best]}
     ]
     return told
 
@@ -138,35 +178,34 @@ def _name(arm: str) -> str:
 
 
 def claim_table(found: Found) -> str:
-    """Each difference with its interval."""
+    """Each difference with its interval, and that of each seed."""
     body = []
     for claim in claims(found):
-        gap = difference(claim.one, claim.other)
+        gap = claim.gap
         verdict = "yes" if gap.low > 0 else "no, the other way round" if gap.high < 0 else "not told apart"
-        body.append([f"{claim.label}: {claim.names[0]} minus {claim.names[1]}", _signed(gap), verdict])
-    return _table(["difference, points", "95 % over lesions, paired", "better?"], body)
-
-
-def _signed(gap: Figure) -> str:
-    return f"{gap.value:+.1f} [{gap.low:+.1f} to {gap.high:+.1f}]"
+        label = f"{claim.label}: {claim.names[0]} minus {claim.names[1]}"
+        body.append([label, gap.signed, by_seed(claim.each) + _seeds_told(claim.seeds), verdict])
+    return _table(["difference, points", "95 % over lesions, paired", "by seed", "better?"], body)
 
 
 def picture(found: Found) -> bytes:
-    """Each claim as two dots and the gap between them."""
+    """Each claim as two dots and the gap between them; small dots are the seeds."""
     from matplotlib.figure import Figure as Canvas
 
     told = claims(found)
     canvas = Canvas(figsize=(9.5, 1.2 + 0.62 * len(told)), layout="constrained")
     axes = canvas.subplots()
     for height, claim in enumerate(told):
-        places = [float(np.mean([mean_over_centres(arm).value for arm in side])) for side in (claim.other, claim.one)]
+        places = [average(every(side, claim.seeds)).value for side in (claim.other, claim.one)]
         axes.plot(places, [height, height], color="#BBBBBB", linewidth=3, zorder=1)
         first = ORANGE if claim.names[1] == "one place" else GREY
         axes.plot(places[:1], [height], "s", color=first, markersize=8, zorder=2)
         axes.plot(places[1:], [height], "o", color=BLUE, markersize=9, zorder=3)
-        gap = difference(claim.one, claim.other)
+        for side, shape, colour in ((claim.other, "s", first), (claim.one, "o", BLUE)) if len(claim.seeds) > 1 else ():
+            seeds = [average(side[seed]).value for seed in claim.seeds]
+            axes.plot(seeds, [height] * len(seeds), shape, color=colour, markersize=4, alpha=0.45, zorder=2)
         axes.annotate(
-            _signed(gap), (max(places), height), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9
+            claim.gap.signed, (max(places), height), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9
         )
     axes.set_yticks(range(len(told)), [claim.label for claim in told], fontsize=9)
     axes.set_ylim(len(told) - 0.5, -0.5)
@@ -187,7 +226,7 @@ def picture(found: Found) -> bytes:
 
 def figures(found: Found) -> str:
     """Everything between the marks."""
-    lacking = f"Not there yet: {', '.join(found.missing)}." if found.missing else "Every run is there."
+    lacking = f"Not there yet: {'; '.join(found.missing)}." if found.missing else "Every run is there."
     tables = [
         claim_table(found),
         arm_table(found, MANY),
@@ -213,7 +252,7 @@ def main(runs: Path, page: Path, drawn: Path | None) -> None:
     page.write_text(text, encoding="utf-8")
     if drawn is not None and claims(found):
         drawn.write_bytes(picture(found))
-    click.echo(f"wrote {len(found.own)} arms into {page}; missing: {', '.join(found.missing) or 'nothing'}")
+    click.echo(f"wrote {len(found.own)} arms into {page}; missing: {'; '.join(found.missing) or 'nothing'}")
 
 
 if __name__ == "__main__":

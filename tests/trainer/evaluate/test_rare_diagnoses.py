@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
+import federation_scores
 import numpy as np
 import pytest
-from federation_scores import seeds_of, share_draws
+from federation_scores import of_the_same_seeds, share_draws
 from rare_diagnoses import figures, line
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
@@ -49,16 +50,24 @@ def test_of_two_seeds_each_figure_is_the_mean_and_each_difference_stands_beside_
     assert [one.rsplit("|", 2)[0] for one in same] == [one.rsplit("|", 2)[0] for one in once]
 
 
-def test_an_arm_that_lacks_a_seed_is_refused():
-    def run(seed: int) -> SimpleNamespace:
-        return SimpleNamespace(settings=SimpleNamespace(seed=seed))
+def test_an_arm_that_lacks_a_seed_is_refused_by_name(tmp_path, monkeypatch):
+    def made(name: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text("{}")
 
-    assert seeds_of([[run(0), run(2)], [run(0), run(2)]]) == [0, 2]
-    for other in ([run(0)], [run(2), run(0)], [run(0), run(1)]):
-        with pytest.raises(ValueError, match="every seed"):
-            seeds_of([[run(0), run(2)], other])
-    with pytest.raises(ValueError, match="every seed"):
-        seeds_of([[run(0), run(0)]])
+    def run(folder):
+        return SimpleNamespace(folder=folder, settings=SimpleNamespace(seed=int(folder.name[-1])))
+
+    monkeypatch.setattr(federation_scores, "open_run", run)
+    for name in ("a-s0", "a-s2", "b-s0"):
+        made(name)
+    with pytest.raises(ValueError, match="b-s2; every arm"):
+        of_the_same_seeds(tmp_path, ("a", "b"))
+    made("b-s2")
+    found = of_the_same_seeds(tmp_path, ("a", "b"))
+    assert [[one.folder.name for one in arm] for arm in found] == [["a-s0", "a-s2"], ["b-s0", "b-s2"]]
+    with pytest.raises(ValueError, match="c-s0, d-s0"):
+        of_the_same_seeds(tmp_path, ("c", "d"))
 
 
 def test_a_group_is_right_where_a_class_of_it_is_named():

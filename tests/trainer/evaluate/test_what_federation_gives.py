@@ -1,10 +1,13 @@
 """The page on what a federation gives: paired differences by hand, and what is missing is named and counts nowhere."""
 
+from types import SimpleNamespace
+
+import federation_scores
 import numpy as np
 import pytest
-from federation_arms import ARMS, Found, find
-from federation_scores import difference, mean_over_centres
-from what_federation_gives import BEGIN, END, claims, figures
+from federation_arms import ARMS, Found, every, find
+from federation_scores import average, difference
+from what_federation_gives import BEGIN, END, arm_table, claim_table, claims, figures
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
 
@@ -48,6 +51,16 @@ def test_draws_of_labels_are_averaged_before_they_are_compared():
     assert gap.value == pytest.approx(100 * (0.75 - 0.5) / 2)
 
 
+def test_seeds_are_averaged_row_by_row_and_interval_by_interval():
+    """Two seeds of one arm: the mean of their figures, and in each draw of lesions the mean of both."""
+    seeds = [{"x": scored(right, TARGET, LESIONS)} for right in (GOOD, POOR)]
+    alike = average([seeds[0], seeds[0]])
+    assert alike == average(seeds[:1]) and average(seeds).value == pytest.approx(100 * (0.75 + 0.5) / 2)
+    assert average(seeds).low == pytest.approx(difference(seeds, [{"x": scored([0] * 8, TARGET, LESIONS)}]).low)
+    with pytest.raises(ValueError, match="different rows of x"):
+        average([seeds[0], {"x": scored(GOOD, TARGET, LESIONS[::-1])}])
+
+
 def test_other_rows_or_centres_are_no_pair():
     one = {"x": scored(GOOD, TARGET, LESIONS)}
     with pytest.raises(ValueError, match="different rows of x"):
@@ -57,22 +70,22 @@ def test_other_rows_or_centres_are_no_pair():
 
 
 def test_what_is_not_there_is_named_and_counts_nowhere(tmp_path):
-    (tmp_path / "alone2000").mkdir()  # begun, not finished
+    (tmp_path / "alone2000-s0").mkdir()  # begun, not finished
     found = find(tmp_path)
     assert all(f"{arm.label} ({arm.labels})" in found.missing for arm in ARMS) and claims(found) == []
-    assert "Not there yet: alone, colours only (up to 2,000 labels), " in figures(found) and "nan" not in figures(found)
+    assert "Not there yet: alone, colours only (up to 2,000 labels); " in figures(found) and "nan" not in figures(found)
 
 
 def test_joining_is_compared_with_the_best_way_of_going_alone():
     """Three ways alone, of 62.5, 50 and 75 points: the difference is to 75; with a way missing there is no claim."""
     arms = {
-        way: [{"vidir_modern": scored(right, TARGET, LESIONS)}] * 3
+        way: {0: [{"vidir_modern": scored(right, TARGET, LESIONS)}] * 3}
         for way, right in {"alone-probe": [1, 1, 0, 1, 0, 1, 1, 0], "alone-home": POOR, "alone-whole": GOOD}.items()
     }
-    joined = {"federation-statistics": [{"vidir_modern": scored(GOOD, TARGET, LESIONS)}]}
+    joined = {"federation-statistics": {0: [{"vidir_modern": scored(GOOD, TARGET, LESIONS)}]}}
     (claim,) = claims(Found({}, {}, {}, {**arms, **joined}))
-    assert difference(claim.one, claim.other).value == 0
-    assert mean_over_centres(claim.other[0]).value == pytest.approx(75)
+    assert claim.gap.value == 0
+    assert average(every(claim.other)).value == pytest.approx(75)
     del arms["alone-home"]
     assert claims(Found({}, {}, {}, {**arms, **joined})) == []
 
@@ -80,13 +93,51 @@ def test_joining_is_compared_with_the_best_way_of_going_alone():
 def test_a_federation_is_compared_with_the_best_arm_that_learns_alone():
     """Of 62.5 and 75 points alone, the fine-tuned one is the better: nothing is gained over it."""
     own = {
-        "imagenet-60": [{"x": scored([1, 1, 0, 1, 0, 1, 1, 0], TARGET, LESIONS)}],
-        "few60-alone": [{"x": scored(GOOD, TARGET, LESIONS)}],
-        "few60": [{"x": scored(GOOD, TARGET, LESIONS)}],
+        "imagenet-60": {0: [{"x": scored([1, 1, 0, 1, 0, 1, 1, 0], TARGET, LESIONS)}]},
+        "few60-alone": {0: [{"x": scored(GOOD, TARGET, LESIONS)}]},
+        "few60": {0: [{"x": scored(GOOD, TARGET, LESIONS)}]},
     }
     (claim,) = claims(Found({}, own, {}, {}))
     assert claim.names == ("federation", "alone, ImageNet's network fine-tuned")
-    assert difference(claim.one, claim.other).value == 0
+    assert claim.gap.value == 0
+
+
+def test_two_arms_are_compared_over_the_seeds_that_both_have():
+    """The federation lacks seed 1, in which alone is poor: no figure of the difference has it, and it is named."""
+    good, poor = ([{"x": scored(right, TARGET, LESIONS)}] for right in (GOOD, POOR))
+    own = {"few60-alone": {0: good, 1: poor, 2: good}, "few60": {0: good, 2: good}}
+    found = Found({}, own, {}, {})
+    (claim,) = claims(found)
+    assert (claim.seeds, claim.gap.value, claim.each) == ([0, 2], 0, [0, 0])
+    assert "| +0.0, +0.0 (seed 0 and 2) |" in claim_table(found)
+    assert "| federation, statistics of home (seed 0 and 2) | 75.0 |" in arm_table(found, "60 labels")
+    assert "| alone, ImageNet's network fine-tuned | 66.7 |" in arm_table(found, "60 labels")
+    assert "federation, statistics of home (60 labels), seed 1" in found.missing
+    assert not any("fine-tuned (60 labels)" in name for name in found.missing)
+    assert claims(Found({}, {"few60-alone": {1: poor}, "few60": {0: good}}, {}, {})) == []
+
+
+def test_a_run_lies_under_its_seed(tmp_path, monkeypatch):
+    """A folder that is named for another seed than its run's would count a seed twice."""
+    (tmp_path / "alone2000-s1").mkdir()
+    (tmp_path / "alone2000-s1" / "summary.json").write_text("{}")
+    run = SimpleNamespace(folder=tmp_path / "alone2000-s1", settings=SimpleNamespace(seed=0))
+    monkeypatch.setattr(federation_scores, "open_run", lambda folder: run)
+    with pytest.raises(ValueError, match="alone2000-s1 has the seed 0: its name says 1"):
+        find(tmp_path)
+
+
+def test_a_seed_of_the_centre_that_joins_counts_with_all_its_draws(tmp_path):
+    """Three draws of 60 labels make a seed; with two of them it is missing."""
+    truth = {"probabilities": np.eye(2), "target": np.array([0, 1]), "lesions": np.array(["a", "b"])}
+    for seed, draws in ((0, 3), (1, 2)):
+        folder = tmp_path / f"joining-s{seed}" / "vidir_modern"
+        folder.mkdir(parents=True)
+        for draw in range(draws):
+            np.savez(folder / f"alone-home-60-{draw}.npz", **truth)
+    found = find(tmp_path)
+    assert {name: sorted(seeds) for name, seeds in found.joining.items()} == {"alone-home": [0]}
+    assert len(found.joining["alone-home"][0]) == 3 and "joining, alone-home, seed 1 and 2" in found.missing
 
 
 def test_the_page_has_the_marks():
