@@ -49,6 +49,19 @@ def test_bad_contributions(member, name) -> None:
     assert isinstance(member.reply(1, payload=Payload({"maps.1": GOOD}, SHA), idem="good-work-item-1"), Payload)
 
 
+def test_a_mean_of_maps_where_it_is_asked_for(make_coordinator, tools) -> None:
+    """M is 2, so a mean of maps that reach 1 reaches 1/2; a second map, or a map that could be no such mean, is none.
+    Where each map is asked for, a mean is refused ("not normalised" above)."""
+    coordinator = make_coordinator("means", task={"settings": {"sent_maps": "mean"}})
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    for number, wrong in enumerate((np.repeat(GOOD, 2, axis=0), GOOD * np.float16(0.49))):
+        refused = member.reply(1, payload=Payload({"maps.0": wrong}, SHA), idem=f"wrong-work-item-{number}")
+        assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("bad_contribution", 422)
+    mean = GOOD * np.float16(0.5)
+    assert isinstance(member.reply(1, payload=Payload({"maps.0": mean}, SHA), idem="good-work-item-1"), Payload)
+
+
 def test_not_a_number_never_arrives(member) -> None:
     """Check 46, the first line of defence: NaN cannot be written, and bytes that hold it do not parse."""
     data = bytearray(Payload({"maps.0": GOOD}, {**SHA, "idem": "work-item-00000001"}).to_bytes())

@@ -11,7 +11,7 @@ import numpy as np
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.settings import TaskSettings
 from edgefl_protocol import Payload
-from edgefl_protocol.rules.maps import class_in_reply
+from edgefl_protocol.rules.maps import class_in_reply, sent_maps_in
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLAIM = re.compile(r"n_train|n\.(?:0|[1-9][0-9]*)")
@@ -43,17 +43,25 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
 
 
 def _check_map(name: str, array: np.ndarray, task: TaskSettings) -> None:
-    """Check one class's rollout maps: float16 (m, N), m from 1 to M, each map within [0, 1] with maximum 1."""
+    """Check one class's rollout maps: float16 (m, N), m from 1 to M, each map within [0, 1] with maximum 1.
+
+    Where the task asks for their mean it is one map, whose maximum is at least 1/M: where one of the maps is 1.
+    """
     label = class_in_reply(name)
     if label is None or label >= len(task.classes):
         raise _bad(f"the array {name[:40]} is not maps.<k> with k below {len(task.classes)}")
     if array.dtype != np.float16 or array.ndim != 2:
         raise _bad(f"{name} is not float16 with two axes (maps, tokens)")
     count, tokens = array.shape
-    if not 1 <= count <= task.maps_per_class or tokens != task.tokens:
-        raise _bad(f"{name} has shape ({count}, {tokens}); it must be (1 to {task.maps_per_class}, {task.tokens})")
-    if float(array.min()) < 0 or float(array.max()) > 1 or bool((array.max(axis=1) < 1 - _HALF_STEP).any()):
-        raise _bad(f"{name} is not normalised by its maximum: every map must lie from 0 to 1 and reach 1")
+    mean = sent_maps_in(task.settings) == "mean"
+    most = 1 if mean else task.maps_per_class
+    if not 1 <= count <= most or tokens != task.tokens:
+        raise _bad(
+            f"{name} has shape ({count}, {tokens}); it must be ({'1' if mean else f'1 to {most}'}, {task.tokens})"
+        )
+    reached = 1 / task.maps_per_class if mean else 1
+    if float(array.min()) < 0 or float(array.max()) > 1 or bool((array.max(axis=1) < reached - _HALF_STEP).any()):
+        raise _bad(f"{name} is not normalised by its maximum: every map must lie from 0 to 1 and reach {reached:g}")
 
 
 def _bad(message: str) -> RefusedError:

@@ -3,6 +3,7 @@
 The work is done by `sharing.share_maps` and `sharing.share_features`; here their results become lines.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,10 +149,11 @@ def _tell_left_out(left_out: Mapping[str, Any], what: str) -> None:
 
 def _what(found: Mapping[str, Any]) -> str:
     if "maps" in found:
-        maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
+        pictures = Counter(one["label"] for one in found["made_of"])
+        maps = ", ".join(f"{number} of {name}" for name, number in pictures.items())
+        kind = "attention maps" if found["sent_maps"] == "each" else "of every class the mean of attention maps"
         return (
-            f"{found['bytes']} bytes: attention maps ({maps}) and a digest of the model's values; no picture and no "
-            "file name"
+            f"{found['bytes']} bytes: {kind} ({maps}) and a digest of the model's values; no picture and no file name"
         )
     return (
         f"{found['bytes']} bytes: features of {counted(found['features'], 'picture')}, 128 numbers each, in an "

@@ -1,9 +1,9 @@
-"""FedEvPrompt on the device: prompts and head learn here and stay here, a few rollout maps a class leave.
+"""FedEvPrompt on the device: prompts and head learn here and stay here, a few rollout maps a class or their mean leave.
 
     learn   E epochs of the training graph, the others' maps as targets (eq. 2, 4, 7)       _learn
     judge   bundle against personal values on the pictures held back               learning_gate.judge
     reply   of each class, the M maps of lowest vacuity of the pictures it learned from,    _reply
-            of which the picture gate refers none
+            of which the picture gate refers none; or the mean of these
 
 The maps that leave are those of the learned values where these passed their gate, else those of the bundle's values:
 what is worse than the bundle is not shared either. The state goes on in both cases, as at every site; its digest is
@@ -195,7 +195,7 @@ class FedEvPromptLearner:
         vacuity, maps = (np.concatenate(parts) for parts in zip(*scored, strict=True))
         fit = np.array([index for index in range(len(rows)) if index not in rows.unfit], np.int64)
         chosen = most_certain(vacuity[fit], rows.labels[fit], self._around.maps_per_class)
-        return Payload(reply_maps(maps[fit], chosen), {"site_sha256": site_sha256})
+        return Payload(reply_maps(maps[fit], chosen, self._around.sent_maps), {"site_sha256": site_sha256})
 
 
 def step_constants(bundle: Bundle, plan: FedEvPromptPlan, prior: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

@@ -32,7 +32,7 @@ from edgefl_protocol.bundle.learning_plan import Settings
 from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task
+from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task, sent_maps_in
 
 _STANDING, _POINT, _NEXT, _OVER = "live.payload", "live-round.payload", "live-next.payload", "live-over.json"
 
@@ -69,10 +69,11 @@ def learn_live(
     Raises:
         Paused: the battery, or a word from outside, forbids to begin.
         LearningError: it cannot be learned, or another process learns here (`busy`).
-        MapsError: the others' maps are of other classes.
+        MapsError: the others' maps are of other classes, or those to be sent of a kind that is not known here.
         EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
     """
     bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
+    sent_maps = sent_maps_in(live.settings)
     live.permitted(live.travels, 0)
     options.limits.check_begin()
     told = Told(options)
@@ -81,7 +82,7 @@ def learn_live(
         dealt = read_dealt(home, bundle, table, options.limits, told.report)
         around = Circumstances(
             points=PointFile(home.learning / _POINT), site=live.site, options=options,
-            maps_per_class=live.maps_per_class, judged=told.hear, started=started,
+            maps_per_class=live.maps_per_class, sent_maps=sent_maps, judged=told.hear, started=started,
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
         _check_travels(live.travels, learner.travels)

@@ -23,7 +23,7 @@ from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.rules.maps import MAX_MAPS
+from edgefl_protocol.rules.maps import MAX_MAPS, SentMaps
 
 Arrays = Mapping[str, NDArray[Any]]
 ALONE = "device"  # the site's name of a device that is a member of no federation
@@ -117,6 +117,7 @@ class Circumstances:
     # what the owner changes: batch, threads, limits, seconds between points
     options: TrainOptions = field(default_factory=TrainOptions)
     maps_per_class: int = MAX_MAPS  # most rollout maps M of a reply; 0 for a device that shares none
+    sent_maps: SentMaps = "each"  # what is sent of them: each, or of every class their mean
     # told what the gate found of values that a round learned, before the reply is made
     judged: Callable[[PersonalState], None] = lambda found: None
     # when the work began, reading the pictures included, by the clock of the limits; None for the call of `local_round`

@@ -28,7 +28,7 @@ from edgefl_protocol.payload import Payload
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE
 from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import RolloutMap, Score
-from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply_name
+from edgefl_protocol.rules.maps import MAX_MAPS, SentMaps, most_certain, reply_maps, reply_name, sent_maps_in
 from edgefl_protocol.sentences import counted, of_file
 
 
@@ -84,7 +84,9 @@ def contribute_maps(
         agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)  # a bundle that tells its form
     work = _Work(scorer, reader, _classes(bundle, task), labels)
     found = _choose(work, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
-    payload = Payload(reply_maps(found.maps, found.chosen), {"site_sha256": scorer.model.state_sha256})
+    sent = sent_maps_in({} if task is None else task.settings)
+    maps = reply_maps(found.maps, found.chosen, sent)
+    payload = Payload(maps, {"site_sha256": scorer.model.state_sha256})
     _check_fits(payload, task)
     content = payload.to_bytes()
     described = describe(content)
@@ -93,9 +95,10 @@ def contribute_maps(
         "policy": release.judge(described),
         "images": len(found.paths),
         "left_out": found.left_out,
-        "maps": {work.classes[label]: len(positions) for label, positions in found.chosen.items()},
+        "sent_maps": sent,
+        "maps": {work.classes[label]: len(maps[reply_name(label)]) for label in found.chosen},
         **described,
-        "made_of": _made_of(found, work.classes),
+        "made_of": _made_of(found, work.classes, sent),
         "sheets": None if sheets is None else _draw(work, found, payload, described, sheets),
         "sent_before": release.sent_before(content),
         "idem": release.keep(content),
@@ -181,12 +184,12 @@ def _check_fits(payload: Payload, task: TaskReply | None) -> None:
         raise LabelsError(f"the maps take {size} bytes, but the federation allows {task.max_reply_bytes}", "too_large")
 
 
-def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Tell the owner which picture each map comes from. None of it leaves."""
+def _made_of(found: _Found, classes: Sequence[str], sent: SentMaps) -> list[dict[str, Any]]:
+    """Tell the owner which pictures each map comes from: several where their mean is sent. None of it leaves."""
     return [
         {
             "array": reply_name(label),
-            "row": row,
+            "row": row if sent == "each" else 0,
             "label": classes[label],
             "image": str(found.paths[position]),
             "vacuity": found.vacuity[position],
@@ -206,12 +209,13 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
             path = found.paths[position]
             prepared = work.scorer.prepare(work.reader.decode(read_bounded(path, MAX_FILE_BYTES, REDUCE)))
             name = reply_name(label)
+            sent = min(row, len(payload.arrays[name]) - 1)  # of a mean the only one
             shared.append(
                 SharedMap(
                     array=name,
-                    row=row,
+                    row=sent,
                     label=work.classes[label],
-                    values=payload.arrays[name][row],
+                    values=payload.arrays[name][sent],
                     name=path.name,
                     vacuity=found.vacuity[position],
                     pixels=prepared.pixels,

@@ -5,8 +5,8 @@
 * `stays-here.png` holds the pictures as the network saw them, each at the place of its map or line: laid beside the
   other, patch lies beside patch. It never leaves the device.
 
-Of maps, one row is one class, the most certain picture first. Of more than 1,024 features the first are drawn; the
-sheet's head says so.
+Of maps, one row is one class, the most certain picture first; a mean of several pictures stands at the first of these.
+Of more than 1,024 features the first are drawn; the sheet's head says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ _STAYS_HERE = "Stays here: the pictures, as the network saw them"
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMap:
-    """A map that would leave, and what it was made of."""
+    """A map that would leave, and a picture that it was made of."""
 
     array: str  # name of the payload's array
     row: int  # of that array
@@ -49,14 +49,19 @@ def draw_maps(folder: Path, shared: Sequence[SharedMap], sha256: str, size: int)
     """Draw both sheets of rollout maps, readable by their owner only.
 
     Args:
-        shared: the maps, those of a class one after the other.
+        shared: the maps, those of a class one after the other; pictures of one mean name the same row.
 
     Returns:
         Paths of the sheets: `leaves` and `stays`.
     """
     labels = [one.label for one in shared]
-    head = f"Would leave: {counted(len(shared), 'attention map')}, {size:,} bytes. Dark blue is 0, yellow is 1."
-    maps = [(_map_cell(one.values), f"{one.array}[{one.row}]  {_range(one.values)}") for one in shared]
+    rows = [(one.array, one.row) for one in shared]
+    head = f"Would leave: {counted(len(set(rows)), 'attention map')}, {size:,} bytes. Dark blue is 0, yellow is 1."
+    again = Image.new("RGB", (CELL_PX, CELL_PX), _PAPER), "in the mean before it"
+    maps = [
+        again if row in rows[:place] else (_map_cell(one.values), f"{one.array}[{one.row}]  {_range(one.values)}")
+        for place, (row, one) in enumerate(zip(rows, shared, strict=True))
+    ]
     leaves = _cells(labels, maps, head, f"SHA-256 {sha256}")
     photos = [(_photo(one.pixels, CELL_PX), f"{one.vacuity:.3f}  {one.name}") for one in shared]
     return _save(folder, leaves, _cells(labels, photos, _STAYS_HERE, "Under each: vacuity, file"))

@@ -37,6 +37,7 @@ class FedEvPromptDefaults:
     kd_weight: Final = 1e-6  # lambda
     maps_per_class: Final = MAX_MAPS  # M
     select: Final = "vacuity"
+    sent_maps: Final = "each"
     rollout: Final = "renormalise"
     kd_metric: Final = "bilinear"
     rollout_from: Final = 0

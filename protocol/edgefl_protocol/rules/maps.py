@@ -2,18 +2,20 @@
 
 A scoring graph gives one `map` (N,) a picture, or `maps` (n, N). On the way an array is called
 
-    maps.<class>           in a site's reply: (m, N) float16, m at most M                       reply_maps
+    maps.<class>           in a site's reply: (m, N) float16, m at most M; 1 where their mean   reply_maps
+                           is sent
     maps.<class>.<site>    in the server's buffer: the newest of each site                      replaced
     maps.<peer>.<class>    in a broadcast: a peer is a number, drawn anew every time            others_maps, renumbered
 
-and no other module makes or takes apart these names. Every array keeps its values until `peer_targets` averages it.
+and no other module makes or takes apart these names. Every array keeps its values until `peer_targets` averages it. A
+receiver uses nothing of a peer's maps but their mean, so a site that sends that mean alone teaches the same.
 Source: FedEvPrompt (arXiv 2411.10071) section 3.2, eq. 6 and 7; docs/methods.md 1.5.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ MEAN5: Final = 5.0
 
 Arrays = Mapping[str, NDArray[Any]]
 PeerWeight = Literal["sum", "mean5"]
+SentMaps = Literal["each", "mean"]  # what a site sends of the maps that it chose of a class
 
 _NUMBER: Final = "(0|[1-9][0-9]{0,4})"
 _REPLY: Final = re.compile(rf"maps\.{_NUMBER}")
@@ -116,8 +119,12 @@ def first_of_each_class(order: NDArray[np.int64], labels: NDArray[np.int64], mos
     return {int(label): order[ranked == label][:most].tolist() for label in np.unique(ranked)}
 
 
-def reply_maps(maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int, Sequence[int]]) -> Arrays:
+def reply_maps(
+    maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int, Sequence[int]], sent: SentMaps = "each"
+) -> Arrays:
     """Make the arrays of a reply from all maps (n, N): the chosen ones, float16, each divided by its largest value.
+
+    With `sent` "mean" the mean of these stands for them, (1, N), as it is: what `peer_means` makes of them.
 
     A `MapsError` where a map is not finite (`not_finite`), or holds nothing to share (`bad_map`).
     """
@@ -134,8 +141,26 @@ def reply_maps(maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int,
                 ("a rollout map is empty or holds a value that is not finite; report it to the signer of the model"),
                 code,
             )
-        arrays[reply_name(label)] = (taken / largest).astype(np.float16)
+        shares = taken / largest
+        arrays[reply_name(label)] = (shares if sent == "each" else shares.mean(axis=0, keepdims=True)).astype(
+            np.float16
+        )
     return arrays
+
+
+def sent_maps_in(settings: Mapping[str, Any]) -> SentMaps:
+    """Read what a federation's settings ask its members to send of the maps of a class; each map where they are silent.
+
+    A `MapsError` for what this version does not know (`other_settings`).
+    """
+    asked = settings.get("sent_maps", "each")
+    if asked not in get_args(SentMaps):
+        raise MapsError(
+            f"the federation sets sent_maps to {str(asked)[:60]}, which this version does not know: install a newer "
+            "edgefl-derm",
+            "other_settings",
+        )
+    return "mean" if asked == "mean" else "each"
 
 
 # The server's buffer

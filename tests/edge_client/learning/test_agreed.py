@@ -136,14 +136,14 @@ def test_every_part_of_the_form_is_a_setting() -> None:
 @pytest.mark.parametrize("name", sorted(FedEvPromptPlan.defaults))
 def test_no_setting_of_the_federation_is_passed_over(school: SimpleNamespace, name: str) -> None:
     """Decision 0028: another value than the default's is learned with or refused. Not so how fresh prompts are drawn,
-    for they come with the bundle, how many maps leave, which the task says itself, and what becomes of evidence once a
-    run is finished."""
+    for they come with the bundle, what leaves of the maps, which is asked of the task itself, and what becomes of
+    evidence once a run is finished."""
     others = {
         **ANOTHER, "lr_b": 0.1, "lr_t": 0.2, "lr_head": 0.3, "weight_decay": 0.2, "batch": 8, "anneal_epochs": 3,
         "anneal_clock": "round", "prior_floor": 0.2, "augment": "none", "kd_weight": 0.5, "kd_peers": "mean5",
         "loss": "ce", "select": "random", "optimizer": "sgd", "rollout_from": 1, "kd_batch": "sum",
     }  # fmt: skip
-    assert FedEvPromptPlan.defaults.keys() - others.keys() == {"prompt_init", "maps_per_class", "discount"}
+    assert FedEvPromptPlan.defaults.keys() - others.keys() == {"prompt_init", "maps_per_class", "sent_maps", "discount"}
     if name not in others:
         return
     bundle, parts = school.learning_bundle(), ("prompts.b", "prompts.t", "head.bias")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol import Payload, digest
+from edgefl_protocol.rules.maps import SentMaps
 
 SITE, SEED, BATCH, ROUND = "ward-3", 3, 4, 2
 LABELS = np.array([0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0])  # eight and three: batches of four, four and three
@@ -82,6 +83,7 @@ def a_round(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: np.ndarray = BRIGHT_IS_LESS,
+    sent_maps: SentMaps = "each",
     **plan: Any,
 ) -> Round:
     """Round 2 of two epochs, from `BEGUN`."""
@@ -90,7 +92,11 @@ def a_round(
     recorder, judged = Recorder(change, []), list[PersonalState]()
     monkeypatch.setattr(TrainingSession, "step", lambda session, *given: recorder.step(session, *given))
     around = Circumstances(
-        points=PointFile(folder / "point.payload"), site=SITE, maps_per_class=M, judged=judged.append
+        points=PointFile(folder / "point.payload"),
+        site=SITE,
+        maps_per_class=M,
+        sent_maps=sent_maps,
+        judged=judged.append,
     )
     rows = Dealt(learn=pictures(LABELS), held=pictures(np.arange(42) % 2))
     learner = FedEvPromptLearner(bundle, rows, around)
@@ -212,3 +218,16 @@ def test_the_most_certain_maps_leave(
         assert sent.dtype == np.float16
         np.testing.assert_allclose(sent, maps, atol=1e-3)
     assert dict(found.reply.scalars) == {"site_sha256": digest(dict(found.state))}
+
+
+def test_the_mean_of_these_maps_leaves_where_the_federation_asks_for_it(
+    school: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/methods.md 1.5: one map a class, the mean of what would have been sent; what is learned stays the same."""
+    for sent in get_args(SentMaps):
+        (tmp_path / sent).mkdir()
+    each, mean = (a_round(school, tmp_path / sent, monkeypatch, sent_maps=sent) for sent in ("each", "mean"))
+    assert each.reply.arrays.keys() == mean.reply.arrays.keys() and each.reply.scalars == mean.reply.scalars
+    for name, maps in each.reply.arrays.items():
+        assert mean.reply.arrays[name].shape == (1, 36) and len(maps) == M
+        np.testing.assert_allclose(mean.reply.arrays[name][0], maps.astype(np.float64).mean(axis=0), atol=2**-10)

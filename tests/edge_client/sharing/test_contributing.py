@@ -69,6 +69,35 @@ def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
     assert set(report["arrays"]) == {"maps.1", "maps.2"}
 
 
+def test_of_every_class_the_mean_leaves_where_the_task_asks_for_it(run, device, live, monkeypatch):
+    """docs/methods.md 1.5: one map a class. The owner is told of how many pictures, and sees all of them."""
+    told = type(live)._task
+
+    def task(one, *words):
+        found = TaskReply.from_payload(told(one, *words))
+        return dataclasses.replace(found, settings={"sent_maps": asked}).to_payload()
+
+    maps = ("contribute", "--labels", device / "labels.csv")
+    run("pull")
+    each = json.loads(run(*maps, "--dry-run", "--json")[1])
+    monkeypatch.setattr(type(live), "_task", task)
+    asked = "mean"
+    assert run("sync", "--no-learn")[0] == 0
+    mean = json.loads(run(*maps, "--dry-run", "--json")[1])
+    assert (each["sent_maps"], mean["sent_maps"]) == ("each", "mean")
+    assert set(mean["maps"].values()) == {1} and min(each["maps"].values()) > 1
+    assert [one["image"] for one in mean["made_of"]] == [one["image"] for one in each["made_of"]]
+    assert {one["row"] for one in mean["made_of"]} == {0}
+    assert all(array["shape"][0] == 1 for array in mean["arrays"].values())
+    counts = ", ".join(f"{number} of {name}" for name, number in each["maps"].items())
+    _, out, err = run(*maps, "--dry-run", "--sheets", device / "sheets")
+    assert f"of every class the mean of attention maps ({counts})" in out + err
+    asked = "median"
+    assert run("sync", "--no-learn")[0] == 0
+    code, _, err = run(*maps)
+    assert code == 1 and "sets sent_maps to median, which this version does not know" in err
+
+
 def test_maps_of_another_form_are_neither_given_nor_taken(run, device, live, school, monkeypatch, capsys):
     """Decision 0028: a map of another rollout means something else; a bundle that tells its form is held against the
     task, before a picture is read. `train` learns without the others' maps, and says so."""

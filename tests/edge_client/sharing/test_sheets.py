@@ -71,6 +71,19 @@ def test_the_pictures_lie_at_the_same_places(tmp_path, maps):
         assert (stays[top + 1 : top + CELL_PX - 1, left + 1 : left + CELL_PX - 1] == 40 * number).all()
 
 
+def test_a_mean_is_drawn_once_beside_all_its_pictures(tmp_path, maps):
+    """Three pictures of one mean: one map leaves, and its first place alone shows it; all pictures are shown."""
+    mean = maps[0].values
+    maps = [dataclasses.replace(one, row=0, values=mean) if one.label == "MEL" else one for one in maps]
+    marked = [dataclasses.replace(one, pixels=np.full((24, 24, 3), 40 * n, np.uint8)) for n, one in enumerate(maps, 1)]
+    found = draw_maps(tmp_path, marked, "0" * 64, 100)
+    leaves, stays = (np.asarray(Image.open(found[name])) for name in ("leaves", "stays"))
+    drawn = [leaves[top + 1 : top + CELL_PX - 1, left + 1 : left + CELL_PX - 1] for left, top in corners(maps)]
+    assert [bool((cell == 255).all()) for cell in drawn] == [False, True, False, True]
+    for number, (left, top) in enumerate(corners(maps), 1):
+        assert (stays[top + 1 : top + CELL_PX - 1, left + 1 : left + CELL_PX - 1] == 40 * number).all()
+
+
 def test_odd_names_and_odd_maps(tmp_path, maps):
     """A name that is no text, a very long one, a map that is no square grid: drawn all the same; owner only."""
     odd = [dataclasses.replace(maps[0], name="\udcff" * 3), dataclasses.replace(maps[1], name="x" * 300),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import MapsError
@@ -26,6 +27,7 @@ from edgefl_protocol.rules.maps import (
     replaced,
     reply_maps,
     reply_name,
+    sent_maps_in,
     travel_alone,
 )
 
@@ -107,6 +109,38 @@ def test_empty_or_broken_maps_never_travel(values):
     with pytest.raises(MapsError, match="empty or holds a value that is not finite") as error:
         reply_maps([values.astype(np.float32)], {0: [0]})
     assert error.value.code == ("bad_map" if np.isfinite(values).all() else "not_finite")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), arrays(np.float32, 9, elements=st.floats(0, 4, width=32)).filter(np.any)),
+        min_size=1, max_size=12,
+    )
+)  # fmt: skip
+def test_a_mean_teaches_what_its_maps_teach(held):
+    """docs/methods.md 1.5: distances to a peer's maps differ from the distance to their mean by a constant, so a step
+    is given the same targets, but for the rounding to float16 (2^-12 of numbers up to 1)."""
+    maps = [values for _, values in held]
+    chosen = {label: [row for row, (one, _) in enumerate(held) if one == label] for label in (0, 1)}
+    each, mean = (reply_maps(maps, chosen, sent) for sent in ("each", "mean"))
+    assert each.keys() == mean.keys() and all(array.shape == (1, 9) for array in mean.values())
+    assert all(array.dtype == np.float16 for array in mean.values())
+    for name in each:
+        assert mean[name].max() >= 1 / len(each[name]) - 2**-12  # what a coordinator holds a mean against
+    targets = [
+        peer_targets({f"maps.3.{name[5:]}": array for name, array in one.items()}, 2, 9, "sum") for one in (each, mean)
+    ]
+    np.testing.assert_allclose(targets[1][0], targets[0][0], atol=2**-11)
+    np.testing.assert_array_equal(targets[1][1], targets[0][1])
+
+
+def test_what_a_federation_asks_for_is_known_or_refused():
+    assert [sent_maps_in(given) for given in ({}, {"sent_maps": "each"}, {"sent_maps": "mean"})] == [
+        "each", "each", "mean",
+    ]  # fmt: skip
+    with pytest.raises(MapsError, match="sent_maps to median, which this version does not know") as error:
+        sent_maps_in({"sent_maps": "median"})
+    assert error.value.code == "other_settings"
 
 
 # the server's buffer

@@ -35,7 +35,7 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callab
         wanted = "inconclusive" if line["control"] < line["needs"] else line["verdict"]
         assert line["verdict"] == wanted
     photos = {line["kind"] for line in found["lines"] if line["attack"].endswith("another photo")}
-    assert photos <= {"maps"}  # both photos of a lesion took part in a mean
+    assert photos <= {"maps"}  # both photos of a lesion took part in a mean over a class
 
 
 def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
@@ -51,6 +51,7 @@ def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
         refused, line = itertools.islice(payload_lines.payload_lines(audited), 2)
     assert refused == NotAttacked("maps", "all", "x (of site-1)")
     assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
+    assert line.against == "the mean of the maps of 5 pictures of a class"  # what the preset sends
 
 
 def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:

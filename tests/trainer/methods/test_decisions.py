@@ -16,7 +16,7 @@ RECIPE = {"weight_decay": 1e-2, "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "
           "prompt_length": 0, "b_blocks": 3, "prior_floor": 1e-2, "loss": "evidential", "optimizer": "adamw",
           "prefix": "after"}  # fmt: skip
 MAPS = {"rollout": "renormalise", "kd_metric": "bilinear", "kd_peers": "sum", "kd_weight": 1e-6, "maps_per_class": 5,
-        "select": "vacuity", "rollout_from": 0, "kd_batch": "mean"}  # fmt: skip
+        "select": "vacuity", "sent_maps": "each", "rollout_from": 0, "kd_batch": "mean"}  # fmt: skip
 TOKENS = {"lr": 0.1, "lr_decay": 0.998, "momentum": 0.9, "clip": 10, "batch": 50, "weight_decay": 0}
 ANSWERS = {"lr": 1e-3, "lr_prompts": 1e-2, "batch": 32, "beta": 1e-4, "dropout": 0.1, "width": 128, "heads": 4,
            "question_blocks": 2, "fusion_blocks": 2, "prompt_length": 8, "prompt_site": "both", "encoder": "frozen",
@@ -54,7 +54,7 @@ ALTERNATIVES = {  # the table's other column, method by method
         "optimizer": ("sgd", "adam"), "evidence": ("exp", "relu"), "readout": ("cls", "mean"),
         "head_norm": ("standardise", "none"), "anneal_clock": ("round",), "prefix": ("before",), "rollout": ("sink",),
         "kd_metric": ("nearest",), "kd_peers": ("mean5",), "rollout_from": (1,), "kd_batch": ("sum",),
-        "select": ("random", "correct"), "prior_floor": (0.0,),
+        "select": ("random", "correct"), "sent_maps": ("mean",), "prior_floor": (0.0,),
     },
     "fedavg": {"weighting": ("uniform",)},
     "fedavgpers": {"final_epochs": (3,)},

@@ -15,7 +15,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.results import calibrate
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.settings import build, resolve
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning import evidential, features
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
@@ -288,6 +288,31 @@ def test_correct_offers_the_most_certain_of_the_right_answers(make_task, make_si
         name not in choice["correct"] or not np.array_equal(choice["correct"][name], maps)
         for name, maps in choice["vacuity"].items()
     )
+
+
+@pytest.mark.parametrize("select", ["vacuity", "correct", "random"])
+def test_the_mean_of_the_chosen_maps_stands_for_them(make_task, make_site, select):
+    """sent_maps=mean: the same choice, and of every class the mean of what `each` sends, as float16."""
+    site = make_site(make_task(), count=24)
+    replies = [
+        build(METHODS["fedevprompt"], {**STILL, "select": select, "sent_maps": sent}).local_round(
+            site, State(), train()
+        )[1]
+        for sent in ("each", "mean")
+    ]
+    each, mean = (reply.arrays for reply in replies)
+    assert each.keys() == mean.keys() and any(len(maps) > 1 for maps in each.values())
+    for name, maps in each.items():
+        assert mean[name].shape == (1, maps.shape[1]) and mean[name].dtype == np.float16
+        np.testing.assert_allclose(mean[name][0], maps.astype(np.float64).mean(axis=0), atol=2**-10)
+
+
+def test_presets_but_the_papers_send_the_mean():
+    for preset, sent in (("tiny", "mean"), ("bench84", "mean"), ("paper", "each")):
+        settings = resolve("fedevprompt", {"preset": preset, "data": ("lesions:sites=2",)}, None, ())
+        assert settings.build_method().maps.sent_maps == sent
+        chosen = resolve("fedevprompt", {"preset": preset, "data": ("lesions:sites=2",)}, None, ("sent_maps=each",))
+        assert chosen.build_method().maps.sent_maps == "each"
 
 
 def test_random_draws_images_of_the_class_anew_each_round(make_task, make_site):

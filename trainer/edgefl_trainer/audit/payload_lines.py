@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from edgefl_trainer.audit.audited import Audited
+from edgefl_trainer.audit.averaged_maps import Company, company_of
 from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.identification import (
     Game,
@@ -52,8 +53,21 @@ class SitePayloads:
     site: Site
     release: PicturePayload
     means: dict[int, np.ndarray]
+    company: Company | None  # where a map travels in a mean of a few
     public: Public
     known: np.ndarray  # what the public pictures give, (n, P)
+
+    def payloads(self, queries: Queries) -> np.ndarray:
+        """Make the payload that each picture took part in, (n, P)."""
+        found = self.release.payloads(self.means, queries.pictures, queries.labels)
+        return found if self.company is None else self.company.averaged(found, queries.labels, queries.lesions)
+
+    @property
+    def against(self) -> str:
+        """What the attacker has, in words."""
+        if self.company is not None:
+            return f"the mean of the maps of {self.company.others + 1} pictures of a class"
+        return _against(self.release)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +117,8 @@ def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | Not
     if len(public.pictures) < CANDIDATES:
         why = f"the other sites have {len(public.pictures)} training pictures, and {CANDIDATES} are needed"
         return NotAttacked(kind, "re-identification and reconstruction", why)
-    return SitePayloads(site, release, release.means(site), public, release.guessed(public.pictures))
+    company = company_of(audited.method, release, site, audited.federation, audited.run.settings.seed)
+    return SitePayloads(site, release, release.means(site), company, public, release.guessed(public.pictures))
 
 
 def _queries(
@@ -144,7 +159,7 @@ def _identified(
     yield AuditLine(
         kind=kind,
         attack=attack,
-        against=_against(parts[0].release),
+        against=parts[0].against,
         measure=measure,
         figure=float(hits.mean()),
         interval=share_bounds(float(hits.sum()), len(hits)),
@@ -165,7 +180,7 @@ def _played(audited: Audited, view: View, part: SitePayloads, queries: Queries) 
     release, public = part.release, part.public
     audited.report(f"{release.kind}: re-identification, {view}, {part.site.name}")
     candidates, usual = _candidates(view, release.guessed, queries), Whitening.of(part.known)
-    payloads = release.payloads(part.means, queries.pictures, queries.labels)
+    payloads = part.payloads(queries)
     member = None
     if release.by_member is not None:
         theirs = Whitening.of(release.by_member(public.pictures))
@@ -248,7 +263,7 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
     for part, queries in chosen:
         audited.report(f"{kind}: reconstruction, {part.site.name}")
         px, public = queries.pictures.shape[1], part.public
-        payloads = part.release.payloads(part.means, queries.pictures, queries.labels)
+        payloads = part.payloads(queries)
         decoder = fit_decoder(part.known, public.pictures)
         alike.append(similarities(decoder.decode(payloads, px), queries.pictures))
         usual = floor_pictures(part.release, queries, public, len(audited.federation.classes))
@@ -260,7 +275,7 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
     yield AuditLine(
         kind=kind,
         attack="reconstruction",
-        against=_against(parts[0].release),
+        against=parts[0].against,
         measure="kernel ridge regression",
         figure=float(values.mean()),
         interval=mean_bounds(values, lesions),

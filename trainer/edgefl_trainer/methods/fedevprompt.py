@@ -3,12 +3,14 @@
     server keeps, for each (site, class), at most M rollout maps                     State of the server
     server sends site c the maps of all others, sites replaced by numbers            broadcast
     site c: E epochs of prompts and head, L_eps + lambda·L_KD (eq. 2, 4, 7)          local_round → private_round
-            prompts and head stay; the M maps of lowest vacuity of each class go     → chosen_maps
+            prompts and head stay; the M maps of lowest vacuity of each class go,    → chosen_maps
+            or their mean
     server: the new maps of (c, k) replace the old ones                              aggregate
 
 Differs from the paper: maps travel at patch resolution as float16 and are compared through the Gram matrix of the
 upsampling to 224 px (the same distance); a peer with fewer than M maps of a class weighs as one with M; images are
-turned and mirrored; AdamW and softplus evidence where the paper is silent. docs/methods.md gives each decision.
+turned and mirrored; AdamW and softplus evidence where the paper is silent. Presets but `paper` send the mean of a
+class's maps in their place (`sent_maps`), from which a peer learns the same. docs/methods.md gives each decision.
 Devices learn it by `edgefl_client.learning.fedevprompt`, with the graph of `edgefl_export.methods.fedevprompt`.
 """
 
@@ -18,13 +20,19 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import others_maps, replaced, site_in_buffer
-from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Declaration, Phase, Predictor, Presets, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, method_parts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.maps.reach import measured_reach
 from edgefl_trainer.learning.maps.sharing import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
+
+# What the presets mean: `paper` sends each map, as the paper has it, the others their mean.
+PRESETS: Presets = {
+    name: {**preset, "hyper": {**preset["hyper"], **({} if name == "paper" else {"sent_maps": "mean"})}}
+    for name, preset in evidential.PRESETS.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,7 @@ class FedEvPrompt:
     needs_labels: ClassVar[bool] = True
     declares: ClassVar[Declaration] = replace(
         evidential.DECLARES,
+        presets=lambda backbone, hyper: PRESETS,
         site_of=site_in_buffer,
         measured_before=lambda method, sites: measured_reach(method.recipe, method.maps, sites),
     )

@@ -1,6 +1,7 @@
 """The uncertainty-aware attention buffer: rollout maps as what a federation shares.
 
-    site:   of each class, the M training images of lowest vacuity; their maps travel        chosen_maps
+    site:   of each class, the M training images of lowest vacuity; their maps travel, or    chosen_maps
+            the mean of these
     server: a reply replaces all maps of its site; a site receives those of all others       rules.maps
     site:   lambda·L_KD pulls its maps of class k to the mean of the peers' mean maps of k   distillation
 
@@ -20,6 +21,7 @@ from edgefl_protocol.rules.bounds import FEDEVPROMPT
 from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
 from edgefl_protocol.rules.maps import (
     PeerWeight,
+    SentMaps,
     first_of_each_class,
     is_maps,
     most_certain,
@@ -46,6 +48,8 @@ class MapSharing:
     maps_per_class: int = Default.maps_per_class  # M, most maps of a class that a site sends
     # which maps are sent: those of lowest vacuity, of lowest vacuity among correct answers (correct), or random ones
     select: Literal["vacuity", "random", "correct"] = Default.select
+    # what is sent of these: each map, or of every class their mean, from which others learn the same (ours)
+    sent_maps: SentMaps = Default.sent_maps
     # what rollout does with the prefix columns: drop them and divide each row by its rest, or drop them alone (sink)
     # (ours)
     rollout: PrefixMode = Default.rollout
@@ -105,15 +109,16 @@ def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Dis
 
 
 def chosen_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:
-    """Choose the maps of a reply by `select`: at most M of each class of the site's training images, as they are."""
+    """Choose the maps of a reply by `select`: at most M of each class of the site's training images, or their mean."""
     scores, targets = training_scores(site, predictor), site.train.targets
     assert scores.maps is not None
     uncertainty = scores.vacuity if scores.vacuity is not None else 1 - scores.probabilities.max(axis=1)
     if sharing.select == "vacuity":
-        return reply_maps(scores.maps, most_certain(uncertainty, targets, sharing.maps_per_class))
+        chosen = most_certain(uncertainty, targets, sharing.maps_per_class)
+        return reply_maps(scores.maps, chosen, sharing.sent_maps)
     if sharing.select == "random":
         order = site.rng("select", round_).permutation(len(targets))
     else:
         order = np.argsort(uncertainty, kind="stable")
         order = order[(scores.probabilities.argmax(axis=1) == targets)[order]]
-    return reply_maps(scores.maps, first_of_each_class(order, targets, sharing.maps_per_class))
+    return reply_maps(scores.maps, first_of_each_class(order, targets, sharing.maps_per_class), sharing.sent_maps)
