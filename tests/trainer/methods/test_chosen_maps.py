@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
@@ -71,6 +72,26 @@ def test_the_mean_of_the_chosen_maps_stands_for_them(make_task, make_site, selec
     for name, maps in each.items():
         assert mean[name].shape == (1, maps.shape[1]) and mean[name].dtype == np.float16
         np.testing.assert_allclose(mean[name][0], maps.astype(np.float64).mean(axis=0), atol=2**-10)
+
+
+def test_others_learn_the_same_from_a_mean(make_task, make_site):
+    """Eq. 7: the same gradients, so the same prompts but for what float16 rounds. A lambda of 1e-3 tells the term apart
+    from no term by a hundred times as much."""
+    task, learned = make_task(rounds=3), {}
+    for sent, weight in (("each", 1e-3), ("mean", 1e-3), ("each", 0.0)):
+        method = build(METHODS["fedevprompt"], {**HYPER, "sent_maps": sent, "kd_weight": weight})
+        sites = {name: make_site(task, name, count=16, seed=seed) for seed, name in enumerate("abc")}
+        learned[sent, weight] = play(method, task, sites)[1]
+
+    def apart(one: tuple[str, float], other: tuple[str, float]) -> float:
+        return max(
+            float(np.abs(learned[one][name].arrays[key] - learned[other][name].arrays[key]).max())
+            for name in "abc"
+            for key in ("prompts.b", "prompts.t", "head.weight")
+        )
+
+    same, without = apart(("each", 1e-3), ("mean", 1e-3)), apart(("each", 1e-3), ("each", 0.0))
+    assert 0 < same < without / 100
 
 
 def test_presets_but_the_papers_send_the_mean():
