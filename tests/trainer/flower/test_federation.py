@@ -231,7 +231,50 @@ def test_a_reply_that_fits_no_other_is_named_and_the_round_goes_on(odd, begin, c
     assert serve(grid, plan)["without_hand_out"] == []
     [told] = lines(capsys, "no reply of site")
     assert told.startswith(f"exchange 2: no reply of site {grid.nodes[odd].config['site']} counts: beside that of site")
-    assert "cannot be aggregated" in told
+    assert "its reply has another form: the array prototypes.<k> is float32 with shape (63)" in told
+
+
+def each(change):
+    return lambda one: Payload({name: change(array) for name, array in one.arrays.items()}, one.scalars)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "sentence"),
+    [
+        (
+            "fedevprompt",
+            each(lambda array: array.astype(np.float32)),
+            "the array maps.<k> is float32 with shape (any, 9)",
+        ),
+        ("fedproto", each(lambda array: array[None]), "the array prototypes.<k> is float32 with shape (any, 64)"),
+        ("feddistill", each(lambda array: array[:-1]), "the array outputs.<k> is float32 with shape (3)"),
+        ("pfl-vqa", each(lambda array: array[..., :-1]), "the array prompts.image is float32 with shape (8, 63)"),
+    ],
+)
+def test_a_reply_of_another_form_never_reaches_the_other_sites(method, change, sentence, begin, tmp_path, capsys):
+    """What is passed on, or averaged class by class, can be aggregated in any shape; the next round would fail of it.
+
+    The rule is the coordinator's (docs/security.md, poisoning).
+    """
+    grid, plan = asked(begin, tmp_path)[:2] if method == "pfl-vqa" else begin(method)
+    name = grid.nodes[66].config["site"]
+    grid.nodes[66].spoil = spoiled(change)
+    assert serve(grid, replace(plan, quorum=2))["without_hand_out"] == []
+    told = lines(capsys, "no reply of site")
+    assert len(told) == 2 and all(f"no reply of site {name} counts: " in line for line in told)
+    assert "counts: beside that of site " in told[0] and f"its reply has another form: {sentence}" in told[0]
+
+
+@pytest.mark.parametrize("change", [lambda array: array[:, :-1], lambda array: array[None]])
+def test_maps_of_another_grid_are_refused_even_where_no_other_reply_is_there(change, begin, capsys) -> None:
+    """36 px in patches of 12: a map has nine."""
+    grid, plan = begin(quorum=1, **{"wait-seconds": 0})
+    grid.nodes[97].online = grid.nodes[35].online = False
+    grid.nodes[66].spoil = spoiled(each(change))
+    with pytest.raises(RunError, match="exchange 1 has 0 replies, but the quorum is 1"):
+        serve(grid, plan)
+    [told] = lines(capsys, "no reply of site site-2 counts")
+    assert "of its reply has shape (" in told and told.endswith(", and a map of this network has 9 patches")
 
 
 def test_replies_that_do_not_fit_one_another_make_no_round(begin) -> None:
@@ -242,7 +285,7 @@ def test_replies_that_do_not_fit_one_another_make_no_round(begin) -> None:
     with pytest.raises(RunError, match="exchange 2 has 0 replies, but the quorum is 2") as told:
         serve(grid, plan)
     for name, other in (("site-1", "site-3"), ("site-3", "site-1")):
-        assert f"site {name}: beside that of site {other} its reply cannot be aggregated" in str(told.value)
+        assert f"site {name}: beside that of site {other} its reply has another form" in str(told.value)
 
 
 def test_nan_is_refused_on_arrival(begin, capsys) -> None:
@@ -287,7 +330,39 @@ def test_another_version_is_of_no_use(begin, capsys, monkeypatch) -> None:
 
     grid.nodes[66].spoil = older
     serve(grid, plan)
-    assert lines(capsys, "site site-2 runs EdgeFL '0.0.9', and the server")
+    [told] = lines(capsys, "no reply of site site-2 counts")
+    assert told.startswith("exchange 1: ") and "it runs EdgeFL '0.0.9', and the server" in told
+
+
+def test_a_supernode_that_was_mended_takes_part_in_the_next_round(begin, capsys) -> None:
+    """Its key is the same, and so is its number at the SuperLink: it must be asked again who it is."""
+    grid, plan = begin(rounds=2, quorum=2, **{"wait-seconds": 0})
+    node, right = grid.nodes[66], dict(grid.nodes[66].config)
+    node.config["images_per_site"] = 3  # refused
+
+    def mend(asked, reply):
+        if asked.metadata.message_type == "train":
+            node.config = right
+        return reply
+
+    grid.nodes[97].spoil = mend
+    assert serve(grid, plan)["without_hand_out"] == []
+    said = capsys.readouterr().err
+    assert said.count("SuperNode 66 does not say which site it is") == 1
+    assert said.count("no reply of site site-2 counts") == 1 and node.heard.count("train") == 1
+
+
+def test_damaged_words_are_told_with_the_name_of_the_site(begin, tmp_path) -> None:
+    grid, plan, _ = asked(begin, tmp_path)
+
+    def damage(asked, reply):
+        if asked.metadata.message_type == "query.words":
+            reply.content = packed({"vocabulary": Payload({"json": np.frombuffer(b"{", np.uint8)}, {})})
+        return reply
+
+    grid.nodes[66].spoil = damage
+    with pytest.raises(RunError, match="site rad-chest: its words cannot be used: a vocabulary is damaged"):
+        serve(grid, plan)
 
 
 def test_a_site_that_was_updated_in_mid_run_says_so(begin, capsys) -> None:
