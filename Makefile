@@ -53,7 +53,7 @@ wheel: ## The wheel and its bill of materials in dist/, without PyTorch
 	$(WORK)/wheel-env/bin/python .ci/bill_of_materials.py $(DIST)/edgefl_derm-*.whl $(WORK)/device.json
 
 # Over the packages of $(VENV): Flower holds some of them back (docs/decisions/0063).
-flower: $(FLOWER)/.installed ## Flower in an environment of its own, $(FLOWER): for `edgefl-train run --engine flower`, and for its tests
+flower: $(FLOWER)/bin/edgefl-train ## Flower in an environment of its own, $(FLOWER): its bin has an `edgefl-train` that knows --engine flower
 
 $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	rm -rf $(FLOWER) && $(BIN)/python -m venv --without-pip $(FLOWER)
@@ -64,6 +64,11 @@ $(FLOWER)/.installed: $(STAMP) constraints-flower.txt
 	$(call COMPILE,$(FLOWER))
 	$(FLOWER)/bin/python -m pip check
 	@touch $@
+
+# EdgeFL itself is not installed there a second time: the program of $(VENV) runs with this environment's Python.
+$(FLOWER)/bin/edgefl-train: $(FLOWER)/.installed
+	printf '#!/bin/sh\nexec "%s" "%s" "$$@"\n' "$(abspath $(FLOWER))/bin/python" "$(abspath $(BIN))/edgefl-train" > $@
+	chmod +x $@
 
 test: $(STAMP) ## What a change needs (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)
@@ -80,7 +85,7 @@ test-nightly: $(STAMP) ## Larger forms of what the others run, for a night and b
 	$(PYTEST) -m nightly $(ARGS)
 
 # The other targets leave these out: $(VENV) has no Flower.
-test-flower: $(FLOWER)/.installed ## Those that need Flower (ARGS='-m "not long"' for what continuous integration runs)
+test-flower: $(FLOWER)/bin/edgefl-train ## Those that need Flower (ARGS='-m "not long"' for what continuous integration runs)
 	$(subst $(BIN),$(FLOWER)/bin,$(PYTEST)) tests/trainer/flower $(ARGS)
 
 fuzz: $(STAMP) ## Fuzz the parsers (MINUTES=N, ARGS="TARGET …"); docs/security.md check 15

@@ -35,19 +35,17 @@ from edgefl_coordinator.rounds.protection.bounding import (
     usual,
 )
 from edgefl_protocol import EdgeflError, Payload
+from edgefl_protocol.rules.reply_forms import difference, form_parts
 from edgefl_protocol.sentences import counted
 
 Result = TypeVar("Result")
 Found = TypeVar("Found")
 Replies = Mapping[str, Payload]
-ReplyForm = tuple[tuple[str, str], ...]
 
-_ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
 _BESIDE = frozenset({"features"})  # what says something without anything that is averaged
 _GRANT = ", and more with a grant of {}"  # how a reason ends where the claimed images would explain the distance
 _FAR = "it lies {:.3g} times as far from the broadcast as the median reply; "  # how a reason of rule (3) begins
 _GRANTED = re.compile(re.escape(_GRANT).replace(r"\{\}", r"([1-9][0-9]*)") + r"\Z")
-_CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 
 # What a missing name, or arithmetic on arrays that do not fit, raises; never a failure of the machine.
 _DOES_NOT_FIT = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError, EdgeflError)
@@ -153,7 +151,11 @@ def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
 
 def _minority(replies: Replies, beside: Collection[str]) -> tuple[dict[str, str], str]:
     """Rule (2): return the replies of another form than most, and a problem where no form is that of most."""
-    parts = {name: _parts(reply, beside) for name, reply in replies.items() if reply.arrays}
+    parts = {
+        name: form_parts(reply, "beside" if is_beside(reply.arrays, beside) else "")
+        for name, reply in replies.items()
+        if reply.arrays
+    }
     refused: dict[str, str] = {}
     for part in sorted({part for found in parts.values() for part in found}):
         forms = {name: found[part] for name, found in parts.items() if part in found and name not in refused}
@@ -161,40 +163,9 @@ def _minority(replies: Replies, beside: Collection[str]) -> tuple[dict[str, str]
         if 2 * votes <= len(forms):
             return refused, f"{len(forms)} replies have different forms, and no form is that of more than half"
         odd = {name: form for name, form in forms.items() if form != usual}
-        refused |= {name: _difference(form, usual, votes, len(forms)) for name, form in sorted(odd.items())}
+        most = f"{votes} of {len(forms)} replies"
+        refused |= {name: difference(form, usual, most, many=True) for name, form in sorted(odd.items())}
     return refused, ""
-
-
-def _parts(reply: Payload, beside: Collection[str]) -> dict[str, ReplyForm]:
-    """Return the form of a reply: one part for what every reply holds, one for each name that is there by class."""
-    whole = "beside" if is_beside(reply.arrays, beside) else ""
-    parts: dict[str, set[tuple[str, str]]] = {whole: set()}
-    for name, array in reply.arrays.items():
-        by_class = _CLASS.fullmatch(name)
-        extents: list[object] = list(array.shape)
-        if (by_class or name in _ROWS_OF_A_SITE) and array.ndim > 1:
-            extents[0] = "any"
-        shown = f"array {by_class.group(1)}.<k>" if by_class else f"array {name}"
-        described = f"{array.dtype} with shape ({', '.join(map(str, extents))})"
-        parts.setdefault(shown if by_class else whole, set()).add((shown, described))
-    for name, value in reply.scalars.items():
-        by_class = _CLASS.fullmatch(name)
-        shown = f"scalar {by_class.group(1)}.<k>" if by_class else f"scalar {name}"
-        kind = "text" if isinstance(value, str) else "a number"
-        parts.setdefault(shown if by_class else whole, set()).add((shown, kind))
-    return {part: tuple(sorted(form)) for part, form in parts.items()}
-
-
-def _difference(form: ReplyForm, usual: ReplyForm, votes: int, total: int) -> str:
-    """Say the first thing in which a form differs from the usual one."""
-    name = min(name for name, _ in set(form) ^ set(usual))
-    found, wanted = (" or ".join(what for key, what in one if key == name) for one in (form, usual))
-    most = f"{votes} of {total} replies"
-    if not wanted:
-        return f"the {name[:60]} is not in the form that {most} have"
-    if not found:
-        return f"the {name[:60]} is missing, but {most} hold it"
-    return f"the {name[:60]} is {found}, but in {most} it is {wanted}"
 
 
 def _too_far(replies: Replies, broadcasts: Replies, protection: Protection) -> dict[str, str]:

@@ -6,12 +6,10 @@ The oracle of every digest is the local engine, which never sees Flower (docs/de
 import fcntl
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.trainer.conftest import make_asked
-from tests.trainer.flower.grid_here import GridHere, Node
+from tests.trainer.flower.three_nodes import CLASSES, DATA, SITES, asked, begin, lines
 
 from edgefl_protocol import Payload
 from edgefl_protocol.distribution import VERSION
@@ -21,41 +19,10 @@ from edgefl_trainer.engine.folder import LOCK
 from edgefl_trainer.engine.settings import read_settings, resolve
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import away, federation
-from edgefl_trainer.flower.asking import Asking
-from edgefl_trainer.flower.federation import Arrangement, serve
+from edgefl_trainer.flower.federation import serve
 from edgefl_trainer.flower.records import packed, unpacked
 
-DATA = "lesions:sites=3,images=40,px=36"
-SITES = ("site-1", "site-2", "site-3")
-TOML = """method = "{method}"
-preset = "tiny"
-rounds = {rounds}
-image_px = 36
-{classes}
-"""
-CLASSES = 'classes = ["BCC", "BKL", "MEL", "NV"]'
-
-
-@pytest.fixture
-def begin(tmp_path: Path, one_thread, monkeypatch):
-    """Write the server's settings, and give three nodes and the plan."""
-
-    def make(method="fedevprompt", rounds=2, classes=CLASSES, **plan):
-        (tmp_path / "federation.toml").write_text(TOML.format(method=method, rounds=rounds, classes=classes))
-        nodes = {
-            97 - 31 * i: Node(away.app, {"site": name, "data": DATA, "out": str(tmp_path / name), "device": "cpu"})
-            for i, name in enumerate(SITES)
-        }
-        grid = GridHere(nodes)
-        monkeypatch.setattr(federation, "Asking", lambda **given: Asking(**given, clock=grid.clock, sleep=grid.sleep))
-        given = {
-            "config": str(tmp_path / "federation.toml"),
-            "out": str(tmp_path / "server"),
-            "sites": ", ".join(SITES),
-        }
-        return grid, Arrangement.of({**given, **plan})
-
-    return make
+__all__ = ["begin"]  # a fixture
 
 
 def local_digest(method, folder, rounds=2):
@@ -81,16 +48,6 @@ def test_a_federation_ends_with_the_digest_of_the_local_engine(method, begin, tm
     states = list((tmp_path / "server/checkpoints").rglob("site-*.state.safetensors"))
     assert len(states) == 3
     assert not any(Payload.from_bytes(path.read_bytes()).arrays for path in states)
-
-
-def asked(begin, tmp_path):
-    """A federation whose pictures are asked questions, each site with its own words."""
-    data = f"vqa-rad:{make_asked(tmp_path / 'vqa_rad', {'HEAD': 12, 'CHEST': 12, 'ABD': 12})}"
-    grid, plan = begin("pfl-vqa", classes=f'data = ["{data}"]')
-    sites = ("rad-abdomen", "rad-chest", "rad-head")
-    for node, name in zip(grid.nodes.values(), sites, strict=True):
-        node.config |= {"site": name, "data": data, "out": str(tmp_path / name), "words": "share"}
-    return grid, replace(plan, sites=sites, quorum=3), data
 
 
 @pytest.mark.slow
@@ -148,10 +105,6 @@ def test_a_server_waits_for_the_one_before_it(begin, tmp_path) -> None:
         assert serve(grid, plan)["state_sha256"] == local_digest("fedevprompt", tmp_path / "local", rounds=1)
 
 
-def lines(capsys, word):
-    return [line for line in capsys.readouterr().err.splitlines() if word in line]
-
-
 def test_a_supernode_that_is_gone_is_named_and_the_round_goes_on_as_the_quorum_says(begin, capsys, tmp_path) -> None:
     grid, plan = begin(quorum=2, **{"wait-seconds": 5})
     node = grid.nodes[66]  # site-2
@@ -184,85 +137,6 @@ def test_a_round_without_its_quorum_keeps_what_came(begin, tmp_path) -> None:
     assert grid.nodes[97].heard.count("train") == before + 1  # the second exchange alone
 
 
-def phase_of(asked):
-    return unpacked(asked.content, away.GIVEN)["broadcast"].scalars["phase"]
-
-
-def spoiled(change):
-    """A node that changes its reply in the rounds of training."""
-
-    def spoil(asked, reply):
-        if asked.metadata.message_type != "train" or phase_of(asked) != "train":
-            return reply
-        found = unpacked(reply.content, ("facts", "reply"))
-        reply.content = packed({**found, "reply": change(found["reply"])})
-        return reply
-
-    return spoil
-
-
-def first_with(payload, change):
-    name = sorted(payload.arrays)[0]
-    return Payload({**payload.arrays, name: change(payload.arrays[name])}, payload.scalars)
-
-
-@pytest.mark.parametrize(
-    ("method", "change", "sentence"),
-    [
-        ("fedavg", lambda one: first_with(one, lambda array: array[:-1]), "of its reply is float32"),
-        ("fedavg", lambda one: Payload({**one.arrays, "maps.0": np.ones((1, 9), np.float16)}, one.scalars), "maps"),
-        ("fedavg", lambda one: Payload({}, one.scalars), "cannot be aggregated"),
-        ("fedavg", lambda one: Payload(one.arrays, {}), "lacks site_sha256"),
-    ],
-)
-def test_a_reply_of_no_use_is_named_and_does_not_count(method, change, sentence, begin, capsys) -> None:
-    grid, plan = begin(method, rounds=1, quorum=2)
-    grid.nodes[66].spoil = spoiled(change)
-    serve(grid, plan)
-    [told] = lines(capsys, "no reply of site site-2 counts")
-    assert told.startswith("exchange 2: ") and sentence in told  # after a warm one
-
-
-@pytest.mark.parametrize("odd", [97, 35])
-def test_a_reply_that_fits_no_other_is_named_and_the_round_goes_on(odd, begin, capsys) -> None:
-    """Alone it can be aggregated. Whether it came first or last, the two that fit one another decide."""
-    grid, plan = begin("fedproto", rounds=1, quorum=2)
-    grid.nodes[odd].spoil = spoiled(lambda one: first_with(one, lambda array: array[:-1]))
-    assert serve(grid, plan)["without_hand_out"] == []
-    [told] = lines(capsys, "no reply of site")
-    assert told.startswith(f"exchange 2: no reply of site {grid.nodes[odd].config['site']} counts: beside that of site")
-    assert "cannot be aggregated" in told
-
-
-def test_replies_that_do_not_fit_one_another_make_no_round(begin) -> None:
-    """Of two nobody can say which is wrong: both are named."""
-    grid, plan = begin("fedproto", rounds=1, quorum=2)
-    grid.nodes[66].online = False
-    grid.nodes[97].spoil = spoiled(lambda one: first_with(one, lambda array: array[:-1]))
-    with pytest.raises(RunError, match="exchange 2 has 0 replies, but the quorum is 2") as told:
-        serve(grid, plan)
-    for name, other in (("site-1", "site-3"), ("site-3", "site-1")):
-        assert f"site {name}: beside that of site {other} its reply cannot be aggregated" in str(told.value)
-
-
-def test_nan_is_refused_on_arrival(begin, capsys) -> None:
-    """docs/security.md, check 37: no payload holds a number that is not finite."""
-    grid, plan = begin("fedavg", rounds=1, quorum=2)
-
-    def poison(asked, reply):
-        if asked.metadata.message_type == "train" and phase_of(asked) == "train":
-            array = reply.content["reply"]["bytes"]
-            found = Payload.from_bytes(array.data)
-            name = next(name for name in found.arrays if found.arrays[name].dtype == np.float32)
-            value = found.arrays[name].tobytes()
-            array.data = array.data.replace(value, b"\x00\x00\xc0\x7f" + value[4:])
-        return reply
-
-    grid.nodes[66].spoil = poison
-    serve(grid, plan)
-    assert any("its reply cannot be used" in line and "NaN" in line for line in lines(capsys, "site-2"))
-
-
 def test_a_site_tells_its_trouble_without_a_word_of_its_data(begin, tmp_path, capsys) -> None:
     """The name of a file may be a patient's: it stays in the log of the SuperNode."""
     grid, plan = begin(rounds=1, quorum=2)
@@ -287,7 +161,39 @@ def test_another_version_is_of_no_use(begin, capsys, monkeypatch) -> None:
 
     grid.nodes[66].spoil = older
     serve(grid, plan)
-    assert lines(capsys, "site site-2 runs EdgeFL '0.0.9', and the server")
+    [told] = lines(capsys, "no reply of site site-2 counts")
+    assert told.startswith("exchange 1: ") and "it runs EdgeFL '0.0.9', and the server" in told
+
+
+def test_a_supernode_that_was_mended_takes_part_in_the_next_round(begin, capsys) -> None:
+    """Its key is the same, and so is its number at the SuperLink: it must be asked again who it is."""
+    grid, plan = begin(rounds=2, quorum=2, **{"wait-seconds": 0})
+    node, right = grid.nodes[66], dict(grid.nodes[66].config)
+    node.config["images_per_site"] = 3  # refused
+
+    def mend(asked, reply):
+        if asked.metadata.message_type == "train":
+            node.config = right
+        return reply
+
+    grid.nodes[97].spoil = mend
+    assert serve(grid, plan)["without_hand_out"] == []
+    said = capsys.readouterr().err
+    assert said.count("SuperNode 66 does not say which site it is") == 1
+    assert said.count("no reply of site site-2 counts") == 1 and node.heard.count("train") == 1
+
+
+def test_damaged_words_are_told_with_the_name_of_the_site(begin, tmp_path) -> None:
+    grid, plan, _ = asked(begin, tmp_path)
+
+    def damage(asked, reply):
+        if asked.metadata.message_type == "query.words":
+            reply.content = packed({"vocabulary": Payload({"json": np.frombuffer(b"{", np.uint8)}, {})})
+        return reply
+
+    grid.nodes[66].spoil = damage
+    with pytest.raises(RunError, match="site rad-chest: its words cannot be used: a vocabulary is damaged"):
+        serve(grid, plan)
 
 
 def test_a_site_that_was_updated_in_mid_run_says_so(begin, capsys) -> None:

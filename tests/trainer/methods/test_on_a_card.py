@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.trainer.methods.conftest import members, play, told
+from tests.trainer.methods.conftest import FORMS, RESTING, members, play, tiers, told
 from tests.trainer.methods.test_conformance import small
 from tests.trainer.pretended_card import CARD, pretended_card
 
@@ -68,7 +68,7 @@ def runs_on_a_card(method, task, make_site, backbone):
             assert np.isfinite(tune_logits(predictor, sites["a"].tune, CARD)).all()
 
 
-KINDS_OF_STEPS = (
+KINDS_OF_STEPS = (  # the others step as one of these does
     "fedclf",
     "feddistill",
     "fedevprompt",
@@ -82,7 +82,7 @@ KINDS_OF_STEPS = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_STEPS)
+@pytest.mark.parametrize("kind", tiers(FORMS.keys() - RESTING, FORMS.keys() - set(KINDS_OF_STEPS)))
 def test_the_memory_of_its_step_can_be_told(kind, make_task, make_site, backbone):
     """`run` plays it on a card before the first round: twice the images take more, less than twice with the weights."""
     method, site = small(kind), replace(make_site(make_task()), backbone=backbone)

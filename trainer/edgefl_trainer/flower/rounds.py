@@ -1,8 +1,8 @@
 """A round over SuperNodes: who is there, who replies in time, and whether that is enough.
 
-Guarantees: a reply counts only if it is of a kind that the method sends, has the shapes that the site was sent, and can
-be aggregated, alone and beside another that counts; any other is as good as none, and its site is named with the
-reason. Of a site the server keeps its digest and no state.
+Guarantees: a reply counts only if it is of a kind that the method sends, has the shapes that the site was sent, and
+can be aggregated, alone and beside another that counts and has the same form; any other is as good as none, and its
+site is named with the reason. Of a site the server keeps its digest and no state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from edgefl_protocol import Payload
 from edgefl_protocol.distribution import VERSION
-from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.errors import EdgeflError, PayloadError
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.rules.reply_forms import difference, form_parts
 from edgefl_protocol.rules.travels import kind_of
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Method, Scalar, State, Task
@@ -23,6 +24,7 @@ from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower.asking import Asking, NodeRequest, Silence
 from edgefl_trainer.flower.vocabulary import read_vocabulary, together, vocabulary_payload
 from edgefl_trainer.method_halves import call_aggregate
+from edgefl_trainer.models.spec import ViTSpec
 
 DIGEST = "site_sha256"
 QUERY_S = 300.0  # for a SuperNode to say which site it is: its process loads PyTorch first
@@ -62,6 +64,8 @@ class AwayCrew:
     wait_s: float
     vocabulary: Vocabulary | None = None  # of pictures that are asked questions
     known: dict[int, str] = field(default_factory=dict)  # node → site, of those that were asked; "" of no use
+    unfit: dict[str, str] = field(default_factory=dict)  # site → why its SuperNode is of no use
+    said: set[str] = field(default_factory=set)  # of SuperNodes that are of no use
 
     def learn(self, names: Sequence[str], given: Given, observer: RunObserver) -> Iterator[tuple[str, SiteResult]]:
         """Ask the sites of a round; yield what counts.
@@ -98,7 +102,7 @@ class AwayCrew:
         nodes = self._nodes(list(broadcasts))
         number = self.checkpoints.progress().phases + 1
         requests = [self._request(name, nodes[name], number, broadcasts[name]) for name in broadcasts if name in nodes]
-        without = {name: ABSENT for name in broadcasts if name not in nodes}
+        without = {name: self._absent(name) for name in broadcasts if name not in nodes}
         for name, found in self.asking.ask("evaluate", requests, ("facts",), self.deadline_s):
             if isinstance(found, Silence):
                 without[name] = found.why
@@ -109,11 +113,11 @@ class AwayCrew:
         nodes = self._nodes(self.sites)
         asked = {"task": self.told.to_payload()}
         requests = [NodeRequest(name, nodes[name], asked) for name in self.sites if name in nodes]
-        missing, found = {name: ABSENT for name in self.sites if name not in nodes}, []
+        missing, found = {name: self._absent(name) for name in self.sites if name not in nodes}, []
         for name, told in self.asking.ask("query.words", requests, ("vocabulary",), self.deadline_s):
-            part = None if isinstance(told, Silence) else read_vocabulary(told["vocabulary"])
-            if part is None:
-                missing[name] = told.why if isinstance(told, Silence) else "it told no words"
+            part = told if isinstance(told, Silence) else _words_of(told["vocabulary"])
+            if isinstance(part, Silence):
+                missing[name] = part.why
             else:
                 found.append(part)
         if missing:
@@ -139,7 +143,7 @@ class AwayCrew:
                 yield name, Silence("its reply is of another exchange")
             else:
                 yield name, found["reply"] if (why := differs(found["reply"], sent[name])) is None else Silence(why)
-        yield from ((name, Silence(ABSENT)) for name in names if name not in nodes)
+        yield from ((name, Silence(self._absent(name))) for name in names if name not in nodes)
 
     def _request(self, name: str, node: int, number: int, broadcast: Payload) -> NodeRequest:
         file = self.checkpoints.progress().sites.get(name)
@@ -157,38 +161,62 @@ class AwayCrew:
         words = vocabulary_payload(self.vocabulary)
         return {"facts": Payload({}, facts), "task": self.told.to_payload(), "vocabulary": words}
 
+    def _absent(self, name: str) -> str:
+        """Say why no SuperNode is asked for a site."""
+        return self.unfit.get(name, ABSENT)
+
     def _nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """Find the SuperNodes of these sites, and wait a while for those that are away."""
+        """Find the SuperNodes of these sites, and wait a while for those that are away.
+
+        One that was of no use before is asked once more where a site lacks: it may have been mended meanwhile.
+        """
         until = self.asking.clock() + self.wait_s
+        of_no_use = {node for node, name in self.known.items() if not name}
         while True:
             online = sorted(self.asking.grid.get_node_ids())
-            self._learn_names([node for node in online if node not in self.known])
-            found: dict[str, int] = {}
-            for node in online:
-                name = self.known[node]
-                if name in found:
-                    raise RunError(f"two SuperNodes say that they are site {name}: give each its own site=NAME.", "run")
-                if name:
-                    found[name] = node
+            self._learn_names([node for node in online if node not in self.known], QUERY_S)
+            found = self._found(online)
+            again = [node for node in online if node in of_no_use]
+            if again and not set(names) <= set(found):
+                of_no_use = set()
+                self._learn_names(again, self.wait_s)
+                found = self._found(online)
             if set(names) <= set(found) or self.asking.clock() >= until:
                 return found
             self.asking.sleep(self.asking.poll_s)
 
-    def _learn_names(self, nodes: Sequence[int]) -> None:
-        """Ask new nodes which site they are; one that is of no use is told once."""
+    def _found(self, online: Sequence[int]) -> dict[str, int]:
+        """Return the node of each site; a `RunError` where two say that they are the same one."""
+        found: dict[str, int] = {}
+        for node in online:
+            name = self.known[node]
+            if name in found:
+                raise RunError(f"two SuperNodes say that they are site {name}: give each its own site=NAME.", "run")
+            if name:
+                found[name] = node
+        return found
+
+    def _learn_names(self, nodes: Sequence[int], within_s: float) -> None:
+        """Ask nodes which site they are; why one is of no use is told once."""
         requests = [NodeRequest(str(node), node, {"facts": Payload({}, {})}) for node in nodes]
-        for node, found in self.asking.ask("query", requests, ("facts",), QUERY_S):
+        for node, found in self.asking.ask("query", requests, ("facts",), within_s):
             self.known[int(node)] = ""
             told = {} if isinstance(found, Silence) else found["facts"].scalars
             name, version = str(told.get("site", ""))[:64], str(told.get("version", ""))[:64]
             if isinstance(found, Silence):
-                tell(f"SuperNode {node} does not say which site it is: {found.why}")
+                self._say_once(f"SuperNode {node} does not say which site it is: {found.why}")
             elif name not in self.sites:
-                tell(f"SuperNode {node} says it is site {name!r}, which is not among {', '.join(self.sites)}")
+                self._say_once(f"SuperNode {node} says it is site {name!r}, which is not among {', '.join(self.sites)}")
             elif version != VERSION:
-                tell(f"site {name} runs EdgeFL {version!r}, and the server {VERSION}: install one version")
+                self.unfit[name] = f"it runs EdgeFL {version!r}, and the server {VERSION}: install one version"
             else:
                 self.known[int(node)] = name
+                self.unfit.pop(name, None)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self.said:
+            self.said.add(line)
+            tell(line)
 
     def _fitting(self, number: int, replies: Iterable[NodeAnswer]) -> Iterator[NodeAnswer]:
         """Yield each reply that can be aggregated, alone and beside one that counts; of the others why they do not.
@@ -203,8 +231,7 @@ class AwayCrew:
                 yield name, reply if isinstance(reply, Silence) else Silence(why)
                 continue
             waiting.append((name, reply))
-            pairs = ({name: reply, other: its} for other, its in waiting[:-1])
-            if one is None and any(not self._refused(number, pair) for pair in pairs):
+            if one is None and any(self._fits(number, name, reply, *pair) for pair in waiting[:-1]):
                 one = name, reply
             while one is not None and waiting:
                 yield self._beside(number, *one, *waiting.pop(0))
@@ -212,9 +239,13 @@ class AwayCrew:
             other = next((pair for pair in waiting if pair[0] != name), (name, reply))
             yield self._beside(number, *other, name, reply)
 
+    def _fits(self, number: int, name: str, reply: Payload, other: str, its: Payload) -> bool:
+        """Tell whether two replies have one form and can be aggregated together."""
+        return not unlike(reply, its) and not self._refused(number, {other: its, name: reply})
+
     def _beside(self, number: int, other: str, its: Payload, name: str, reply: Payload) -> NodeAnswer:
         """Judge a reply beside another site's."""
-        why = self._refused(number, {other: its, name: reply})
+        why = unlike(reply, its) or self._refused(number, {other: its, name: reply})
         return name, Silence(f"beside that of site {other} {why}") if why else reply
 
     def _unusable(self, reply: Payload) -> str:
@@ -224,6 +255,10 @@ class AwayCrew:
         beside = sorted({kind_of(name) for name in reply.arrays} - set(self.method.travels))
         if beside:
             return f"its reply holds {', '.join(beside)}, and this method sends {', '.join(self.method.travels)}"
+        tokens = self.task.backbone.tokens if isinstance(self.task.backbone, ViTSpec) else 0
+        for name, array in reply.arrays.items():
+            if kind_of(name) == "maps" and array.shape[1:] != (tokens,):  # it would be passed on to every other site
+                return f"{name} of its reply has shape {array.shape}, and a map of this network has {tokens} patches"
         return ""
 
     def _refused(self, number: int, replies: Mapping[str, Payload]) -> str:
@@ -237,6 +272,14 @@ class AwayCrew:
         return ""
 
 
+def _words_of(payload: Payload) -> Vocabulary | Silence:
+    """Read the words that a site told, or say why they are of no use."""
+    try:
+        return read_vocabulary(payload) or Silence("it told no words")
+    except PayloadError as error:
+        return Silence(f"its words cannot be used: {error}")
+
+
 def differs(reply: Payload, sent: Payload) -> str | None:
     """Say in which array that it was sent a reply has another type or shape."""
     for name, array in reply.arrays.items():
@@ -245,3 +288,12 @@ def differs(reply: Payload, sent: Payload) -> str | None:
             form = f"{array.dtype} {array.shape}, and was sent as {other.dtype} {other.shape}"
             return f"{name} of its reply is {form}"
     return None
+
+
+def unlike(reply: Payload, its: Payload) -> str:
+    """Say in what a reply has another form than another site's; "" where they are alike, or one holds no arrays."""
+    if not (reply.arrays and its.arrays):
+        return ""
+    mine, theirs = form_parts(reply), form_parts(its)
+    odd = [part for part in sorted(mine) if part in theirs and mine[part] != theirs[part]]
+    return f"its reply has another form: {difference(mine[odd[0]], theirs[odd[0]], 'that one')}" if odd else ""
