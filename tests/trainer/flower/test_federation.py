@@ -213,6 +213,22 @@ def test_a_site_that_was_updated_in_mid_run_says_so(begin, capsys) -> None:
     assert f"this site runs EdgeFL {VERSION}, and the server 0.0.9: install one version" in told
 
 
+def test_a_supernode_that_became_another_site_does_not_count_as_the_old_one(begin, capsys, tmp_path) -> None:
+    """The server knows a SuperNode by its key; what it would learn now is of other pictures."""
+    grid, plan = begin(rounds=1, quorum=2)
+
+    def moved(message, context):
+        if message.metadata.message_type == "train":
+            context.node_config |= {"site": "site-9", "out": str(tmp_path / "site-9")}
+        return away.app(message, context)
+
+    grid.nodes[66].app = moved
+    serve(grid, plan)
+    [told] = lines(capsys, "no reply of site site-2 counts")
+    assert "its SuperNode says that it is site site-9 now: start it with site=site-2 as before" in told
+    assert not (tmp_path / "site-9").exists()
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [

@@ -139,11 +139,16 @@ def _sitting(
     """Hold the site's folder and give its exchanges, and what the request says."""
     given = unpacked(message.content, GIVEN)
     facts, told = given["facts"].scalars, TaskReply.from_payload(given["task"])
-    if set(facts) != {"federation", "number", "counted", "version"}:
+    if set(facts) != {"federation", "site", "number", "counted", "version"}:
         raise PayloadError("the server's request has another form: update edgefl-derm, here or there", "bad_message")
     if facts["version"] != VERSION:
         raise RunError(f"this site runs EdgeFL {VERSION}, and the server {facts['version']}: install one version.")
     seat = seat_of(context.node_config)
+    if facts["site"] != seat.options.site:
+        raise RunError(
+            f"its SuperNode says that it is site {seat.options.site} now: start it with site={facts['site']} as before, or "
+            "with a key of its own."
+        )
     folder = seat.folder / text(facts["federation"], "federation", NAME)
     check_free(folder, (CONFIG,))
     work = prepare(told, seat.options, read_vocabulary(given["vocabulary"]))

@@ -150,6 +150,7 @@ class AwayCrew:
         last = int(file.partition("/")[0].removeprefix("phase-")) + 1 if file else 0
         facts: dict[str, Scalar] = {
             "federation": self.federation,
+            "site": name,
             "number": number,
             "counted": last,
             "version": VERSION,
