@@ -146,8 +146,8 @@ def _sitting(
     seat = seat_of(context.node_config)
     if facts["site"] != seat.options.site:
         raise RunError(
-            f"its SuperNode says that it is site {seat.options.site} now: start it with site={facts['site']} as before, "
-            "or give it a key of its own."
+            f"its SuperNode says that it is site {seat.options.site} now: start it with site={facts['site']} as before "
+            "or with another key."
         )
     folder = seat.folder / text(facts["federation"], "federation", NAME)
     check_free(folder, (CONFIG,))
