@@ -150,17 +150,22 @@ def every(arm: Seeds, seeds: Iterable[int] | None = None) -> list[Centres]:
     return [draw for seed in (sorted(arm) if seeds is None else seeds) for draw in arm[seed]]
 
 
-def best_alone(scores: Mapping[str, Seeds], labels: str) -> str:
-    """The best arm that learns alone, which a federation is compared with; empty where none is there."""
+def best_alone(scores: Mapping[str, Seeds], labels: str, seeds: Iterable[int]) -> tuple[str, list[int]]:
+    """The best arm that learns alone, over those of some seeds that every such arm has; no seeds where there is none.
+
+    A federation is compared with it over these seeds: where one arm lacks a seed, that seed counts for none.
+    """
     alone = [arm.name for arm in ARMS if arm.labels == labels and arm.label.startswith("alone")]
-    return _best(scores, [name for name in alone if scores.get(name)])
+    return _best(scores, [name for name in alone if scores.get(name)], seeds)
 
 
-def best_alone_joining(joining: Mapping[str, Seeds]) -> str:
-    """The best way for the centre that joins to go alone; empty where one of the ways is missing."""
-    alone = [name for name in LABELLED if name.startswith("alone")]
-    return _best(joining, alone) if all(joining.get(name) for name in alone) else ""
+def best_alone_joining(joining: Mapping[str, Seeds], seeds: Iterable[int]) -> tuple[str, list[int]]:
+    """The same for the centre that joins; no seeds where one of its ways to go alone is missing."""
+    return _best(joining, [name for name in LABELLED if name.startswith("alone")], seeds)
 
 
-def _best(scores: Mapping[str, Seeds], names: Sequence[str]) -> str:
-    return max(names, key=lambda name: average(every(scores[name])).value, default="")
+def _best(scores: Mapping[str, Seeds], names: Sequence[str], seeds: Iterable[int]) -> tuple[str, list[int]]:
+    common = sorted(set(seeds).intersection(*(scores.get(name, {}) for name in names))) if names else []
+    if not common:
+        return "", []
+    return max(names, key=lambda name: average(every(scores[name], common)).value), common

@@ -180,10 +180,10 @@ def _same_rows(arms: Sequence[Centres]) -> list[str]:
     """The centres that all judge; a `ValueError` where these, or the rows of one, differ."""
     names = sorted(arms[0])
     if any(sorted(arm) != names for arm in arms):
-        raise ValueError("two arms of a difference judge different centres")
+        raise ValueError("not all judge the same centres")
     for name in names:
         if len({arm[name].lesions for arm in arms}) > 1:
-            raise ValueError(f"two arms of a difference judge different rows of {name}")
+            raise ValueError(f"not all judge the same rows of {name}")
     return names
 
 

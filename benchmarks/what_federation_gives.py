@@ -6,7 +6,7 @@ Arms and where they lie: `federation_arms`. What is not there, or not finished, 
         --picture docs/images/what_federation_gives.png
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,17 +41,13 @@ GREY, BLUE, ORANGE = "#767676", "#0072B2", "#D55E00"
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference that the page tells: the first arm minus the second, over the seeds that both have."""
+    """A difference that the page tells, over some seeds: the first arm minus the second."""
 
     label: str
     one: Seeds
     other: Seeds
+    seeds: Sequence[int]  # that both have
     names: tuple[str, str]  # of the two arms
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds of both arms, in their order."""
-        return sorted({*self.one} & {*self.other})
 
     @property
     def gap(self) -> Figure:
@@ -99,10 +95,11 @@ def home_table(found: Found) -> str:
     """What the phase at home changes, on `tune` rows: after the last round, and after that phase."""
     body = []
     for arm in ARMS:
-        seeds = [_around_the_fit(run) for run in found.runs.get(arm.name, {}).values()]
-        if any(seeds):
-            told = [f"{100 * np.mean([seed[k] for seed in seeds if seed]):.1f}" for k in (0, 1)]
-            body.append([f"{arm.label}, {arm.labels}", *told])
+        runs = {seed: _around_the_fit(run) for seed, run in found.runs.get(arm.name, {}).items()}
+        pairs = {seed: pair for seed, pair in runs.items() if pair}
+        if pairs:
+            told = [f"{100 * np.mean([pair[k] for pair in pairs.values()]):.1f}" for k in (0, 1)]
+            body.append([f"{arm.label}, {arm.labels}{_seeds_told(pairs)}", *told])
     return _table(["on tune rows, mean of six centres", "averaged", "fitted at home"], body)
 
 
@@ -133,7 +130,7 @@ def joining_table(found: Found) -> str:
             seeds = found.joining.get(f"{start}-{way}", {})
             each = [average(seeds[seed]).value for seed in sorted(seeds)]
             told = f" ({', '.join(f'{value:.1f}' for value in each)})" if len(each) > 1 else ""
-            cells.append(f"{np.mean(each):.1f}{told}" if each else "–")
+            cells.append(f"{np.mean(each):.1f}{told}{_seeds_told(seeds)}" if each else "–")
         if cells != ["–", "–"]:
             body.append([label, *cells])
     return _table([f"{JOINING} with 60 labels learns", "from ImageNet", "from the federation"], body)
@@ -141,33 +138,41 @@ def joining_table(found: Found) -> str:
 
 def claims(found: Found) -> list[Claim]:
     """The differences that can be told, in the order of the page; *alone* is the best way of going alone."""
-    few, many, abroad = best_alone(found.own, FEW), best_alone(found.own, MANY), best_alone(found.elsewhere, MANY)
+    alone = ""  # the best of the arms that learn alone from as many labels
     own = [
-        ("60 labels a centre", "few60", few),
-        ("up to 2,000 labels a centre", "together2000", many),
-        ("up to 2,000 labels, head and batch norm private", "fedbn2000", many),
+        ("60 labels a centre", "few60", alone),
+        ("up to 2,000 labels a centre", "together2000", alone),
+        ("up to 2,000 labels, head and batch norm private", "fedbn2000", alone),
         ("up to 2,000 labels, FedEvPrompt and a head on its network", "fedevprompt2000", "fedmae-2000"),
         ("federation or one place", "together2000", "pooled2000"),
         ("federation with private head and batch norm, or one place", "fedbn2000", "pooled2000"),
     ]
-    away = [("other centres' patients, up to 2,000 labels", "together2000", abroad)]
+    away = [("other centres' patients, up to 2,000 labels", "together2000", alone)]
     told = [
-        Claim(label, arms[one], arms[other], (_name(one), _name(other)))
+        _claim(label, arms, one, other)
         for arms, pairs in ((found.own, own), (found.elsewhere, away))
         for label, one, other in pairs
-        if {*arms.get(one, {})} & {*arms.get(other, {})}
     ]
-    best = best_alone_joining(found.joining)
     joins = [
         ("a centre joins, without a label", "federation-statistics"),
         ("a centre joins, with 60 labels", "federation-home"),
     ]
-    told += [
-        Claim(label, found.joining[one], found.joining[best], ("federation", "alone, 60 labels"))
-        for label, one in joins
-        if best and {*found.joining.get(one, {})} & {*found.joining[best]}
-    ]
-    return told
+    for label, one in joins:
+        joined = found.joining.get(one, {})
+        best, seeds = best_alone_joining(found.joining, joined)
+        told.append(Claim(label, joined, found.joining.get(best, {}), seeds, ("federation", "alone, 60 labels")))
+    return [claim for claim in told if claim.seeds]
+
+
+def _claim(label: str, arms: Mapping[str, Seeds], one: str, other: str) -> Claim:
+    """A difference of two arms; without the other's name it is to the best way of going alone."""
+    labels = {arm.name: arm.labels for arm in ARMS}
+    held = arms.get(one, {})
+    if other:
+        seeds = sorted({*held} & {*arms.get(other, {})})
+    else:
+        other, seeds = best_alone(arms, labels[one], held)
+    return Claim(label, held, arms.get(other, {}), seeds, (_name(one), _name(other) if other else ""))
 
 
 def _name(arm: str) -> str:

@@ -18,9 +18,10 @@ import msgspec
 from edgefl_coordinator.errors import OperatorError
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
+from edgefl_protocol.errors import MapsError
 from edgefl_protocol.fields import Plain
 from edgefl_protocol.rules.bounds import MOST_EPOCHS, MOST_SEED
-from edgefl_protocol.rules.maps import MAX_MAPS
+from edgefl_protocol.rules.maps import MAX_MAPS, sent_maps_in
 from edgefl_protocol.tensors import MAX_TENSORS
 
 LEAST_COHORT = 2  # others without which a contribution can be told apart: docs/security.md, exchange policy
@@ -61,6 +62,10 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("backbone", "settings"):  # no item can be set later, and a list equals its tuple
             plain = {key: tuple(item) if isinstance(item, list) else item for key, item in getattr(self, name).items()}
             msgspec.structs.force_setattr(self, name, MappingProxyType(plain))
+        try:
+            sent_maps_in(self.settings)
+        except MapsError as error:
+            raise ValueError("sent_maps must be each or mean") from error
         if _METHOD.fullmatch(self.method) is None:
             raise ValueError(f"method {self.method!r} is neither a method's name nor module:Class")
         if _WORD.fullmatch(self.name) is None or _WORD.fullmatch(self.line) is None:

@@ -43,6 +43,7 @@ WRONG = [
     ({"task": {"backbone": {"image_px": 72}}},       "multiple of patch"),
     ({"task": {"backbone": {"image_px": 72, "architecture": "resnet18"}}}, "shares_maps = false"),
     ({"task": {"backbone": {"architecture": "resnet18"}, "shares_maps": False}}, "image_px"),
+    ({"task": {"settings": {"sent_maps": "median"}}}, "sent_maps must be each or mean"),
     ({"task": {"max_samples": 0}},                   "task.max_samples is 0; it must be a whole number of at least 1"),
     ({"task": {"classes": "nevus"}},                 "task.classes is 'nevus'; it must be a list"),
     ({"task": {"classes": ["nevus", 2]}},            r"task.classes is \['nevus', 2\]; it must be text"),

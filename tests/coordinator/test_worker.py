@@ -184,6 +184,29 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
     assert found == {None: [3, 3, 2], 4: [4, 4, 3], 10: [4, 10, 3]}
 
 
+def test_a_new_federation_asks_for_means_of_maps(tmp_path) -> None:
+    """docs/decisions/0071. The paper sends each map: with its preset, or where that is asked for, `init` warns."""
+    from click.testing import CliRunner
+
+    from edgefl_coordinator.cli import main as command
+
+    plain = ["--federation", "skin", "--classes", "nevus,other"]
+    for number, (extra, sent) in enumerate(
+        [
+            ([], "mean"),
+            (["--preset", "bench84"], "mean"),
+            (["--preset", "paper"], "each"),
+            (["--set", "sent_maps=each"], "each"),
+            (["--method", "fedavg", "--set", "kd=on"], "mean"),
+        ]
+    ):
+        made = CliRunner().invoke(command, ["init", str(tmp_path / str(number)), *plain, *extra])
+        assert made.exit_code == 0, made.stderr
+        table = tomllib.loads((tmp_path / str(number) / "config.toml").read_text())
+        assert table["task"]["settings"]["sent_maps"] == sent
+        assert ("warning: members send each attention map" in made.stderr) is (sent == "each")
+
+
 @pytest.mark.parametrize("method", ["fedclf", "fedevprompt"])
 def test_init_names_every_setting(tmp_path, method) -> None:
     """A later version may have other defaults; a federation that has begun, and the devices that learn in it, keep
@@ -199,7 +222,8 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     result = CliRunner().invoke(command, ["init", str(tmp_path / "home"), *told, "--set", "weight_decay=0.125"])
     assert result.exit_code == 0, result.stderr
     kept = tomllib.loads((tmp_path / "home" / "config.toml").read_text())["task"]["settings"]
-    assert kept == {**defaults.by_name(declared), "weight_decay": 0.125}
+    of_maps = {"sent_maps": "mean"} if method == "fedevprompt" else {}  # decision 0071
+    assert kept == {**defaults.by_name(declared), "weight_decay": 0.125, **of_maps}
 
 
 @pytest.mark.slow

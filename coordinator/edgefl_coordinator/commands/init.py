@@ -95,6 +95,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
         check_free,
         check_payloads,
         check_table,
+        each_map_line,
         make_home,
         reply_cap,
         try_first_job,
@@ -116,8 +117,8 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     check_finishable(settings, _members(options))
     limits = {"reply_bytes": reply_cap(try_first_job(settings))}
     make_home(home, {**table, "limits": limits}, secret)
-    if untrained := untrained_line(settings):
-        click.echo(f"warning: {untrained}", err=True)
+    for line in filter(None, (untrained_line(settings), each_map_line(settings))):
+        click.echo(f"warning: {line}", err=True)
     if secret is None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
     rounds, typed = settings.rounds, Operator(home.root, passphrase_file)

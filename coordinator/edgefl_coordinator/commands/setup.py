@@ -36,7 +36,7 @@ from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
 from edgefl_protocol.envelopes.keys import generate_signing_key
-from edgefl_protocol.rules.maps import travel_alone
+from edgefl_protocol.rules.maps import sent_maps_in, travel_alone
 
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - to listen on; nobody can call them
 DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
@@ -133,6 +133,16 @@ def untrained_line(settings: CoordinatorSettings) -> str:
     return f"backbone {name} is untrained: {UNTRAINED}" if frozen else ""
 
 
+def each_map_line(settings: CoordinatorSettings) -> str:
+    """Say what single maps tell, where members send them; "" where they send none, or their mean."""
+    if "maps" not in settings.task.travels or sent_maps_in(settings.task.settings) == "mean":
+        return ""
+    return (
+        "members send each attention map, from which a picture can be told; of every class the mean tells less and "
+        "teaches the same: make the federation with --set sent_maps=mean"
+    )
+
+
 def reply_cap(state_bytes: int) -> int:
     """Return `limits.reply_bytes` for a federation: what the server begins with twice over (a network and its momentum
     encoder), and beside it the default, which holds the largest bank of features (65,536 of 128 float16), fits.
@@ -206,7 +216,8 @@ def task_of_method(
 ) -> tuple[dict[str, Any], int]:
     """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
 
-    Without a preset settings, rounds and epochs are the method's own defaults. Without a backbone it is the one that
+    Without a preset settings, rounds and epochs are the method's own defaults; but of maps a new federation's members
+    send the mean, unless the preset is the paper's. Without a backbone it is the one that
     `edgefl-train run` takes.
 
     Raises:
@@ -214,7 +225,7 @@ def task_of_method(
         EdgeflError: there is no such backbone, or it is untrained and the method would freeze it, but for a trial.
     """
     from edgefl_trainer.contract import declared
-    from edgefl_trainer.engine.settings import check_start, method_class, preset_of
+    from edgefl_trainer.engine.settings import check_start, hyper_types, method_class, preset_of
     from edgefl_trainer.errors import SettingError
 
     try:
@@ -230,7 +241,8 @@ def task_of_method(
     backbone = backbone or _usual_backbone(method, preset, image_px)
     check_start(method, kind, backbone, preset)
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]
-    table = _method_table(method, usual.get("hyper", {}), assignments)
+    begun = {"sent_maps": "mean"} if preset != "paper" and "sent_maps" in hyper_types(kind) else {}
+    table = _method_table(method, {**begun, **usual.get("hyper", {})}, assignments)
     table |= {"epochs": usual.get("epochs", 1), "backbone": _backbone_table(method, backbone, image_px, seed)}
     return table, usual.get("rounds", DEFAULT_ROUNDS)
 

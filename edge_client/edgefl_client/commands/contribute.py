@@ -66,9 +66,9 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
     """Offer maps or features of your pictures to the federation. They wait in the outbox for edgefl sync, or leave at
     once with --send; pictures never leave.
 
-    With --labels: a few attention maps per class, in a federation that learns from them. With --features: 128 numbers a
-    picture, made by the encoder of the round that edgefl sync fetched. A picture that is blurred, badly lit, too small
-    or not of skin contributes nothing.
+    With --labels: per class a few attention maps or their mean, in a federation that learns from them. With --features:
+    128 numbers a picture, made by the encoder of the round that edgefl sync fetched. A picture that is blurred, badly
+    lit, too small or not of skin contributes nothing.
     """
     if features == (given["labels"] is not None):
         raise click.UsageError("give either --labels CSV (attention maps) or --features (features of IMAGES)")
@@ -150,8 +150,12 @@ def _tell_left_out(left_out: Mapping[str, Any], what: str) -> None:
 def _what(found: Mapping[str, Any]) -> str:
     if "maps" in found:
         pictures = Counter(one["label"] for one in found["made_of"])
-        maps = ", ".join(f"{number} of {name}" for name, number in pictures.items())
-        kind = "attention maps" if found["sent_maps"] == "each" else "of every class the mean of attention maps"
+        mean = found["sent_maps"] == "mean"
+        maps = ", ".join(
+            f"{number} of {name}" + (": the picture's own map" if mean and number == 1 else "")
+            for name, number in pictures.items()
+        )
+        kind = "of every class the mean of attention maps" if mean else "attention maps"
         return (
             f"{found['bytes']} bytes: {kind} ({maps}) and a digest of the model's values; no picture and no file name"
         )

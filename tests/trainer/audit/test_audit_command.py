@@ -51,7 +51,7 @@ def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
         refused, line = itertools.islice(payload_lines.payload_lines(audited), 2)
     assert refused == NotAttacked("maps", "all", "x (of site-1)")
     assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
-    assert line.against == "the mean of the maps of 5 pictures of a class"  # what the preset sends
+    assert line.against == "the mean of the maps of at most 5 pictures of a class"  # what the preset sends
 
 
 def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:

@@ -163,7 +163,7 @@ def test_the_fit_at_home_is_set_beside_the_round_before_it(tmp_path):
     ]
     (folder / "metrics.jsonl").write_text("\n".join(text) + "\n")
     table = home_table(Found({"together2000": {0: SimpleNamespace(folder=folder)}}, {}, {}, {}))
-    assert "| federation, fitted at home, up to 2,000 labels | 70.0 | 80.0 |" in table
+    assert "| federation, fitted at home, up to 2,000 labels (seed 0) | 70.0 | 80.0 |" in table
 
 
 def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):

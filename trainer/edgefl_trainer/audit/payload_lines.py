@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from edgefl_trainer.audit.audited import Audited
-from edgefl_trainer.audit.averaged_maps import Company, company_of
+from edgefl_trainer.audit.averaged_maps import Averaging, averaging_of
 from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.identification import (
     Game,
@@ -53,21 +53,28 @@ class SitePayloads:
     site: Site
     release: PicturePayload
     means: dict[int, np.ndarray]
-    company: Company | None  # where a map travels in a mean of a few
+    averaging: Averaging | None  # where a map travels in a mean of a few
     public: Public
     known: np.ndarray  # what the public pictures give, (n, P)
 
     def payloads(self, queries: Queries) -> np.ndarray:
         """Make the payload that each picture took part in, (n, P)."""
         found = self.release.payloads(self.means, queries.pictures, queries.labels)
-        return found if self.company is None else self.company.averaged(found, queries.labels, queries.lesions)
+        return found if self.averaging is None else self.averaging.averaged(found, queries.labels, queries.lesions)
 
     @property
     def against(self) -> str:
         """What the attacker has, in words."""
-        if self.company is not None:
-            return f"the mean of the maps of {self.company.others + 1} pictures of a class"
+        if self.averaging is not None:
+            return f"the mean of the maps of at most {self.averaging.others + 1} pictures of a class"
         return _against(self.release)
+
+    @property
+    def examples(self) -> np.ndarray:
+        """What a decoder learns from, (n, P): what public pictures give, averaged as the site does."""
+        if self.averaging is None:
+            return self.known
+        return self.averaging.of_others(self.known, self.public.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +124,8 @@ def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | Not
     if len(public.pictures) < CANDIDATES:
         why = f"the other sites have {len(public.pictures)} training pictures, and {CANDIDATES} are needed"
         return NotAttacked(kind, "re-identification and reconstruction", why)
-    company = company_of(audited.method, release, site, audited.federation, audited.run.settings.seed)
-    return SitePayloads(site, release, release.means(site), company, public, release.guessed(public.pictures))
+    averaging = averaging_of(audited.method, release, site, audited.federation, audited.run.settings.seed)
+    return SitePayloads(site, release, release.means(site), averaging, public, release.guessed(public.pictures))
 
 
 def _queries(
@@ -264,7 +271,7 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
         audited.report(f"{kind}: reconstruction, {part.site.name}")
         px, public = queries.pictures.shape[1], part.public
         payloads = part.payloads(queries)
-        decoder = fit_decoder(part.known, public.pictures)
+        decoder = fit_decoder(part.examples, public.pictures)
         alike.append(similarities(decoder.decode(payloads, px), queries.pictures))
         usual = floor_pictures(part.release, queries, public, len(audited.federation.classes))
         floors.append(similarities(usual, queries.pictures))

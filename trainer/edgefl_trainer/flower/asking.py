@@ -18,6 +18,7 @@ from edgefl_trainer.flower.records import packed, unpacked
 from edgefl_trainer.flower.replying import TROUBLE, Trouble
 
 LONGEST_S = 30 * 24 * 3600.0  # that a request without a deadline stays valid; Flower's own default is 12 hours
+LEAST_S = 1.0  # that a request stays valid: Flower takes none of no time
 MOST_TOLD = 300  # characters of a cause that Flower gives
 # What Flower's codes of errors mean, as its source has them: a number that is not here is told with its own text.
 _CAUSES = {
@@ -94,7 +95,8 @@ class Asking:
                 self.sleep(self.poll_s)
 
     def _sent(self, kind: str, request: NodeRequest, within_s: float | None) -> str:
-        message = Message(packed(request.payloads), request.node, kind, ttl=within_s or LONGEST_S)
+        ttl = LONGEST_S if within_s is None else max(within_s, LEAST_S)
+        message = Message(packed(request.payloads), request.node, kind, ttl=ttl)
         found: list[str] = list(self.grid.push_messages([message]))
         return found[0]
 

@@ -38,6 +38,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.flower import away
 from edgefl_trainer.flower.asking import Asking
 from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest
+from edgefl_trainer.flower.site_nodes import SiteNodes
 from edgefl_trainer.flower.vocabulary import keep_vocabulary, kept_vocabulary
 from edgefl_trainer.method_halves import check_travels, stamped
 from edgefl_trainer.models.backbone_names import is_trained
@@ -158,7 +159,7 @@ def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
             sites=plan.sites,
             quorum=plan.quorum,
             deadline_s=plan.deadline_s,
-            wait_s=plan.wait_s,
+            nodes=SiteNodes(asking, plan.sites, plan.wait_s),
         )
         if method.needs_labels and asks(settings):
             known = kept_vocabulary(plan.out) or crew.words()

@@ -6,7 +6,7 @@ site is named with the reason. Of a site the server keeps its digest and no stat
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edgefl_protocol import Payload
 from edgefl_protocol.distribution import VERSION
@@ -22,13 +22,12 @@ from edgefl_trainer.engine.display import tell
 from edgefl_trainer.engine.local_engine import Given, RunObserver
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower.asking import Asking, NodeRequest, Silence
+from edgefl_trainer.flower.site_nodes import ABSENT, SiteNodes
 from edgefl_trainer.flower.vocabulary import read_vocabulary, together, vocabulary_payload
 from edgefl_trainer.method_halves import call_aggregate
 from edgefl_trainer.models.spec import ViTSpec
 
 DIGEST = "site_sha256"
-QUERY_S = 300.0  # for a SuperNode to say which site it is: its process loads PyTorch first
-ABSENT = "no SuperNode answers for it"
 
 NodeAnswer = tuple[str, Payload | Silence]  # of a site: its reply, or why none counts
 
@@ -61,11 +60,8 @@ class AwayCrew:
     sites: Sequence[str]
     quorum: int
     deadline_s: float | None
-    wait_s: float
+    nodes: SiteNodes
     vocabulary: Vocabulary | None = None  # of pictures that are asked questions
-    known: dict[int, str] = field(default_factory=dict)  # node → site, of those that were asked; "" of no use
-    unfit: dict[str, str] = field(default_factory=dict)  # site → why its SuperNode is of no use
-    said: set[str] = field(default_factory=set)  # of SuperNodes that are of no use
 
     def learn(self, names: Sequence[str], given: Given, observer: RunObserver) -> Iterator[tuple[str, SiteResult]]:
         """Ask the sites of a round; yield what counts.
@@ -99,10 +95,10 @@ class AwayCrew:
 
     def give(self, broadcasts: Mapping[str, Payload]) -> dict[str, str]:
         """Hand out the last broadcasts; return the sites that did not take theirs, and why."""
-        nodes = self._nodes(list(broadcasts))
+        nodes = self.nodes.find(list(broadcasts))
         number = self.checkpoints.progress().phases + 1
         requests = [self._request(name, nodes[name], number, broadcasts[name]) for name in broadcasts if name in nodes]
-        without = {name: self._absent(name) for name in broadcasts if name not in nodes}
+        without = {name: self.nodes.why_absent(name) for name in broadcasts if name not in nodes}
         for name, found in self.asking.ask("evaluate", requests, ("facts",), self.deadline_s):
             if isinstance(found, Silence):
                 without[name] = found.why
@@ -110,10 +106,10 @@ class AwayCrew:
 
     def words(self) -> Vocabulary:
         """Ask every site for the answers and words of its questions; a `RunError` where one does not tell."""
-        nodes = self._nodes(self.sites)
+        nodes = self.nodes.find(self.sites)
         asked = {"task": self.told.to_payload()}
         requests = [NodeRequest(name, nodes[name], asked) for name in self.sites if name in nodes]
-        missing, found = {name: self._absent(name) for name in self.sites if name not in nodes}, []
+        missing, found = {name: self.nodes.why_absent(name) for name in self.sites if name not in nodes}, []
         for name, told in self.asking.ask("query.words", requests, ("vocabulary",), self.deadline_s):
             part = told if isinstance(told, Silence) else _words_of(told["vocabulary"])
             if isinstance(part, Silence):
@@ -127,7 +123,7 @@ class AwayCrew:
 
     def _replies(self, number: int, names: Sequence[str], given: Given) -> Iterator[NodeAnswer]:
         """Ask the sites that are there, and yield each reply, or why there is none."""
-        nodes = self._nodes(names)
+        nodes = self.nodes.find(names)
         sent: dict[str, Payload] = {}
 
         def requests() -> Iterator[NodeRequest]:
@@ -143,7 +139,7 @@ class AwayCrew:
                 yield name, Silence("its reply is of another exchange")
             else:
                 yield name, found["reply"] if (why := differs(found["reply"], sent[name])) is None else Silence(why)
-        yield from ((name, Silence(self._absent(name))) for name in names if name not in nodes)
+        yield from ((name, Silence(self.nodes.why_absent(name))) for name in names if name not in nodes)
 
     def _request(self, name: str, node: int, number: int, broadcast: Payload) -> NodeRequest:
         file = self.checkpoints.progress().sites.get(name)
@@ -161,63 +157,6 @@ class AwayCrew:
         """What a request tells beside its broadcast."""
         words = vocabulary_payload(self.vocabulary)
         return {"facts": Payload({}, facts), "task": self.told.to_payload(), "vocabulary": words}
-
-    def _absent(self, name: str) -> str:
-        """Say why no SuperNode is asked for a site."""
-        return self.unfit.get(name, ABSENT)
-
-    def _nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """Find the SuperNodes of these sites, and wait a while for those that are away.
-
-        One that was of no use before is asked once more where a site lacks: it may have been mended meanwhile.
-        """
-        until = self.asking.clock() + self.wait_s
-        of_no_use = {node for node, name in self.known.items() if not name}
-        while True:
-            online = sorted(self.asking.grid.get_node_ids())
-            self._learn_names([node for node in online if node not in self.known], QUERY_S)
-            found = self._found(online)
-            again = [node for node in online if node in of_no_use]
-            if again and not set(names) <= set(found):
-                of_no_use = set()
-                self._learn_names(again, self.wait_s)
-                found = self._found(online)
-            if set(names) <= set(found) or self.asking.clock() >= until:
-                return found
-            self.asking.sleep(self.asking.poll_s)
-
-    def _found(self, online: Sequence[int]) -> dict[str, int]:
-        """Return the node of each site; a `RunError` where two say that they are the same one."""
-        found: dict[str, int] = {}
-        for node in online:
-            name = self.known[node]
-            if name in found:
-                raise RunError(f"two SuperNodes say that they are site {name}: give each its own site=NAME.", "run")
-            if name:
-                found[name] = node
-        return found
-
-    def _learn_names(self, nodes: Sequence[int], within_s: float) -> None:
-        """Ask nodes which site they are; why one is of no use is told once."""
-        requests = [NodeRequest(str(node), node, {"facts": Payload({}, {})}) for node in nodes]
-        for node, found in self.asking.ask("query", requests, ("facts",), within_s):
-            self.known[int(node)] = ""
-            told = {} if isinstance(found, Silence) else found["facts"].scalars
-            name, version = str(told.get("site", ""))[:64], str(told.get("version", ""))[:64]
-            if isinstance(found, Silence):
-                self._say_once(f"SuperNode {node} does not say which site it is: {found.why}")
-            elif name not in self.sites:
-                self._say_once(f"SuperNode {node} says it is site {name!r}, which is not among {', '.join(self.sites)}")
-            elif version != VERSION:
-                self.unfit[name] = f"it runs EdgeFL {version!r}, and the server {VERSION}: install one version"
-            else:
-                self.known[int(node)] = name
-                self.unfit.pop(name, None)
-
-    def _say_once(self, line: str) -> None:
-        if line not in self.said:
-            self.said.add(line)
-            tell(line)
 
     def _fitting(self, number: int, replies: Iterable[NodeAnswer]) -> Iterator[NodeAnswer]:
         """Yield each reply that can be aggregated, alone and beside one that counts; of the others why they do not.

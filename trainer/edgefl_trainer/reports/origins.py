@@ -31,7 +31,7 @@ from edgefl_trainer.reports.run_facts import RunFacts
 
 MOST_ROWS = 200  # sites of a table; `summary.json` has all
 KIND_WORDS = {
-    "maps": "rollout maps: where the network looks in some training pictures, one number for each patch",
+    "maps": "rollout maps: where the network looks in some training pictures, each or of every class their mean",
     "features": "features: what the network makes of pictures, each or summed up",
     "prototypes": "prototypes: the mean features of each class",
     "logits": "mean answers of the model for each class",
