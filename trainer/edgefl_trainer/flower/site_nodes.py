@@ -78,8 +78,8 @@ class SiteNodes:
             parts.setdefault(self.wait_s if silent else QUERY_S, []).append(node)
         for within_s, part in parts.items():
             requests = [NodeRequest(str(node), node, {"facts": Payload({}, {})}) for node in part]
-            for node, found in self.asking.ask("query", requests, ("facts",), within_s):
-                self.told[int(node)] = self._read(int(node), found)
+            for asked, found in self.asking.ask("query", requests, ("facts",), within_s):
+                self.told[int(asked)] = self._read(int(asked), found)
 
     def _read(self, node: int, found: dict[str, Payload] | Silence) -> Told:
         if isinstance(found, Silence):
