@@ -80,15 +80,24 @@ class Found:
 
     @property
     def missing(self) -> list[str]:
-        """What the page lacks, by label, or by start and way of joining, with the seeds that are not there."""
-        arms = {f"{arm.label} ({arm.labels})": self.own.get(arm.name, {}) for arm in ARMS}
+        """What the page lacks: whole situations, else arms by label, each with the seeds that are not there."""
+        gone: list[str] = []
+        for labels in (MANY, FEW):
+            arms = {f"{arm.label} ({labels})": self.own.get(arm.name, {}) for arm in ARMS if arm.labels == labels}
+            gone += _lacking(f"every way with {labels}", arms)
         joins = {f"joining, {name}": self.joining.get(name, {}) for name in (*UNLABELLED, *LABELLED)}
-        gone = {label: [str(seed) for seed in SEEDS if seed not in seeds] for label, seeds in (arms | joins).items()}
-        return [
-            label + (f", seed {' and '.join(seeds)}" if len(seeds) < len(SEEDS) else "")
-            for label, seeds in gone.items()
-            if seeds
-        ]
+        return gone + _lacking("a centre that joins", joins)
+
+
+def _lacking(situation: str, there: Mapping[str, Seeds]) -> list[str]:
+    gone = {name: [str(seed) for seed in SEEDS if seed not in seeds] for name, seeds in there.items()}
+    if all(seeds == next(iter(gone.values())) for seeds in gone.values()):
+        gone = {situation: next(iter(gone.values()))}
+    return [
+        name + (f", seed {' and '.join(seeds)}" if len(seeds) < len(SEEDS) else "")
+        for name, seeds in gone.items()
+        if seeds
+    ]
 
 
 def find(runs: Path) -> Found:

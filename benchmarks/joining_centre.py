@@ -159,7 +159,7 @@ def main(folder: Path, site: str, labels: int, draws: int, epochs: int, only: st
             "lesions": np.array([joining.federation.lesions[i] for i in rows.rows]),
             "counts": train.counts(len(joining.federation.classes)),
         }
-        np.savez(file, **facts)
+        np.savez_compressed(file, **facts)
         right = [float((found.argmax(axis=1) == k)[rows.targets == k].mean()) for k in range(found.shape[1])]
         click.echo(f"{file.name}: {100 * np.mean(right):.1f} ({time.perf_counter() - began:.0f} s)")
 

@@ -72,8 +72,14 @@ def test_other_rows_or_centres_are_no_pair():
 def test_what_is_not_there_is_named_and_counts_nowhere(tmp_path):
     (tmp_path / "alone2000-s0").mkdir()  # begun, not finished
     found = find(tmp_path)
-    assert all(f"{arm.label} ({arm.labels})" in found.missing for arm in ARMS) and claims(found) == []
-    assert "Not there yet: alone, colours only (up to 2,000 labels); " in figures(found) and "nan" not in figures(found)
+    whole = ["every way with up to 2,000 labels", "every way with 60 labels", "a centre that joins"]
+    assert found.missing == whole and claims(found) == []
+    assert f"Not there yet: {'; '.join(whole)}." in figures(found) and "nan" not in figures(found)
+    one = Found({}, {"few60": {0: [{"x": scored(GOOD, TARGET, LESIONS)}]}}, {}, {})
+    few = [f"{arm.label} (60 labels)" for arm in ARMS if arm.labels == "60 labels"]
+    lacking = ", seed 1 and 2"
+    told = [name + (lacking if name.startswith("federation, statistics") else "") for name in few]
+    assert one.missing == [whole[0], *told, whole[2]]
 
 
 def test_joining_is_compared_with_the_best_way_of_going_alone():
