@@ -18,7 +18,7 @@ ABSENT = "no SuperNode answers for it"
 
 
 @dataclass(frozen=True)
-class Told:
+class Introduction:
     """What a SuperNode said of itself."""
 
     site: str  # "" where it said nothing
@@ -32,7 +32,7 @@ class SiteNodes:
     asking: Asking
     sites: Sequence[str]
     wait_s: float  # for SuperNodes that are away
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, Introduction] = field(default_factory=dict)
     online: Collection[int] = ()
     said: set[str] = field(default_factory=set)
 
@@ -81,18 +81,18 @@ class SiteNodes:
             for asked, found in self.asking.ask("query", requests, ("facts",), within_s):
                 self.told[int(asked)] = self._read(int(asked), found)
 
-    def _read(self, node: int, found: dict[str, Payload] | Silence) -> Told:
+    def _read(self, node: int, found: dict[str, Payload] | Silence) -> Introduction:
         if isinstance(found, Silence):
             self._say_once(f"SuperNode {node} does not say which site it is: {found.why}")
-            return Told("", found.why)
+            return Introduction("", found.why)
         facts = found["facts"].scalars
         name, version = str(facts.get("site", ""))[:64], str(facts.get("version", ""))[:64]
         if name not in self.sites:
             self._say_once(f"SuperNode {node} says it is site {name!r}, which is not among {', '.join(self.sites)}")
-            return Told(name, "it is no site of this federation")
+            return Introduction(name, "it is no site of this federation")
         if version != VERSION:
-            return Told(name, f"it runs EdgeFL {version!r}, and the server {VERSION}: install one version")
-        return Told(name)
+            return Introduction(name, f"it runs EdgeFL {version!r}, and the server {VERSION}: install one version")
+        return Introduction(name)
 
     def _say_once(self, line: str) -> None:
         if line not in self.said:
