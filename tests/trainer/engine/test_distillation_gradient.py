@@ -53,8 +53,8 @@ def test_prompts_of_the_last_block_get_nothing(found):
 
 
 def test_the_whole_term_is_the_mean_squared_distance_to_every_map(script, finished, found):
-    """Eq. 7 written out: each peer's maps at 224 px, one by one (docs/methods.md 1.5), constant included. Where one peer
-    sent the mean of a class, as `tiny` has it, nothing lies around that mean."""
+    """Eq. 7 written out: each peer's maps at 224 px, one by one (docs/methods.md 1.5), constant included. One peer that
+    sent the mean of a class, as `tiny` has it, has nothing around it."""
     assert found["whole_distillation"] == found["distillation"]["value"] > 0
     spread = script["spread_of_maps"]
     one, two = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 1.0]])
