@@ -21,10 +21,11 @@ and of heads learned anew on its prompted network, each from a seed of its own (
 entropy. They learn without turned and mirrored pictures, so compare several with one of them.
 
 Intervals draw lesions, 1,000 times; a foreign picture is a lesion of its own. Differences are paired: the same draws.
+Several RUNs are seeds of one command: a figure is then their mean, draw by draw, and each seed's stands beside it.
 
 Without RUN, a head alone is learned at each site of `--data` (`prompts=none`), and `--without` leaves classes out.
 
-    python benchmarks/uncertainty.py RUN --foreign textures --foreign vqa_rad.zip --plot out.png
+    python benchmarks/uncertainty.py runs/six-s* --foreign textures --foreign vqa_rad.zip --plot out.png
     python benchmarks/uncertainty.py --data manifest:fed_isic2019_84.zip --without BCC,VASC --foreign skin
 """
 
@@ -38,19 +39,18 @@ import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from uncertainty_figures import Part, figures_of_seeds
 from uncertainty_measures import (
-    TODAY,
     Features,
     Rows,
     Said,
-    Values,
     fit_gaussians,
     frozen_model,
     learned_heads,
     said_by,
     together,
 )
-from uncertainty_shown import CURVE, MODELS, picture, tables
+from uncertainty_shown import picture, tables
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
@@ -60,16 +60,10 @@ from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.sites import load_data
-from edgefl_trainer.evaluate.calibration import refer_threshold
-from edgefl_trainer.evaluate.intervals import Scored, aurc_of_draws, interval, lesion_weights, weighted_figures
-from edgefl_trainer.evaluate.risk_coverage import risk_at, told_apart
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.cnn import Backbone
 
-DRAWS = 1000
-COVERAGES = (0.7, 0.9, 1.0)
 UNSEEN, LEAST_UNSEEN = "diagnoses not learned", 10  # rows at a site: of fewer an area says nothing
-Draws = dict[str, dict[str, Values]]  # measure → figure → its value, then its draws, (1 + R,)
 
 
 @dataclass(frozen=True)
@@ -85,13 +79,12 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows of one kind at a site, with what is said of them and of the pictures that do not belong."""
+class Seed:
+    """What was learned from one seed: the models of a run, or none, where heads alone are learned."""
 
-    targets: NDArray[np.int64]
-    lesions: tuple[str, ...]
-    said: tuple[Said, ...]  # the model; then all together, where there are several
-    outside: Mapping[str, tuple[tuple[str, ...], tuple[Said, ...]]]  # source → lesions, and what is said of them
+    study: Study
+    models: Mapping[str, Predictor]
+    number: int  # seed of the heads that are learned anew
 
 
 class SiteModels:
@@ -130,6 +123,12 @@ def study_of_run(run: FinishedRun, epochs: int, foreign: Mapping[str, NDArray[np
     gathered = run.settings.task != "all"  # such a task has learned from all classes
     pictures = {"own": own.images, "whole": whole.images, **foreign}
     return Study(run.backbone, own, whole, () if gathered else run.classes, Features(pictures, prompted=True), epochs)
+
+
+def seed_of_run(run: FinishedRun, epochs: int, foreign: Mapping[str, NDArray[np.uint8]]) -> Seed:
+    """A run as one seed among several."""
+    models = {site: run.predictor(site) for site in run.sites}
+    return Seed(study_of_run(run, epochs, foreign), models, run.settings.seed)
 
 
 def study_of_data(
@@ -191,137 +190,41 @@ def _numbered(source: str, pictures: int) -> tuple[str, ...]:
     return tuple(f"{source} {number}" for number in range(pictures))
 
 
-def draws_of(part: Part, thresholds: Mapping[str, float]) -> Draws:
-    """Every figure of every measure: first the figure itself, then its draws."""
-    weights = weights_of(part.lesions)
-    strangers = {source: weights_of(names) for source, (names, _) in part.outside.items()}
-    found: Draws = {}
-    for number, said in enumerate(part.said):
-        wrong = said.predicted != part.targets
-        model = {
-            name: values
-            for name, values in weighted_figures(
-                Scored(said.probabilities, part.targets, said.predicted, None, part.lesions), weights
-            ).items()
-            if name in ("ece", "brier", "accuracy", "balanced_accuracy")
-        }
-        found[MODELS[number]] = model
-        for name, values in said.measures.items():
-            risk = risk_at(values, wrong, weights, COVERAGES)
-            figures = {"aurc": aurc_of_draws(values, wrong, weights)}
-            for column, coverage in enumerate(COVERAGES[:-1]):
-                figures[f"risk {coverage:.0%}"] = risk[:, column] / np.where(risk[:, -1] > 0, risk[:, -1], np.nan)
-            for source, (_, others) in part.outside.items():
-                figures[source] = told_apart(values, others[number].measures[name], weights, strangers[source])
-            kept = values <= thresholds[name]
-            counted = (weights * kept).sum(axis=1)
-            figures["referred"] = 1 - counted / weights.sum(axis=1)
-            figures["error of the rest"] = (weights * (kept & wrong)).sum(axis=1) / np.where(
-                counted > 0, counted, np.nan
-            )
-            found[name] = figures
-    return found
-
-
-def weights_of(lesions: Sequence[str]) -> Values:
-    """A row of ones, then the draws, (1 + R, n)."""
-    return np.concatenate([np.ones((1, len(lesions))), *lesion_weights(lesions, DRAWS)])
-
-
-def thresholds_of(tune: Part) -> dict[str, float]:
-    """What the rule of docs/methods.md 1.8 chooses for each measure, on tune rows."""
-    found = {}
-    for said in tune.said:
-        correct = said.predicted == tune.targets
-        for name, values in said.measures.items():
-            ceiling = 0.999 if "vacuity" in name else float(np.inf)
-            found[name] = refer_threshold(values, correct, ceiling=ceiling)
-    return found
-
-
-def mean_over(sites: Sequence[Draws]) -> Draws:
-    """The mean of every figure over the sites that have it."""
-    names = {name: {figure for site in sites for figure in site[name]} for name in sites[0]}
-    return {
-        name: {
-            figure: np.nanmean([site[name][figure] for site in sites if figure in site[name]], axis=0)
-            for figure in sorted(figures)
-        }
-        for name, figures in names.items()
-    }
-
-
-def figures_of(draws: Draws) -> dict[str, dict[str, object]]:
-    """Value and interval of every figure, and of its difference from that of vacuity as it is used today."""
-    found: dict[str, dict[str, object]] = {}
-    for name, figures in draws.items():
-        found[name] = {}
-        for figure, values in figures.items():
-            less = values - draws[TODAY][figure] if figure in draws[TODAY] else None
-            told = {"value": float(values[0]), "interval": interval(values[1:])}
-            if less is not None and name != TODAY:
-                told |= {"difference": float(less[0]), "difference_interval": interval(less[1:])}
-            found[name][figure] = told
-    return found
-
-
-def measured(study: Study, models: Mapping[str, Predictor], heads: int, seed: int) -> dict[str, Any]:
-    """All figures: rows → site (and `mean`) → measure → figure."""
-    parts = parts_of(study, models, heads, seed)
-    thresholds = {site: thresholds_of(both["tune"]) for site, both in parts.items()}
-    found: dict[str, Any] = {"heads": heads, "seed": seed, "classes": list(study.own.classes)}
-    for kind in ("tune", "reported"):
-        draws = {site: draws_of(both[kind], thresholds[site]) for site, both in parts.items()}
-        found[kind] = {
-            name: figures_of(each) for name, each in (*draws.items(), ("mean", mean_over(list(draws.values()))))
-        }
-    found["rows"] = {site: {kind: len(part.targets) for kind, part in both.items()} for site, both in parts.items()}
-    found["outside"] = {
-        site: {source: len(names) for source, (names, _) in both["reported"].outside.items()}
-        for site, both in parts.items()
-    }
-    found["curves"] = {site: curves_of(both["reported"]) for site, both in parts.items()}
-    return found
-
-
-def curves_of(part: Part) -> dict[str, list[float]]:
-    """The risk at each coverage of `CURVE`, of each measure."""
-    once = np.ones((1, len(part.targets)))
-    return {
-        name: [float(value) for value in risk_at(values, said.predicted != part.targets, once, CURVE)[0]]
-        for said in part.said
-        for name, values in said.measures.items()
-    }
+def measured(seeds: Sequence[Seed], heads: int) -> dict[str, Any]:
+    """All figures, each the mean of the seeds: rows → site (and `mean`) → measure → figure."""
+    found: dict[str, Any] = {"heads": heads, "seeds": [seed.number for seed in seeds]}
+    found["classes"] = list(seeds[0].study.own.classes)
+    return found | figures_of_seeds([parts_of(seed.study, seed.models, heads, seed.number) for seed in seeds])
 
 
 @click.command()
-@click.argument("run", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folders", metavar="[RUN]…", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--data", "specs", multiple=True, metavar="SPEC", help="Learn heads on this data, without a run.")
 @click.option("--backbone", default="derm-vit-tiny-84", show_default=True, help="Of these heads.")
 @click.option("--without", default="", metavar="A,B", help="Classes of the data that these heads do not learn.")
 @click.option("--images-per-site", "limit", default=1200, show_default=True, help="That these heads learn from.")
 @click.option("--epochs", default=30, show_default=True, help="Of heads that are learned anew.")
-@click.option("--seed", default=0, show_default=True, help="Of the heads.")
+@click.option("--seed", "numbers", multiple=True, type=int, help="Of these heads; repeatable.  [default: 0]")
 @click.option("--heads", default=5, show_default=True, metavar="N", help="Heads of the ensemble.")
 @click.option("--foreign", multiple=True, metavar="textures|skin|PATH", help="Pictures not of the task; repeatable.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the risk-coverage curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
-    run: Path | None, specs: tuple[str, ...], backbone: str, without: str, limit: int, epochs: int, seed: int,
-    heads: int, foreign: tuple[str, ...], plot: Path | None, as_json: bool,
+    folders: tuple[Path, ...], specs: tuple[str, ...], backbone: str, without: str, limit: int, epochs: int,
+    numbers: tuple[int, ...], heads: int, foreign: tuple[str, ...], plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure every uncertainty of a finished RUN, or of heads that are learned on data."""
+    """Measure every uncertainty of finished RUNs, or of heads that are learned on data."""
     try:
-        finished = open_run(run) if run is not None else None
-        network = load_backbone(backbone, image_px=None, seed=0) if finished is None else finished.backbone
-        colour = "none" if finished is None else finished.settings.colour
+        runs = [open_run(folder) for folder in folders]
+        network = runs[0].backbone if runs else load_backbone(backbone, image_px=None, seed=0)
+        colour = runs[0].settings.colour if runs else "none"
         strangers = {Path(source).stem: read_foreign(source, network.spec.image_px, colour) for source in foreign}
-        if finished is None:
-            study = study_of_data(specs, network, without.split(","), limit, epochs, strangers)
-            found = measured(study, {}, heads, seed)
+        if runs:
+            seeds = [seed_of_run(run, epochs, strangers) for run in runs]
         else:
-            models = {site: finished.predictor(site) for site in finished.sites}
-            found = measured(study_of_run(finished, epochs, strangers), models, heads, seed)
+            study = study_of_data(specs, network, without.split(","), limit, epochs, strangers)
+            seeds = [Seed(study, {}, number) for number in numbers or (0,)]
+        found = measured(seeds, heads)
     except EdgeflError as error:
         raise click.ClickException(str(error)) from error
     click.echo(json.dumps(found) if as_json else "\n".join(tables(found)))

@@ -43,8 +43,12 @@ def _table(
     title: str, part: Mapping[str, Any], names: Sequence[str], figure: str, sites: Sequence[str]
 ) -> Iterator[str]:
     """One figure: a line for each measure, a column for each site, then the mean and how it differs from today's."""
-    yield f"| {title} | {' | '.join(sites)} | mean (95 %) | difference from {TODAY} (95 %) | clearly lower, higher at |"
-    yield "|---|" + "---:|" * (len(sites) + 3)
+    by_seed = {name: part["mean"][name][figure].get("by_seed", []) for name in names}
+    several = any(len(each) > 1 for each in by_seed.values())
+    heads = [title, *sites, "mean (95 %)", f"difference from {TODAY} (95 %)", "clearly lower, higher at"]
+    heads += ["by seed"] * several
+    yield f"| {' | '.join(heads)} |"
+    yield "|---|" + "---:|" * (len(heads) - 1)
     for name in names:
         each = [part[site][name].get(figure) for site in sites]
         mean = part["mean"][name][figure]
@@ -52,7 +56,10 @@ def _table(
         clear = f"{sum(high < 0 for _, high in bounds)}, {sum(low > 0 for low, _ in bounds)}" if bounds else "–"
         cells = ["–" if one is None else f"{one['value']:.3f}" for one in each]
         less = _spoken(mean["difference"], mean["difference_interval"]) if "difference" in mean else "–"
-        yield f"| {name} | {' | '.join(cells)} | {_spoken(mean['value'], mean['interval'])} | {less} | {clear} |"
+        line = [name, *cells, _spoken(mean["value"], mean["interval"]), less, clear]
+        if several:
+            line.append(", ".join(f"{one:+.3f}" for one in by_seed[name]) or "–")
+        yield f"| {' | '.join(line)} |"
     yield ""
 
 

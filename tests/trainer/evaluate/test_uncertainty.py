@@ -1,8 +1,12 @@
 """What `benchmarks/uncertainty.py` compares: distances by scipy, an ensemble by its definition."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+import uncertainty
+from click.testing import CliRunner
 from scipy.spatial.distance import mahalanobis
 from uncertainty_measures import Rows, Said, fit_gaussians, together
 
@@ -30,3 +34,45 @@ def test_members_that_agree_disagree_by_nothing_and_others_by_the_entropy_they_a
     assert apart.measures["2 heads, disagreement"] == pytest.approx(np.log(2))
     assert alike.measures["2 heads, disagreement"] == pytest.approx(0)
     assert alike.predicted.tolist() == [0] and apart.measures["2 heads, 1 - p"] == pytest.approx(0.5)
+
+
+def measured(*words):
+    """What the command prints as JSON."""
+    outcome = CliRunner().invoke(uncertainty.main, [*map(str, words), "--epochs", "1", "--heads", "2", "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    return json.loads(outcome.stdout)
+
+
+def test_several_seeds_give_their_mean_and_each_ones_difference(finished):
+    """Two runs of the same rows: every value is the mean of what each gives alone, at every site and over the sites."""
+    folders = finished["local"], finished["fedevprompt"]
+    alone, both = [measured(folder) for folder in folders], measured(*folders)
+    assert both["rows"] == alone[0]["rows"]
+    for kind in ("tune", "reported"):
+        for site in (*both["rows"], "mean"):
+            for measure, figures in both[kind][site].items():
+                each = [one[kind][site][measure] for one in alone]
+                for figure, told in figures.items() if site != "mean" else ():
+                    wanted = np.mean([one[figure]["value"] for one in each])
+                    assert told["value"] == pytest.approx(wanted, nan_ok=True)
+        for measure in ("dissonance", "1 - p"):
+            told = both[kind]["mean"][measure]["aurc"]
+            assert told["by_seed"] == pytest.approx([one[kind]["mean"][measure]["aurc"]["difference"] for one in alone])
+            assert told["difference"] == pytest.approx(np.mean(told["by_seed"]))
+    table = CliRunner().invoke(uncertainty.main, [*map(str, folders), "--epochs", "1", "--heads", "2"]).stdout
+    shown = [line for line in table.splitlines() if line.startswith("| dissonance |")]
+    assert all(line.count("|") == shown[0].count("|") for line in shown)
+    assert f"{alone[0]['tune']['mean']['dissonance']['aurc']['difference']:+.3f}, " in shown[0]
+
+
+def test_no_mean_is_taken_of_other_rows(finished, train, tmp_path):
+    """A run of one site more is not a seed of these."""
+    other = tmp_path / "other"
+    words = ("run", "local", "--data", "lesions:sites=2,images=28,px=48", "--preset", "tiny", "--rounds", "1")
+    made = train(*words, "--epochs", "1", "--out", other)
+    assert made.code == 0, made.err
+    refused = CliRunner().invoke(uncertainty.main, [str(finished["local"]), str(other), "--epochs", "1"])
+    assert refused.exit_code == 1
+    assert refused.output.splitlines()[-1] == (
+        "Error: the runs are judged on different rows: name the seeds of one command"
+    )
