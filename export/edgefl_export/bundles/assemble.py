@@ -1,8 +1,8 @@
 """From a finished run and one of its sites to the members of a bundle.
 
 Guarantees: the graph passed the export gates with the very values that the bundle carries; the card names no path of
-the exporting machine; what it says of suspicious classes was measured with the graph of the bundle, also in 8 bits; the
-same run, site and fields give the same bytes. Source: docs/design.md, section 7, bundle.
+the exporting machine; what it says of suspicious classes was measured with the run's model, and in 8 bits with the
+graph of the bundle; the same run, site and fields give the same bytes. Source: docs/design.md, section 7, bundle.
 """
 
 from collections.abc import Callable, Mapping

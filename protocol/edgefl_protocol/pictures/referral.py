@@ -4,8 +4,9 @@ The rules, in the order in which reasons are listed:
 
 1. `suspicious_class`: the predicted class is not known to be benign, or the classes that are not known to be benign
    have together at least the probability that was chosen at export (`Suspicion`), or `DEFAULT_SUSPICIOUS_FROM` where
-   none could be chosen. A bundle without class information asks for every picture: nothing says which of its classes
-   are harmless. Where every class is known to be benign there is nothing to ask.
+   none could be chosen, and in any case `MOST_SUSPICIOUS_FROM`. A bundle without class information asks for every
+   picture: nothing says which of its classes are harmless. Where every class is known to be benign there is nothing to
+   ask.
 2. `vacuity`: vacuity above the threshold of the card (or of the caller), and always from 0.999, where nothing is
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
@@ -38,6 +39,9 @@ ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
 # one melanoma, as specialised clinics did (Argenziano et al. 2012), acts at one in nine; a look costs less. 0043.
 DEFAULT_SUSPICIOUS_FROM = 0.10
+# And from which they refer whatever was chosen: a model that names nearly all suspicious pictures itself would choose a
+# threshold near 1, and let "nevus 46 %, melanoma 45 %" pass. docs/decisions/0072.
+MOST_SUSPICIOUS_FROM = 1 / 3
 ROUNDING = 1e-6  # of an entropy: one that is this near to its largest possible value counts as that
 MAX_STATEMENT = 1000  # characters
 MAX_PICTURES = 2**31  # that a threshold may say it was chosen on
@@ -135,7 +139,9 @@ class ReferralRules:
         """From which sum suspicious classes refer, chosen or by default; None where the model knows no such class."""
         if self.suspicious is None or not any(self.suspicious):
             return None
-        return DEFAULT_SUSPICIOUS_FROM if self.suspicious_from is None else self.suspicious_from
+        if self.suspicious_from is None:
+            return DEFAULT_SUSPICIOUS_FROM
+        return min(self.suspicious_from, MOST_SUSPICIOUS_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)

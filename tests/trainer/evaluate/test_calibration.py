@@ -9,6 +9,7 @@ from scipy.special import softmax
 from edgefl_trainer.evaluate.calibration import (
     TEMPERATURE_BOUNDS,
     fit_temperature,
+    mean_figures,
     negative_log_likelihood,
     refer_threshold,
     relu_evidence,
@@ -124,3 +125,18 @@ def test_threshold_keeps_its_bounds_for_any_rows(seed, rows, target_error, max_r
     assert found == refer_threshold(
         vacuity[order], correct[order], target_error=target_error, max_referred=max_referred
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "temperature", "threshold"),
+    [((20, 40, 19), 2.0, 0.4), ((3, 0, 19), (1.0 + 3.0 + 1.0) / 3, (0.3 + 0.5 + 0.999) / 3)],
+)
+def test_a_held_out_site_gets_the_mean_of_those_that_were_fitted(rows, temperature, threshold):
+    """docs/methods.md 1.8: with fewer than 20 tune rows there is no threshold but the largest value, which is none."""
+    sites = {
+        "east": {"temperature": 1.0, "refer_above": 0.3},
+        "north": {"temperature": 3.0, "refer_above": 0.5},
+        "west": {"temperature": 1.0, "refer_above": 0.999},
+    }
+    found = mean_figures(sites, dict(zip(sites, rows, strict=True)))
+    assert found == {"temperature": pytest.approx(temperature), "refer_above": pytest.approx(threshold)}

@@ -33,6 +33,7 @@ from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
     fit_temperature,
+    mean_figures,
     refer_threshold,
     relu_evidence,
     softplus_evidence,
@@ -145,7 +146,7 @@ def predictor_results(
             told[way][name] = {**_facts_of_trained(site, one, of, task, tuned), **learned}
             save_predictor(folder / "models" / way / f"{name}.safetensors", one)
             further[way][name] = score(one, rows, federation, name, site.device)
-    means = _means(calibration)
+    means = mean_figures(calibration, {name: len(site.tune) for name, site in sites.items()})
     models = _held_out_models(folder, method, task, final, held_out, means["temperature"])
     calibration |= dict.fromkeys(models, means)
     write_atomic(folder / "calibration.json", json.dumps({**means, "sites": calibration}, indent=2).encode())
@@ -391,8 +392,3 @@ def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, A
 
 def _with_temperature(predictor: Predictor, temperature: float) -> Predictor:
     return replace(predictor, tensors={**predictor.tensors, "temperature": np.asarray(temperature, dtype=np.float32)})
-
-
-def _means(calibration: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Of temperature and threshold over sites."""
-    return {key: float(np.mean([site[key] for site in calibration.values()])) for key in ("temperature", "refer_above")}

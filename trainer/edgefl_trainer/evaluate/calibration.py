@@ -11,17 +11,19 @@ nothing is ever predicted.
 
 Rule for suspicious classes: a picture is referred where the predicted class is suspicious, or where the suspicious
 classes together have at least the threshold. The threshold is the largest with which the rule refers at least 95 % of
-the tune rows of suspicious classes. It is chosen on 20 of them or more: of 19, one missed is more than 5 %.
+the tune rows of suspicious classes, less a thousandth for rounding, and at most a third (docs/decisions/0072). It is
+chosen on 20 of them or more: of 19, one missed is more than 5 %.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion
+from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, MOST_SUSPICIOUS_FROM, Suspicion
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 from edgefl_protocol.sentences import counted
 
@@ -33,6 +35,9 @@ TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
 TARGET_SENSITIVITY = 0.95  # share of the suspicious rows that the rule for suspicious classes has to refer
 MIN_SUSPICIOUS = 20  # fewer suspicious tune rows say too little
+ROOM = (
+    1e-3  # of a chosen threshold: a device sums the row it was chosen at in another order, and gets other last digits
+)
 VACUITY_CEILING = 0.999  # no evidence at all: nothing is predicted there
 
 
@@ -127,6 +132,16 @@ def refer_threshold(
     return min(float(levels[chosen]), ceiling)
 
 
+def mean_figures(sites: Mapping[str, Mapping[str, Any]], tune_rows: Mapping[str, int]) -> dict[str, float]:
+    """Return the mean temperature and referral threshold over sites: what a held-out site gets.
+
+    A site with fewer than ``MIN_ROWS`` tune rows has neither of its own, but 1 and the largest threshold, with which
+    nothing is referred: it counts only where no site has more.
+    """
+    fitted = [figures for name, figures in sites.items() if tune_rows[name] >= MIN_ROWS] or list(sites.values())
+    return {key: float(np.mean([figures[key] for figures in fitted])) for key in ("temperature", "refer_above")}
+
+
 def choose_suspicion(
     probabilities: Float[np.ndarray, "B K"],
     predicted: Int[np.ndarray, " B"],
@@ -151,7 +166,7 @@ def choose_suspicion(
     if ill.sum() >= min_suspicious:
         falling = np.sort(together[ill])[::-1]
         needed = int(np.ceil(target_sensitivity * falling.size - 1e-9))
-        threshold = float(np.clip(falling[needed - 1], 0.0, 1.0))
+        threshold = min(float((1 - ROOM) * falling[needed - 1]), MOST_SUSPICIOUS_FROM)
     referred = named | (together >= (DEFAULT_SUSPICIOUS_FROM if threshold is None else threshold))
     found, spared = (int(referred[ill].sum()), int(ill.sum())), (int((~referred[~ill]).sum()), int((~ill).sum()))
     return Suspicion(
