@@ -23,7 +23,6 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.wording import (
-    apart,
     evidence_words,
     in_brief,
     likely,
@@ -33,6 +32,7 @@ from edgefl_protocol.pictures.wording import (
     tried_words,
     without_strongest,
 )
+from edgefl_protocol.pictures.written_numbers import apart
 
 shares = st.lists(st.floats(0, 1), min_size=3, max_size=8).filter(lambda found: sum(found) > 0.01)
 

@@ -8,7 +8,6 @@ digit more or as "just below", and one number is written alike everywhere. Devic
 sentences.
 """
 
-import math
 from collections.abc import Sequence
 
 from edgefl_protocol.pictures.fault_words import (
@@ -20,6 +19,7 @@ from edgefl_protocol.pictures.fault_words import (
 )
 from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import ModelInfo, Score
+from edgefl_protocol.pictures.written_numbers import against, apart, digits_apart, percent, uncertain_share
 from edgefl_protocol.sentences import counted, listed
 
 NO_ALL_CLEAR = "No rule asks for a look. That is no all-clear."
@@ -50,7 +50,6 @@ RULE_NAMES = {
     "untested_class": "class it was hardly tested on",
     "model_expired": "expiry date",
 }
-MOST_EXTRA_DIGITS = 1  # in which numbers that are compared are told apart; beyond, words say which is less
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
     "premalignant": "the predicted class can become malignant",
@@ -94,14 +93,6 @@ def second_words(score: Score) -> str | None:
     return f"second {class_title(score, second)} {likely(score, second)}"
 
 
-def percent(share: float, digits: int = 0) -> str:
-    """Write a probability; nothing short of certainty is rounded to it, nor anything above none to none."""
-    said, step = f"{share:.{digits}%}", 10.0**-digits
-    if float(said[:-1]) == 0:
-        return said if share == 0 else f"<{step:.{digits}f}%"
-    return said if float(said[:-1]) < 100 else f">{100 - step:.{digits}f}%"
-
-
 def likely(score: Score, label: str) -> str:
     """Write the probability of a class, in as many digits as every probability of the score is written in."""
     return percent(score.probabilities[label], _digits(score))
@@ -112,17 +103,6 @@ def without_strongest(score: Score) -> str | None:
     if score.predicted is None or score.heatmap_fall is None:
         return None
     return percent(score.probabilities[score.predicted] - score.heatmap_fall, _digits(score))
-
-
-def apart(value: float, limit: float) -> tuple[str, str]:
-    """Write a number and the limit it is compared with: in one digit more, or in words, where they would read alike."""
-    if value == limit:
-        return f"{value:.2f}", f"{limit:.2f}"
-    for digits in range(2, 3 + MOST_EXTRA_DIGITS):
-        said = f"{value:.{digits}f}", f"{limit:.{digits}f}"
-        if said[0] != said[1]:
-            return said
-    return f"just {'below' if value < limit else 'above'} {said[1]}", said[1]
 
 
 def taught_words(sites: Sequence[str], *, here: bool = False) -> str:
@@ -329,24 +309,11 @@ def _uncertainty(score: Score) -> tuple[str, str | None]:
     return number, None if score.vacuity_from is None else above
 
 
-def uncertain_share(entropy_nats: float, limit: float | None, answers: int) -> tuple[str, str | None]:
-    """Write entropy, and a rule's limit, as shares of the most that it can be with so many answers, ln K."""
-    most = math.log(max(answers, 2))  # of a single answer the entropy is 0
-    number, above = apart(entropy_nats / most, (entropy_nats if limit is None else limit) / most)
-    return number, None if limit is None else above
-
-
 def _against_limit(score: Score) -> tuple[str, str]:
     """Write what suspicious classes have together, and from where that asks for a look."""
     together, digits = score.suspicious_probability or 0.0, _digits(score)
     limit = together if score.suspicious_from is None else score.suspicious_from
     return against(together, limit, digits)
-
-
-def against(share: float, limit: float, digits: int) -> tuple[str, str]:
-    """Write a probability and the limit it is compared with; one below it never reads like it."""
-    said = percent(share, digits), percent(limit, digits)
-    return (f"just below {said[1]}", said[1]) if share < limit and said[0] == said[1] else said
 
 
 def _digits(score: Score) -> int:
@@ -362,9 +329,3 @@ def _digits(score: Score) -> int:
     if score.suspicious_probability is not None and score.suspicious_from is not None:
         compared.append({score.suspicious_probability, score.suspicious_from})
     return max(map(digits_apart, compared), default=0)
-
-
-def digits_apart(values: set[float]) -> int:
-    """Count the digits in which no value reads like another, as far as `MOST_EXTRA_DIGITS` tell them apart."""
-    enough = (n for n in range(MOST_EXTRA_DIGITS) if len({percent(value, n) for value in values}) == len(values))
-    return next(enough, MOST_EXTRA_DIGITS if len(values) > 1 else 0)
