@@ -35,6 +35,7 @@ from edgefl_protocol.pictures.light import Light, LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
+MOST_DISSONANCE = 1.0  # it is at most 1 - vacuity
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
 # one melanoma, as specialised clinics did (Argenziano et al. 2012), acts at one in nine; a look costs less. 0043.
 DEFAULT_SUSPICIOUS_FROM = 0.10
@@ -136,6 +137,11 @@ class ReferralRules:
         if self.suspicious is None or not any(self.suspicious):
             return None
         return DEFAULT_SUSPICIOUS_FROM if self.suspicious_from is None else self.suspicious_from
+
+    @property
+    def dissonance_in_force(self) -> float | None:
+        """Above which dissonance refers; None where the card does not say, or no picture can exceed what it says."""
+        return in_force(self.dissonance_above, MOST_DISSONANCE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +260,7 @@ def refer_reasons(
         "suspicious_class": asks_for_a_look(measures, predicted, rules),
         "vacuity": _above(uncertainty, uncertain_in_force(measures, rules))
         or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
-        "dissonance": _above(measures.dissonance, rules.dissonance_above),
+        "dissonance": _above(measures.dissonance, rules.dissonance_in_force),
         **{reason: reason in picture.faults for reason in PICTURE_FAULTS},
         "light": picture.light is not None,
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
@@ -269,7 +275,7 @@ def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | Non
     without = {
         "suspicious_class": rules.suspicious is not None and rules.suspicious_in_force is None,
         "vacuity": uncertain_in_force(measures, rules) is None,
-        "dissonance": measures.dissonance is None or rules.dissonance_above is None,
+        "dissonance": measures.dissonance is None or rules.dissonance_in_force is None,
         "light": rules.light is None,
         "untested_class": rules.untested is None,
         "model_expired": expired is None,
