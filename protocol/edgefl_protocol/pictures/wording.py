@@ -135,10 +135,10 @@ def suspicious_words(score: Score) -> str | None:
         return None  # the prediction has said it
     if len(asking) == 1:
         what = "not known to be benign:" if mixed else "suspicious class"
-        return f"{what} {class_title(score, most)} {likely(score, most)}"
+        return f"{what} {class_title(score, most)} {_beside_limit(score, most)}"
     together = _against_limit(score)[0]
     what = "classes not known to be benign" if mixed else "suspicious classes"
-    return f"{what} {together} together, most probable {class_title(score, most)} {likely(score, most)}"
+    return f"{what} {together} together, most probable {class_title(score, most)} {_beside_limit(score, most)}"
 
 
 def uncertainty_words(score: Score) -> str:
@@ -314,6 +314,16 @@ def _against_limit(score: Score) -> tuple[str, str]:
     together, digits = score.suspicious_probability or 0.0, _digits(score)
     limit = together if score.suspicious_from is None else score.suspicious_from
     return against(together, limit, digits)
+
+
+def _beside_limit(score: Score, label: str) -> str:
+    """Write the probability of a suspicious class, which the reader compares with the threshold, too.
+
+    That of the predicted class is written as the headline has it.
+    """
+    if label == score.predicted or score.suspicious_from is None:
+        return likely(score, label)
+    return against(score.probabilities[label], score.suspicious_from, _digits(score))[0]
 
 
 def _digits(score: Score) -> int:

@@ -29,7 +29,12 @@ def apart(value: float, limit: float) -> tuple[str, str]:
 
 
 def against(share: float, limit: float, digits: int) -> tuple[str, str]:
-    """Write a probability and the limit it is compared with; one below it never reads like it."""
+    """Write a probability and the limit it is compared with; one below it never reads like it.
+
+    A limit of 1 is nobody's probability: it is written as it is, and so is what reaches it.
+    """
+    if limit >= 1:
+        return ("100%" if share >= limit else percent(share, digits)), "100%"
     said = percent(share, digits), percent(limit, digits)
     return (f"just below {said[1]}", said[1]) if share < limit and said[0] == said[1] else said
 
