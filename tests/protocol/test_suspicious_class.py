@@ -242,6 +242,16 @@ def test_a_line_names_the_second_class() -> None:
     assert second_words(a_score(CALM, rules_for(None))) == "second MEL 4%"
 
 
+def test_a_class_that_is_more_probable_than_the_predicted_one_is_not_called_second() -> None:
+    """docs/reference/scores.md, "Referral": only a class that no picture taught, so that it is never predicted."""
+    classes, rules = ("NV", "BKL", "DF"), rules_for((False, False, False))
+    given = {"info": known_among(classes), "classes": classes, "seen": [True, True, False]}
+    score = a_score((0.2, 0.06, 0.74), rules, **given)
+    assert score.predicted == "NV"
+    assert second_words(score) == "most probable, but never predicted here: Dermatofibroma (DF) 74%"
+    assert second_words(a_score((0.6, 0.06, 0.34), rules, **given)) == "second Dermatofibroma (DF) 34%"
+
+
 @pytest.mark.parametrize("reason", ["size", "not_skin"])
 def test_what_is_not_judged_gets_no_class(reason) -> None:
     score = a_score(MELANOMA, THREE, vacuity=0.9, info=DESCRIBED, picture=JudgedPicture(faults=(reason,)))

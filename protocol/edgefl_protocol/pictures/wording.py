@@ -23,6 +23,7 @@ from edgefl_protocol.pictures.written_numbers import against, apart, digits_apar
 from edgefl_protocol.sentences import counted, listed
 
 NO_ALL_CLEAR = "No rule asks for a look. That is no all-clear."
+SECOND = "second"
 NOT_COUNTED = "How many suspicious pictures pass was not counted."
 MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
 
@@ -90,7 +91,15 @@ def second_words(score: Score) -> str | None:
     second = second_class(score)
     if second is None or (second == _most_suspicious(score) and suspicious_words(score) is not None):
         return None
-    return f"second {class_title(score, second)} {likely(score, second)}"
+    place = second_place(score, second)
+    return f"{place}{'' if place == SECOND else ':'} {class_title(score, second)} {likely(score, second)}"
+
+
+def second_place(score: Score, label: str) -> str:
+    """Say in which place the most probable other class stands: only one that is never predicted can come first."""
+    if score.predicted is None or score.probabilities[label] <= score.probabilities[score.predicted]:
+        return SECOND
+    return "most probable, but never predicted here"
 
 
 def likely(score: Score, label: str) -> str:

@@ -59,6 +59,16 @@ def test_a_line_writes_numbers_as_the_picture_does():
     assert human_line(landscape) == human_line(other) == said
 
 
+def test_a_class_that_is_never_predicted_is_not_called_second(said):
+    """docs/reference/scores.md, "Referral": in line and picture."""
+    found = {"NV": 0.2, "BKL": 0.06, "DF": 0.74}
+    score = replace(score_with(one_hot(7, 1, 1), ("unseen_class",), predicted="NV"), probabilities=found)
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert "Most probable, but never predicted here: Dermatofibroma (DF), probability 74%" in " ".join(said)
+    line = "probability 20%, most probable, but never predicted here: Dermatofibroma (DF) 74%, vacuity"
+    assert line in human_line(score) and "second" not in f"{human_line(score)} {' '.join(said)}".lower()
+
+
 def test_transparency_is_told_in_line_and_picture(said):
     """docs/decisions/0011: a half-transparent picture scored otherwise than an opaque one, and nothing said it."""
     score = score_with(one_hot(7, 1, 1))
