@@ -27,7 +27,9 @@ def test_caption_says_what_was_found(said):
     assert "Prediction: Melanoma (MEL), probability 75%" in words
     assert "A cancer of the pigment cells" in words and "This class is malignant." in words
     assert "Second: Melanocytic nevus (NV), probability 25%" in words
-    assert "has too little evidence for its answer by its rule. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert (
+        "has too little evidence for its answer by its rule. Vacuity 0.40 (0: much evidence in all, 1: none)" in words
+    )
     assert (
         "Refer to a dermatologist: the predicted class is malignant; the model has less evidence for this picture"
         in words
