@@ -232,12 +232,17 @@ def in_force(threshold: float | None, most: float) -> float | None:
     return None if threshold is None or threshold >= most - ROUNDING else threshold
 
 
-def uncertain_in_force(measures: Measures, rules: ReferralRules) -> float | None:
-    """Give above which uncertainty refers; None where nothing does.
+def most_uncertain(classes: int, *, has_vacuity: bool) -> float:
+    """Give the uncertainty from which a threshold is none.
 
     From `ABSTAIN_FROM` of vacuity nothing is predicted whatever the threshold; entropy is ln K at most.
     """
-    most = math.log(len(measures.probabilities)) if measures.vacuity is None else ABSTAIN_FROM
+    return ABSTAIN_FROM if has_vacuity else math.log(classes)
+
+
+def uncertain_in_force(measures: Measures, rules: ReferralRules) -> float | None:
+    """Give above which uncertainty refers; None where nothing does."""
+    most = most_uncertain(len(measures.probabilities), has_vacuity=measures.vacuity is not None)
     return in_force(rules.uncertain_above, most)
 
 

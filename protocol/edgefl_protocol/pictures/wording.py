@@ -242,8 +242,9 @@ def in_brief(score: Score) -> str:
         how = f"{how_again(score, faults)}{'' if reasons else ', or refer'}"
         again = [f"take the picture again{how}: {'; '.join(faults)}"] if faults else []
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    passed = passed_words(score) or NOT_COUNTED
-    return f"no rule asks for a look, which is no all-clear: {passed[0].lower()}{passed[1:-1]}"
+    worth = [passed_words(score) or NOT_COUNTED, *not_set(score)]
+    said = "; ".join(f"{sentence[0].lower()}{sentence[1:-1]}" for sentence in worth)
+    return f"no rule asks for a look, which is no all-clear: {said}"
 
 
 def passed_words(score: Score) -> str | None:

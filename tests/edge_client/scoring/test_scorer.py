@@ -181,7 +181,7 @@ def test_numbers_that_are_not_finite_are_no_score(lab, make_bundle):
 
 @pytest.mark.parametrize(
     "options",
-    [{"threads": 0}, {"threads": 2000}, {"refer_above": -0.1}, {"refer_above": 1.01}, {"refer_above": float("nan")}],
+    [{"threads": 0}, {"threads": 2000}, {"refer_above": -0.1}, {"refer_above": 0.999}, {"refer_above": float("nan")}],
 )
 def test_options_out_of_range(plain_bundle, options):
     with pytest.raises(ValueError, match="allowed"):
