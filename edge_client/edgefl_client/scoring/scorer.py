@@ -66,6 +66,7 @@ class Scorer:
         self._classes = bundle.labels.classes
         # the classes, with what taught the values in use
         self.labels = bundle.labels if personal is None else replace(bundle.labels, seen=personal.seen)
+        self.own_rules = refer_above in (None, bundle.card.refer_above)  # whether the thresholds are the bundle's
         self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
         if personal is not None:
             self._rules = replace(self._rules, own_light=personal.light)
