@@ -13,6 +13,8 @@ MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", s
 
 def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, picture=SOUND, **given) -> Score:
     outputs = {"probabilities": np.asarray(probabilities, np.float32)}
+    if "evidence" in given:
+        outputs["evidence"] = np.asarray(given["evidence"], np.float32)
     if vacuity is not None:
         outputs["vacuity"] = np.float32(vacuity)
     classes = given.get("classes", ISIC[: len(probabilities)])

@@ -3,9 +3,6 @@
 Source: docs/reference/scores.md, "Referral".
 """
 
-import math
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,15 +19,12 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.wording import (
-    apart,
     evidence_words,
     in_brief,
-    likely,
     outcome,
     second_words,
     suspicious_words,
     tried_words,
-    without_strongest,
 )
 
 shares = st.lists(st.floats(0, 1), min_size=3, max_size=8).filter(lambda found: sum(found) > 0.01)
@@ -111,49 +105,6 @@ def test_a_fault_of_the_picture_asks_for_a_new_one_first(fault) -> None:
     assert outcome(score).startswith("Take the picture again: it") and "it" in in_brief(score)
     assert in_brief(score).startswith("take the picture again, or refer: it")
     assert "dermatologist: it" not in outcome(score)
-
-
-@pytest.mark.parametrize(
-    ("value", "limit", "said"),
-    [
-        (0.474, 0.466, ("0.474", "0.466")), (0.4700001, 0.47, ("just above 0.470", "0.470")),
-        (0.4703, 0.4704, ("just below 0.470", "0.470")), (0.2, 0.5, ("0.20", "0.50")),
-        (0.2, 0.2, ("0.20", "0.20")),
-    ],
-)  # fmt: skip
-def test_numbers_that_are_compared_are_never_written_alike(value, limit, said) -> None:
-    assert apart(value, limit) == said
-
-
-@pytest.mark.parametrize(
-    ("melanoma", "start", "said"),
-    [
-        (0.2951, 0.2953, "just below 29.5% together, asks from 29.5%"),
-        (0.2951, 0.296, "29.5% together, asks from 29.6%"),
-        (0.082, 0.124, "8% together, asks from 12%"),
-        (0.0004, 0.004, "<0.1% together, asks from 0.4%"), (0.0, 0.1, "0% together, asks from 10%"),
-    ],
-)  # fmt: skip
-def test_a_sum_and_its_threshold_are_never_written_alike(melanoma, start, said) -> None:
-    """A melanoma read "29.5% together, asks from 29.5%", and the rule did not ask."""
-    score = a_score((melanoma, 1 - melanoma), rules_for((True, False), start=start), info=DESCRIBED)
-    assert not score.refer and said in (tried_words(score) or "")
-
-
-def test_one_number_is_written_alike_everywhere() -> None:
-    """A picture said 77 % in its headline, 76.8 % two lines below, and a line of text 0.768."""
-    score = a_score((0.768, 0.232), rules_for((True, False)), info=DESCRIBED)
-    assert likely(score, "MEL") == "77%" and suspicious_words(score) is None  # the headline says it
-    score = replace(score, heatmap_fall=0.003)
-    assert [likely(score, "MEL"), without_strongest(score), likely(score, "NV")] == ["76.8%", "76.5%", "23.2%"]
-    nevus = replace(score, predicted="NV", heatmap_fall=None)
-    assert suspicious_words(nevus) == "suspicious class Melanoma (MEL) 77%" and second_words(nevus) is None
-
-
-def test_the_sum_in_a_sentence_is_told_apart_from_the_threshold() -> None:
-    info = known_among(ISIC[:2])
-    silent = a_score([0.2499, 0.7501], rules_for((True, False)), info=info)
-    assert not silent.refer and "just below 25.0% together, asks from 25.0%" in (tried_words(silent) or "")
 
 
 GATE = ("exposure",)
@@ -255,38 +206,6 @@ def test_where_every_class_is_benign_no_rule_for_suspicious_ones_is_said_to_be_t
     assert "knows benign classes only" in outcome(score)
 
 
-@pytest.mark.parametrize(
-    ("vacuity", "word"), [(0.0, "much"), (0.33, "much"), (0.34, "some"), (0.66, "too little"), (0.9, "too little")]
-)
-def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
-    """With the number behind it; above the rule's threshold (0.6) it is too little by the rule."""
-    text = evidence_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
-    assert (
-        f"has {word} evidence for its answer" in text
-        and ("not make it right" in text) is (word != "too little")
-        and f"Vacuity {vacuity:.2f}" in text
-    )
-    assert "asks for a look above 0.60" in text and "seen" not in text and "like this" not in text
-
-
-def test_two_pictures_on_either_side_of_the_threshold_are_told_apart() -> None:
-    """Both read "Vacuity 0.47", one referred and one not: a digit or a word tells number and threshold apart."""
-    rules = rules_for((True, False, True), above=0.4703)
-    found = [a_score(CALM, rules, vacuity=vacuity, info=DESCRIBED) for vacuity in (0.4701, 0.4708)]
-    assert [one.refer_reasons for one in found] == [(), ("vacuity",)]
-    said = [evidence_words(one) for one in found]
-    assert "Vacuity just below 0.470" in said[0] and "above 0.470" in said[0]
-    assert "Vacuity 0.471" in said[1] and "above 0.470" in said[1]
-    assert found[0].to_json()["vacuity_from"] == 0.4703 and found[0].to_json()["dissonance_from"] is None
-
-
-def test_a_softmax_model_says_its_uncertainty_and_threshold() -> None:
-    text = evidence_words(a_score(CALM, rules_for((True, False, True), above=0.5), vacuity=None, info=DESCRIBED))
-    assert (
-        "cannot say how much evidence" in text and "alike); the rule asks for a look above 0.46" in text
-    )  # 0.5 of ln 3
-
-
 def test_a_line_names_the_second_class() -> None:
     """Two benign classes nearly tied, and the line told one alone; the suspicious classes' clause names its own."""
     classes, rules = ("NV", "BKL", "MEL"), rules_for((False, False, True), start=0.5)
@@ -301,6 +220,16 @@ def test_a_line_names_the_second_class() -> None:
     assert second_words(a_score(CALM, rules_for(None))) == "second MEL 4%"
 
 
+def test_a_class_that_is_more_probable_than_the_predicted_one_is_not_called_second() -> None:
+    """docs/reference/scores.md, "Referral": only a class that no picture taught, so that it is never predicted."""
+    classes, rules = ("NV", "BKL", "DF"), rules_for((False, False, False))
+    given = {"info": known_among(classes), "classes": classes, "seen": [True, True, False]}
+    score = a_score((0.2, 0.06, 0.74), rules, **given)
+    assert score.predicted == "NV"
+    assert second_words(score) == "most probable, but never predicted here: Dermatofibroma (DF) 74%"
+    assert second_words(a_score((0.6, 0.06, 0.34), rules, **given)) == "second Dermatofibroma (DF) 34%"
+
+
 @pytest.mark.parametrize("reason", ["size", "not_skin"])
 def test_what_is_not_judged_gets_no_class(reason) -> None:
     score = a_score(MELANOMA, THREE, vacuity=0.9, info=DESCRIBED, picture=JudgedPicture(faults=(reason,)))
@@ -313,43 +242,6 @@ def test_a_class_that_was_not_seen_is_named_in_full() -> None:
     score = a_score(MELANOMA, THREE, info=DESCRIBED, seen=(False, True, True))
     assert score.predicted == "NV"
     assert "it looks most like Melanoma (MEL), which the model was not trained on" in outcome(score)
-
-
-def test_first_and_second_class_never_read_alike() -> None:
-    """Both read 21%, so nobody could tell by how much the first one leads."""
-    shares = (0.2110, 0.2136, 0.2105, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5, 0.3650 / 5)
-    score = a_score(shares, rules_for(suspicious_classes(ISIC, DESCRIBED)), info=DESCRIBED)
-    assert [likely(score, name) for name in ("NV", "MEL")] == ["21.4%", "21.1%"]
-    assert (suspicious_words(score) or "").endswith("Melanoma (MEL) 21.1%")
-    assert likely(a_score(CALM, THREE, info=DESCRIBED), "NV") == "92%"
-
-
-@given(st.floats(1e-6, 1 - 1e-6))
-def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certainty(first) -> None:
-    score = replace(
-        a_score((0.5, 0.5), rules_for((True, False)), info=DESCRIBED), probabilities={"MEL": first, "NV": 1 - first}
-    )
-    said = [likely(score, name) for name in ("MEL", "NV")]
-    assert abs(first - 0.5) < 0.0006 or said[0] != said[1]  # a tie within a tenth of a point may read like one
-    assert not {float(one.strip("%")) for one in said if one[0] not in "<>"} & {0.0, 100.0}
-
-
-@pytest.mark.parametrize(("above", "reasons"), [(0.5, ("vacuity",)), (0.9, ())])
-def test_without_vacuity_no_reason_speaks_of_evidence(above, reasons) -> None:
-    """Entropy tells how uncertain an answer is; a model that cannot count evidence must not be said to have little."""
-    score = a_score((0.2, 0.05, 0.75), rules_for((True, False, False), above=above), vacuity=None, info=DESCRIBED)
-    assert score.refer_reasons == reasons and "evidence" not in outcome(score)
-    said = f"{outcome(score)} {evidence_words(score)}"
-    share = -(0.2 * math.log(0.2) + 0.05 * math.log(0.05) + 0.75 * math.log(0.75)) / math.log(3)
-    assert said.lower().count("uncertainty") == 1 and f"Uncertainty {share:.2f} (0: none" in said
-    assert f"; the rule asks for a look above {above / math.log(3):.2f}" in said
-    if reasons:
-        assert "its answer is too uncertain" in in_brief(score)
-    else:
-        assert ", uncertain answer, blur" in (tried_words(score) or "")
-    told = score.to_json()
-    assert (told["vacuity_from"], told["entropy_from"]) == (None, above)
-    assert a_score(CALM, rules_for((True, False, True))).to_json()["entropy_from"] is None
 
 
 def test_the_score_tells_programs_the_same() -> None:

@@ -10,6 +10,7 @@ from tests.protocol.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE
 
 from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.fault_words import faults_in_words
+from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.referral import JudgedPicture, Suspicion, TriedRule
 from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words
 
@@ -55,7 +56,7 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
     rules = replace(THREE, suspicious_tried=chosen.tried)
     said = "f 30 pictures, kept from learning, that passed the rule for suspicious classes, 4 were of malignant classes"
     passing = a_score(CALM, rules, info=DESCRIBED)
-    assert f" O{said}." in outcome(passing) and in_brief(passing).endswith(f", which is no all-clear: o{said}")
+    assert f" O{said}." in outcome(passing) and f", which is no all-clear: o{said}; " in in_brief(passing)
     assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4, "benign_passed": 26}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
     assert "kept from learning, before this device learned, that passed the rule for suspicious" in outcome(learned)
@@ -70,6 +71,28 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
     assert "92" not in outcome(referred) and "92" not in in_brief(referred)
     assert replace(chosen, suspicious=0, sensitivity=None).tried is None
     assert "kept from learning" not in outcome(a_score(CALM, THREE, info=DESCRIBED))
+
+
+BARE = replace(rules_for((True, False, True), above=None, start=None), untested=(False,) * 3)
+
+
+@pytest.mark.parametrize(("rules", "missing"), [
+    (BARE, ["No rule says when an uncertain picture asks for a look.",
+            "No threshold for suspicious classes could be chosen on pictures: 10% is a default.",
+            "No rule compares the light with that of the pictures learned from."]),
+    (rules_for((False, False, False), above=0.999), [
+            "No rule says when an uncertain picture asks for a look.",
+            "No rule compares the light with that of the pictures learned from.",
+            "No rule asks about classes that it was hardly tested on.",
+            "This model knows benign classes only, so it cannot find a suspicious one."]),
+    (replace(BARE, uncertain_above=0.6, suspicious_from=0.25, light=LightRange(brightness=(100.0, 200.0))), []),
+])  # fmt: skip
+def test_a_pass_says_in_line_and_picture_which_rules_have_no_threshold(rules, missing) -> None:
+    """docs/reference/scores.md, "Referral"; the line was silent, and whoever read it missed the same rules."""
+    score = a_score((0.04, 0.94, 0.02), rules, info=DESCRIBED)
+    assert not score.refer and outcome(score).endswith(" ".join(["was not counted.", *missing]))
+    clauses = [f"{one[0].lower()}{one[1:-1]}" for one in missing]
+    assert in_brief(score).endswith("; ".join(["suspicious pictures pass was not counted", *clauses]))
 
 
 def test_a_class_that_may_hold_cancers_is_said_to_beside_a_pass() -> None:

@@ -48,7 +48,8 @@ refer_option = click.option(
     type=click.FloatRange(0.0),
     callback=finite,
     metavar="U",
-    help="Refer above this vacuity, 0 to 1 (softmax models: entropy in nats, 0 to ln of the number of classes).  "
+    help="Refer above this vacuity, 0 to below 0.999 (softmax models: entropy in nats, 0 to below ln of the number of "
+    "classes).  "
     "[default: the bundle's]",
 )
 formats_option = click.option(

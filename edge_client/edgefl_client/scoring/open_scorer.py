@@ -39,12 +39,11 @@ def open_scorer(
     """
     bundle = _verified(home, model, trusted, "edgefl_client.scoring.scorer")
     from edgefl_client.scoring.network import without_graphs
-    from edgefl_client.scoring.scorer import Scorer, largest_uncertainty, refuse_questions
+    from edgefl_client.scoring.scorer import Scorer, refuse_questions, unfit_threshold
 
     refuse_questions(bundle)
-    most = largest_uncertainty(bundle)
-    if refer_above is not None and refer_above > most:
-        raise click.UsageError(f"--refer-above is {refer_above}; allowed for this model: 0 to {most:g}")
+    if (unfit := unfit_threshold(bundle, refer_above)) is not None:
+        raise click.UsageError(f"--refer-above {unfit}")
     personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
     scorer = Scorer(bundle, threads, refer_above, personal=personal)
     return scorer, bundle if keep_graphs else without_graphs(bundle)

@@ -2,12 +2,13 @@
 
 Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
 map that cannot be written costs no score. What is too small or not skin gets no heat map, as it gets no prediction. A
-heat map is named after its picture's content and the model's too, so that it never takes the place of another
-picture's, nor of another model's.
+heat map is named after its picture's content and the model's too, and after the rules where these are not the bundle's
+own. So it never takes the place of another picture's, nor of another model's, nor of one that says something else.
 """
 
 import dataclasses
 import hashlib
+import json
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ STANDARD_INPUT = "-"
 _DIGITS = 16  # of the SHA-256 of a picture, in the name and the last line of its heat map
 _QUESTION_DIGITS = 8  # of the SHA-256 of a question, in the name of its picture
 _MODEL_DIGITS = 8  # of the SHA-256 of a bundle, and of personal values, in the name of a heat map
+_RULE_DIGITS = 8  # of the SHA-256 of reasons and thresholds, in the name of a heat map by other rules
 _STEM_BYTES = 150  # of a picture's name, in that of its heat map: file systems allow 255 bytes in all
 
 
@@ -133,13 +135,19 @@ def read_picture(
 
 
 def drawing_file(
-    folder: Path, name: str, sha256: str, question: str | None = None, model: ModelInfo | None = None
+    folder: Path,
+    name: str,
+    sha256: str,
+    question: str | None = None,
+    model: ModelInfo | None = None,
+    rules: str | None = None,
 ) -> tuple[Path, str]:
     """Name the drawing of a picture in this folder, and give the digits that its last line tells.
 
     Args:
         question: what was asked, of which the name has the first digits of the SHA-256: the text may name a patient.
         model: what scored the picture, of which the name has digits, too: each model's drawing stays.
+        rules: what `rule_digits` gives.
     """
     stem = "standard-input" if name == STANDARD_INPUT else Path(name).stem
     if len(long := os.fsencode(stem)) > _STEM_BYTES:
@@ -147,7 +155,8 @@ def drawing_file(
     digits = sha256[:_DIGITS]
     asked = "" if question is None else f"-{text_sha256(question)[:_QUESTION_DIGITS]}"
     scored = "" if model is None else f"-{model_digits(model)}"
-    return folder / f"{stem}-{digits}{asked}{scored}{DRAWN}", digits
+    judged = "" if rules is None else f"-{rules}"
+    return folder / f"{stem}-{digits}{asked}{scored}{judged}{DRAWN}", digits
 
 
 def text_sha256(question: str) -> str:
@@ -159,6 +168,19 @@ def model_digits(model: ModelInfo) -> str:
     """Give the digits that tell apart drawings of several models, and of a bundle's values and personal ones."""
     personal = [model.state_sha256] if model.state_kind == "personal" else []
     return "-".join(sha256[:_MODEL_DIGITS] for sha256 in (model.sha256, *personal))
+
+
+def rule_digits(score: Score, *, own_rules: bool) -> str | None:
+    """Give the digits that tell apart drawings by other rules than the bundle's own, as it was signed; None by these.
+
+    Args:
+        own_rules: whether the thresholds are the bundle's. Its date may have passed all the same.
+    """
+    if own_rules and "model_expired" not in score.refer_reasons:
+        return None
+    thresholds = (score.suspicious_from, score.vacuity_from, score.entropy_from, score.dissonance_from)
+    judged = json.dumps([score.refer_reasons, thresholds])
+    return hashlib.sha256(judged.encode()).hexdigest()[:_RULE_DIGITS]
 
 
 def _load(name: str, task: ScoringJob) -> _Loaded:
@@ -187,7 +209,8 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Scor
     """Draw the picture of a score, with its map where it has a true one; nothing for what is not judged."""
     if isinstance(photo.found, Failure) or photo.pixels is None or photo.sha256 is None or not score.judged:
         return score
-    path, digits = drawing_file(folder, photo.name, photo.sha256, model=score.model)
+    rules = rule_digits(score, own_rules=task.scorer.own_rules)
+    path, digits = drawing_file(folder, photo.name, photo.sha256, model=score.model, rules=rules)
     from edgefl_client.scoring.drawing.heatmap import png_bytes  # only those who draw pay for loading fonts
     from edgefl_client.scoring.drawing.score_picture import draw_heatmap
 

@@ -3,7 +3,6 @@
 Each is judged by `edgefl_protocol.pictures.quality` before the network sees it.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.quality import measure_quality
-from edgefl_protocol.pictures.referral import JudgedPicture, judge_picture
+from edgefl_protocol.pictures.referral import JudgedPicture, in_force, judge_picture, most_uncertain
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_protocol.rules.hidden_regions import marks_nothing
 
@@ -62,12 +61,12 @@ class Scorer:
         personal: "PersonalState | None" = None,
     ) -> None:
         refuse_questions(bundle)
-        most = largest_uncertainty(bundle)
-        if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
-            raise ValueError(f"refer_above is {refer_above}; allowed for this model: 0 to {most:g}")
+        if (unfit := unfit_threshold(bundle, refer_above)) is not None:
+            raise ValueError(f"refer_above {unfit}")
         self._classes = bundle.labels.classes
         # the classes, with what taught the values in use
         self.labels = bundle.labels if personal is None else replace(bundle.labels, seen=personal.seen)
+        self.own_rules = refer_above in (None, bundle.card.refer_above)  # whether the thresholds are the bundle's
         self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
         if personal is not None:
             self._rules = replace(self._rules, own_light=personal.light)
@@ -173,6 +172,15 @@ def refuse_questions(bundle: Bundle) -> None:
         )
 
 
-def largest_uncertainty(bundle: Bundle) -> float:
-    """Give the largest uncertainty of a bundle's measure: 1 for vacuity, ln K for the entropy of K classes in nats."""
-    return 1.0 if "vacuity" in bundle.outputs else math.log(len(bundle.labels.classes))
+def unfit_threshold(bundle: Bundle, refer_above: float | None) -> str | None:
+    """Say why a threshold of uncertainty cannot be used, after its name; None where it can, and for none at all.
+
+    One that no picture can exceed would be none (`in_force`): the rule would be off unnoticed.
+    """
+    most = most_uncertain(len(bundle.labels.classes), has_vacuity="vacuity" in bundle.outputs)
+    if refer_above is None or (refer_above >= 0.0 and in_force(refer_above, most) is not None):
+        return None
+    return (
+        f"is {refer_above}; allowed for this model: 0 to below {most:g}, from where on the rule would be off; leave "
+        "it out for the model's own threshold"
+    )

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgefl_protocol.pictures.answer import DEFAULT_CONFIDENCE_FROM, MeasuredAnswers, PictureAnswer
-from edgefl_protocol.pictures.wording import against, digits_apart, percent, taught_words, uncertain_share
+from edgefl_protocol.pictures.wording import taught_words
+from edgefl_protocol.pictures.written_numbers import against, digits_apart, percent, uncertain_share
 from edgefl_protocol.sentences import counted, listed
 
 LONGEST_WORD: Final = 30  # characters of a word of the question that a sentence tells; `--json` has all

@@ -36,6 +36,7 @@ from edgefl_protocol.pictures.light import Light, LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
+MOST_DISSONANCE = 1.0  # it is at most 1 - vacuity
 # Summed probability from which suspicious classes refer where no threshold was chosen. Whoever excises nine lesions for
 # one melanoma, as specialised clinics did (Argenziano et al. 2012), acts at one in nine; a look costs less. 0043.
 DEFAULT_SUSPICIOUS_FROM = 0.10
@@ -143,6 +144,11 @@ class ReferralRules:
             return DEFAULT_SUSPICIOUS_FROM
         return min(self.suspicious_from, MOST_SUSPICIOUS_FROM)
 
+    @property
+    def dissonance_in_force(self) -> float | None:
+        """Above which dissonance refers; None where the card does not say, or no picture can exceed what it says."""
+        return in_force(self.dissonance_above, MOST_DISSONANCE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
@@ -232,12 +238,17 @@ def in_force(threshold: float | None, most: float) -> float | None:
     return None if threshold is None or threshold >= most - ROUNDING else threshold
 
 
-def uncertain_in_force(measures: Measures, rules: ReferralRules) -> float | None:
-    """Give above which uncertainty refers; None where nothing does.
+def most_uncertain(classes: int, *, has_vacuity: bool) -> float:
+    """Give the uncertainty from which a threshold is none.
 
     From `ABSTAIN_FROM` of vacuity nothing is predicted whatever the threshold; entropy is ln K at most.
     """
-    most = math.log(len(measures.probabilities)) if measures.vacuity is None else ABSTAIN_FROM
+    return ABSTAIN_FROM if has_vacuity else math.log(classes)
+
+
+def uncertain_in_force(measures: Measures, rules: ReferralRules) -> float | None:
+    """Give above which uncertainty refers; None where nothing does."""
+    most = most_uncertain(len(measures.probabilities), has_vacuity=measures.vacuity is not None)
     return in_force(rules.uncertain_above, most)
 
 
@@ -260,7 +271,7 @@ def refer_reasons(
         "suspicious_class": asks_for_a_look(measures, predicted, rules),
         "vacuity": _above(uncertainty, uncertain_in_force(measures, rules))
         or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
-        "dissonance": _above(measures.dissonance, rules.dissonance_above),
+        "dissonance": _above(measures.dissonance, rules.dissonance_in_force),
         **{reason: reason in picture.faults for reason in PICTURE_FAULTS},
         "light": picture.light is not None,
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
@@ -275,7 +286,7 @@ def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | Non
     without = {
         "suspicious_class": rules.suspicious is not None and rules.suspicious_in_force is None,
         "vacuity": uncertain_in_force(measures, rules) is None,
-        "dissonance": measures.dissonance is None or rules.dissonance_above is None,
+        "dissonance": measures.dissonance is None or rules.dissonance_in_force is None,
         "light": rules.light is None,
         "untested_class": rules.untested is None,
         "model_expired": expired is None,

@@ -190,7 +190,7 @@ def make_score(
         suspicious_tried=rules.suspicious_tried,
         vacuity_from=None if measures.vacuity is None else uncertain_from,
         entropy_from=uncertain_from if measures.vacuity is None else None,
-        dissonance_from=None if measures.dissonance is None else rules.dissonance_above,
+        dissonance_from=None if measures.dissonance is None else rules.dissonance_in_force,
         exposure=picture.exposure,
         light=picture.light,
         transparent=picture.transparent,

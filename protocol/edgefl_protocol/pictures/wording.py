@@ -8,7 +8,6 @@ digit more or as "just below", and one number is written alike everywhere. Devic
 sentences.
 """
 
-import math
 from collections.abc import Sequence
 
 from edgefl_protocol.pictures.fault_words import (
@@ -20,11 +19,14 @@ from edgefl_protocol.pictures.fault_words import (
 )
 from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import ModelInfo, Score
+from edgefl_protocol.pictures.written_numbers import against, apart, digits_apart, percent, uncertain_share
 from edgefl_protocol.sentences import counted, listed
 
 NO_ALL_CLEAR = "No rule asks for a look. That is no all-clear."
+SECOND = "second"
 NOT_COUNTED = "How many suspicious pictures pass was not counted."
-MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
+MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # K/(K + evidence): evidence twice the prior's weight, and half of it
+ALMOST, HALF = 0.9, 0.5  # of the named class's evidence, which another class has
 
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = (
@@ -50,7 +52,6 @@ RULE_NAMES = {
     "untested_class": "class it was hardly tested on",
     "model_expired": "expiry date",
 }
-MOST_EXTRA_DIGITS = 1  # in which numbers that are compared are told apart; beyond, words say which is less
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
     "premalignant": "the predicted class can become malignant",
@@ -91,15 +92,15 @@ def second_words(score: Score) -> str | None:
     second = second_class(score)
     if second is None or (second == _most_suspicious(score) and suspicious_words(score) is not None):
         return None
-    return f"second {class_title(score, second)} {likely(score, second)}"
+    place = second_place(score, second)
+    return f"{place}{'' if place == SECOND else ':'} {class_title(score, second)} {likely(score, second)}"
 
 
-def percent(share: float, digits: int = 0) -> str:
-    """Write a probability; nothing short of certainty is rounded to it, nor anything above none to none."""
-    said, step = f"{share:.{digits}%}", 10.0**-digits
-    if float(said[:-1]) == 0:
-        return said if share == 0 else f"<{step:.{digits}f}%"
-    return said if float(said[:-1]) < 100 else f">{100 - step:.{digits}f}%"
+def second_place(score: Score, label: str) -> str:
+    """Say in which place the most probable other class stands: only one that is never predicted can come first."""
+    if score.predicted is None or score.probabilities[label] <= score.probabilities[score.predicted]:
+        return SECOND
+    return "most probable, but never predicted here"
 
 
 def likely(score: Score, label: str) -> str:
@@ -112,17 +113,6 @@ def without_strongest(score: Score) -> str | None:
     if score.predicted is None or score.heatmap_fall is None:
         return None
     return percent(score.probabilities[score.predicted] - score.heatmap_fall, _digits(score))
-
-
-def apart(value: float, limit: float) -> tuple[str, str]:
-    """Write a number and the limit it is compared with: in one digit more, or in words, where they would read alike."""
-    if value == limit:
-        return f"{value:.2f}", f"{limit:.2f}"
-    for digits in range(2, 3 + MOST_EXTRA_DIGITS):
-        said = f"{value:.{digits}f}", f"{limit:.{digits}f}"
-        if said[0] != said[1]:
-            return said
-    return f"just {'below' if value < limit else 'above'} {said[1]}", said[1]
 
 
 def taught_words(sites: Sequence[str], *, here: bool = False) -> str:
@@ -155,10 +145,10 @@ def suspicious_words(score: Score) -> str | None:
         return None  # the prediction has said it
     if len(asking) == 1:
         what = "not known to be benign:" if mixed else "suspicious class"
-        return f"{what} {class_title(score, most)} {likely(score, most)}"
+        return f"{what} {class_title(score, most)} {_beside_limit(score, most)}"
     together = _against_limit(score)[0]
     what = "classes not known to be benign" if mixed else "suspicious classes"
-    return f"{what} {together} together, most probable {class_title(score, most)} {likely(score, most)}"
+    return f"{what} {together} together, most probable {class_title(score, most)} {_beside_limit(score, most)}"
 
 
 def uncertainty_words(score: Score) -> str:
@@ -169,7 +159,7 @@ def uncertainty_words(score: Score) -> str:
 
 
 def evidence_words(score: Score) -> str:
-    """Say how much evidence the model has for its answer, with the number behind it and the rule's threshold.
+    """Say how much evidence the model has for its answer, which other class has as much, and the vacuity of them all.
 
     Vacuity does not tell whether a picture is like those that the model learned: noise may get much evidence.
     """
@@ -178,12 +168,36 @@ def evidence_words(score: Score) -> str:
     if score.vacuity is None:
         uncertainty = f"Uncertainty {number} (0: none, 1: all classes alike)"
         return f"This model cannot say how much evidence it has. {uncertainty}{asks}"
-    much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
+    alone = _vacuity_alone(score, score.vacuity)
+    much = "much" if alone < MUCH_BELOW else "some" if alone < LITTLE_FROM else "little"
     answer = "any answer" if score.predicted is None else "its answer"
     proof = "" if much == "little" else ", which does not make it right"
     if "vacuity" in score.refer_reasons:  # the words contradict neither the rule nor the scale
         much, proof = "too little", " by its rule"
-    return f"The model has {much} evidence for {answer}{proof}. Vacuity {number} (0: much evidence, 1: none){asks}"
+    said = f"The model has {much} evidence for {answer}{proof}.{_evidence_for_another(score)}"
+    return f"{said} Vacuity {number} (0: much evidence in all, 1: none){asks}"
+
+
+def _vacuity_alone(score: Score, vacuity: float) -> float:
+    """Compute what vacuity would be if the predicted class's evidence were all that there is; never less than it is."""
+    if score.predicted is None or score.evidence is None:
+        return vacuity
+    classes = len(score.evidence)
+    return max(vacuity, classes / (classes + score.evidence[score.predicted]))
+
+
+def _evidence_for_another(score: Score) -> str:
+    """Say in a sentence which other class has more evidence than the predicted one, or about as much; else nothing."""
+    if score.predicted is None or score.evidence is None or len(score.evidence) == 1:
+        return ""
+    others = {name: value for name, value in score.evidence.items() if name != score.predicted}
+    most, own = max(others, key=others.__getitem__), score.evidence[score.predicted]
+    if others[most] <= HALF * own:
+        return ""
+    less = "almost as much" if others[most] >= ALMOST * own else "more than half as much"
+    amount = "more" if others[most] > own else "as much" if others[most] == own else less
+    never = "" if second_place(score, most) == SECOND else ", which is never predicted here"
+    return f" It has {amount} for {class_title(score, most)}{never}."
 
 
 def reasons_in_words(score: Score) -> list[str]:
@@ -228,8 +242,9 @@ def in_brief(score: Score) -> str:
         how = f"{how_again(score, faults)}{'' if reasons else ', or refer'}"
         again = [f"take the picture again{how}: {'; '.join(faults)}"] if faults else []
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    passed = passed_words(score) or NOT_COUNTED
-    return f"no rule asks for a look, which is no all-clear: {passed[0].lower()}{passed[1:-1]}"
+    worth = [passed_words(score) or NOT_COUNTED, *not_set(score)]
+    said = "; ".join(f"{sentence[0].lower()}{sentence[1:-1]}" for sentence in worth)
+    return f"no rule asks for a look, which is no all-clear: {said}"
 
 
 def passed_words(score: Score) -> str | None:
@@ -329,13 +344,6 @@ def _uncertainty(score: Score) -> tuple[str, str | None]:
     return number, None if score.vacuity_from is None else above
 
 
-def uncertain_share(entropy_nats: float, limit: float | None, answers: int) -> tuple[str, str | None]:
-    """Write entropy, and a rule's limit, as shares of the most that it can be with so many answers, ln K."""
-    most = math.log(max(answers, 2))  # of a single answer the entropy is 0
-    number, above = apart(entropy_nats / most, (entropy_nats if limit is None else limit) / most)
-    return number, None if limit is None else above
-
-
 def _against_limit(score: Score) -> tuple[str, str]:
     """Write what suspicious classes have together, and from where that asks for a look."""
     together, digits = score.suspicious_probability or 0.0, _digits(score)
@@ -343,10 +351,14 @@ def _against_limit(score: Score) -> tuple[str, str]:
     return against(together, limit, digits)
 
 
-def against(share: float, limit: float, digits: int) -> tuple[str, str]:
-    """Write a probability and the limit it is compared with; one below it never reads like it."""
-    said = percent(share, digits), percent(limit, digits)
-    return (f"just below {said[1]}", said[1]) if share < limit and said[0] == said[1] else said
+def _beside_limit(score: Score, label: str) -> str:
+    """Write the probability of a suspicious class, which the reader compares with the threshold, too.
+
+    That of the predicted class is written as the headline has it.
+    """
+    if label == score.predicted or score.suspicious_from is None:
+        return likely(score, label)
+    return against(score.probabilities[label], score.suspicious_from, _digits(score))[0]
 
 
 def _digits(score: Score) -> int:
@@ -362,9 +374,3 @@ def _digits(score: Score) -> int:
     if score.suspicious_probability is not None and score.suspicious_from is not None:
         compared.append({score.suspicious_probability, score.suspicious_from})
     return max(map(digits_apart, compared), default=0)
-
-
-def digits_apart(values: set[float]) -> int:
-    """Count the digits in which no value reads like another, as far as `MOST_EXTRA_DIGITS` tell them apart."""
-    enough = (n for n in range(MOST_EXTRA_DIGITS) if len({percent(value, n) for value in values}) == len(values))
-    return next(enough, MOST_EXTRA_DIGITS if len(values) > 1 else 0)

@@ -258,15 +258,16 @@ def test_threshold_changes_the_referral(run, files):
     assert (value["refer"], value["refer_reasons"]) == (True, ["vacuity"])
 
 
-@pytest.mark.parametrize(("softmax", "most"), [(False, 1.0), (True, np.log(3))])
+@pytest.mark.parametrize(("softmax", "most"), [(False, 0.999), (True, np.log(3))])
 def test_a_threshold_that_nothing_can_exceed_is_a_usage_error(run, files, lab, softmax, most):
-    """docs/methods.md, 1.8: vacuity K/S is at most 1, the entropy of K classes ln K: above, the rule would be off."""
+    """docs/reference/scores.md, "Referral": a vacuity of 0.999 or more, or an entropy of ln K, is no threshold."""
     (files / "model.edgefl").write_bytes(lab.bundle_bytes(softmax=softmax))
     options = ("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub", "--refer-above")
-    for value in (7, most * 1.01):
+    for value in (7, 1.0986123 if softmax else 0.9995, 1.01 * most, most):
         code, out, err = run(*options, value)
         assert (code, out) == (2, "")
-        assert f"0 to {most:g}" in err
+        assert f"--refer-above is {float(value)}; allowed for this model: 0 to below {most:g}" in err
+        assert "leave it out for the model's own threshold" in err
     assert run(*options, most * 0.99)[0] == 0
 
 

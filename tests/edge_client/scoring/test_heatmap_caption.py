@@ -27,7 +27,9 @@ def test_caption_says_what_was_found(said):
     assert "Prediction: Melanoma (MEL), probability 75%" in words
     assert "A cancer of the pigment cells" in words and "This class is malignant." in words
     assert "Second: Melanocytic nevus (NV), probability 25%" in words
-    assert "has too little evidence for its answer by its rule. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert (
+        "has too little evidence for its answer by its rule. Vacuity 0.40 (0: much evidence in all, 1: none)" in words
+    )
     assert (
         "Refer to a dermatologist: the predicted class is malignant; the model has less evidence for this picture"
         in words
@@ -57,6 +59,16 @@ def test_a_line_writes_numbers_as_the_picture_does():
     other = replace(landscape, vacuity=None, refer_reasons=("not_skin",))
     said = "x: no prediction; take the picture again, or refer: its colours are not those of skin"
     assert human_line(landscape) == human_line(other) == said
+
+
+def test_a_class_that_is_never_predicted_is_not_called_second(said):
+    """docs/reference/scores.md, "Referral": in line and picture."""
+    found = {"NV": 0.2, "BKL": 0.06, "DF": 0.74}
+    score = replace(score_with(one_hot(7, 1, 1), ("unseen_class",), predicted="NV"), probabilities=found)
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert "Most probable, but never predicted here: Dermatofibroma (DF), probability 74%" in " ".join(said)
+    line = "probability 20%, most probable, but never predicted here: Dermatofibroma (DF) 74%, vacuity"
+    assert line in human_line(score) and "second" not in f"{human_line(score)} {' '.join(said)}".lower()
 
 
 def test_transparency_is_told_in_line_and_picture(said):

@@ -1,19 +1,13 @@
 """`edgefl score` over folders, patterns, standard input and every kind of file."""
 
 import csv
-import hashlib
 import io
 import json
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-from edgefl_client.scoring.score_files import model_digits
-from edgefl_protocol.pictures.score import ModelInfo
 
 EVERY_FORMAT = ("--formats", "jpeg,png,tiff,heic,dicom")
 
@@ -261,49 +255,6 @@ def test_no_metadata_is_passed_on(run, lab, files):
     for data in drawn:
         with Image.open(io.BytesIO(data)) as image:
             assert not image.info and not image.getexif()
-
-
-def test_a_heat_map_belongs_to_one_picture_for_good(run, files, lab):
-    """docs/reference/scores.md: cameras count from 1 every day, and Monday's result still points at Monday's map."""
-    for day, size in (("mon", (60, 50)), ("tue", (50, 60)), ("mon/again", (60, 50))):
-        (files / day).mkdir()
-        (files / day / "IMG_0001.png").write_bytes(lab.encoded(lab.photo(*size)))
-    (monday,) = scored(run, "mon/IMG_0001.png", "--heatmap", "maps")[1]
-    drawn = (files / monday["heatmap"]).read_bytes()
-    (tuesday,) = scored(run, "tue/IMG_0001.png", "--heatmap", "maps")[1]
-    assert tuesday["heatmap"] != monday["heatmap"] and (files / monday["heatmap"]).read_bytes() == drawn
-    same = scored(run, "tue/IMG_0001.png", "mon", "--heatmap", "maps")[1]  # whatever else is scored, in any order
-    assert [line["heatmap"] for line in same] == [tuesday["heatmap"], monday["heatmap"], monday["heatmap"]]
-    digest = hashlib.sha256((files / "mon" / "IMG_0001.png").read_bytes()).hexdigest()
-    model = monday["model"]["sha256"]
-    assert monday["heatmap"] == f"maps/IMG_0001-{digest[:16]}-{model[:8]}.heatmap.png"
-    assert (files / monday["heatmap"]).read_bytes() == drawn and len(list((files / "maps").iterdir())) == 2
-
-
-def test_a_heat_map_belongs_to_one_model_and_its_values_for_good(run, files, lab):
-    """docs/reference/scores.md: the picture goes to a second model, or its owner's values, and both results stay."""
-    (one,) = scored(run, "good.png", "--heatmap", "maps")[1]
-    drawn = (files / one["heatmap"]).read_bytes()
-    (files / "model.edgefl").write_bytes(lab.bundle_bytes(version=9))
-    (second,) = scored(run, "good.png", "--heatmap", "maps")[1]
-    assert second["heatmap"].endswith(f"-{second['model']['sha256'][:8]}.heatmap.png")
-    assert (files / one["heatmap"]).read_bytes() == drawn and len(list((files / "maps").iterdir())) == 2
-    bundle = ModelInfo(id="m", sha256="a" * 64, version=1, state_kind="bundle", state_sha256="b" * 64)
-    personal = [replace(bundle, state_kind="personal", state_sha256=one * 64) for one in "bc"]
-    assert [model_digits(one) for one in (bundle, *personal)] == [
-        "a" * 8,
-        f"{'a' * 8}-{'b' * 8}",
-        f"{'a' * 8}-{'c' * 8}",
-    ]
-
-
-def test_a_long_name_has_a_heat_map_too(run, files):
-    """docs/reference/scores.md: a name as long as file systems allow (255 bytes) is cut, not refused."""
-    long = f"{'ä' * 125}a.png"
-    (files / "good.png").rename(files / long)
-    code, (line,), _ = scored(run, long, "--heatmap", "maps")
-    assert code == 0 and Path(line["heatmap"]).name.startswith("ä" * 75 + "-")
-    assert (files / line["heatmap"]).exists()
 
 
 def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):

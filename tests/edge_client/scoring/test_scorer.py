@@ -130,6 +130,14 @@ def test_dissonance_refers_only_where_the_card_says_from_where(lab, make_bundle)
     assert Scorer(make_bundle(), threads=1).score(grey).dissonance > 0.2
     score = Scorer(make_bundle(metrics={"refer_dissonance_above": 0}), threads=1).score(grey)
     assert score.refer_reasons == ("dissonance",)
+    assert "dissonance" in score.rules_tried and score.to_json()["dissonance_from"] == 0
+
+
+@pytest.mark.parametrize("above", [5.0, 1.0])
+def test_a_threshold_that_no_dissonance_can_exceed_is_none(lab, make_bundle, above):
+    """docs/reference/scores.md, `dissonance_from` and `rules_tried`: it is at most 1 - vacuity (methods.md 1.8)."""
+    score = Scorer(make_bundle(metrics={"refer_dissonance_above": above}), threads=1).score(lab.photo())
+    assert score.to_json()["dissonance_from"] is None and "dissonance" not in score.rules_tried
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,7 @@ def test_numbers_that_are_not_finite_are_no_score(lab, make_bundle):
 
 @pytest.mark.parametrize(
     "options",
-    [{"threads": 0}, {"threads": 2000}, {"refer_above": -0.1}, {"refer_above": 1.01}, {"refer_above": float("nan")}],
+    [{"threads": 0}, {"threads": 2000}, {"refer_above": -0.1}, {"refer_above": 0.999}, {"refer_above": float("nan")}],
 )
 def test_options_out_of_range(plain_bundle, options):
     with pytest.raises(ValueError, match="allowed"):

@@ -24,6 +24,7 @@ from edgefl_protocol.pictures.wording import (
     on_white,
     outcome,
     second_class,
+    second_place,
     second_words,
     suspicious_words,
     tried_words,
@@ -63,8 +64,9 @@ def _lines(score: Score) -> list[CaptionLine]:
     if score.predicted is not None:  # small: that a class is benign must reassure nobody about this picture
         lines.append(CaptionLine(meaning(score, score.predicted), SMALL, QUIET))
     if (second := second_class(score)) is not None and second_words(score) is not None:
+        place = capital(second_place(score, second))
         lines.append(
-            CaptionLine(f"Second: {class_title(score, second)}, probability {likely(score, second)}", BODY, INK)
+            CaptionLine(f"{place}: {class_title(score, second)}, probability {likely(score, second)}", BODY, INK)
         )
     if (suspicious := suspicious_words(score)) is not None:
         lines.append(CaptionLine(f"{capital(suspicious)}.", BODY, INK))
