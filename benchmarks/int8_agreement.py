@@ -92,7 +92,8 @@ def one_site(finished: "FinishedRun", site: str, pictures: "Pictures") -> tuple[
     said = predict(model.predictor, pictures)
     outputs = {"probabilities": said.probabilities, "vacuity": said.vacuity, "map": said.maps}
     expected = {name: value for name, value in outputs.items() if value is not None}
-    found = agreement(expected, graph_scores(load_graph(made.files["score.onnx"], processors()), weights, pictures, 8))
+    scores = graph_scores(load_graph(made.files["score.onnx"], processors()), weights, pictures, 8)
+    found = agreement(expected, scores, model.predictor.seen)
     kept = json.loads(made.files["card.json"])["metrics"]["int8"]["kept_in_float"]
     maps = "none" if found.map_change is None else f"{found.map_change:.4f}"
     figures = f"{found.same_class:.2%} | {found.change:.4f} | {maps}"

@@ -150,11 +150,14 @@ def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
     assert done.exit_code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["int8"]["same_class"] >= 0.99 and facts["int8"]["change"] <= 0.01
+    assert 0 <= facts["int8"]["other_referral"] <= 1
+    assert f"the other does not: {facts['int8']['other_referral']:.2%} of these images" in bundle_text(facts)
     words = "the graph, before its layers got 8 bits,"  # whose figures are no others
     assert words in bundle_text(facts) and words not in bundle_text({**facts, "int8": None})
     shown = json.loads(CliRunner().invoke(cli.main, ["inspect", str(tmp_path / "small.edgefl"), "--json"]).stdout)
     assert shown["min_runtime"] == "1.24"
     told = shown["card"]["metrics"]["int8"]
+    assert told["other_referral"] == pytest.approx(facts["int8"]["other_referral"], abs=1e-5)
     assert told["images"]["gate"] == facts["int8"]["images"] >= 64
     assert told["layers"] > 0 and set(told["kept_in_float"]) <= set(told["most_sensitive"])
 

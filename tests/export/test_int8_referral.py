@@ -30,17 +30,19 @@ def test_the_rule_for_suspicious_classes_is_measured_in_8_bits(
         save_tune_scores(folder, "north", Prediction(other, other.argmax(1), None, None, None, None), targets)
     same = precision.Agreement(64, 1.0, 0.0, None)
     graph, layers = members.files["score.onnx"], precision.FloatLayers((), {}, same)
-    monkeypatch.setattr(assemble, "_quantised", lambda *_: (graph, "1.24", layers, same))
+    weights = read_tensors(members.files["weights.safetensors"], max_bytes=1 << 30)[0]
+    scores = graph_scores(open_session(graph), weights, pictures, 1)
+    monkeypatch.setattr(assemble, "_quantised", lambda *_: (graph, "1.24", layers, same, (scores, scores)))
     sets = Calibration(ranges=pictures, choice=pictures, gate=pictures, tune=pictures, targets=targets)
     model = assemble.site_model(open_run(folder), "north")
     with shared.traces():
-        made = assemble.build_members(model, int8=sets).card.suspicion
-    assert made is not None
+        card = assemble.build_members(model, int8=sets).card
+    made, facts = card.suspicion, card.metrics["int8"]
+    assert made is not None and isinstance(facts, dict)
     if not kept:
+        assert facts["other_referral"] == 0  # the same scores under the same threshold
         assert made == model.card.suspicion and "kept no scores" in made.statement
         return
-    weights = read_tensors(members.files["weights.safetensors"], max_bytes=1 << 30)[0]
-    scores = graph_scores(open_session(graph), weights, pictures, 1)
     asked = np.array([
         asks_for_a_look(
             Measures(probabilities=one, vacuity=None, dissonance=None, entropy_nats=0.0),

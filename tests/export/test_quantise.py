@@ -11,13 +11,16 @@ from onnx import TensorProto, helper, numpy_helper
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.score import export_score_graph
 from edgefl_export.int8 import precision
-from edgefl_export.int8.precision import agreement, check_agreement, choose_layers
+from edgefl_export.int8.precision import agreement, check_agreement, choose_layers, other_referral
 from edgefl_export.int8.quantise import CONVOLUTION, LINEAR, Quantiser, layers_of
 from edgefl_export.parity.score_parity import graph_scores, open_session, parity_images
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
+from edgefl_protocol.pictures.referral import ReferralRules
 from edgefl_protocol.processor import multiplies_bytes
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+
+ALL = (True, True, True)  # classes that the site has seen
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +173,7 @@ def test_the_sensitive_layer_is_found_by_measurement_and_kept():
     graph, pictures = spoiled_graph(), np.random.default_rng(1).integers(0, 256, (96, 4, 4, 3), np.uint8)
     quantiser = Quantiser(graph, {}, pictures[:32])
     said = []
-    choice = choose_layers(quantiser, graph, {}, pictures[32:], said.append)
+    choice = choose_layers(quantiser, graph, {}, pictures[32:], ALL, said.append)
     assert list(choice.sensitivity) == [f"block {index} a" for index in range(4)]
     assert max(choice.sensitivity, key=choice.sensitivity.__getitem__) == "block 2 a"
     assert choice.kept == ("block 2 a",)
@@ -178,6 +181,7 @@ def test_the_sensitive_layer_is_found_by_measurement_and_kept():
     all_of_it = agreement(
         graph_scores(open_session(graph), {}, pictures[32:], 8),
         graph_scores(open_session(quantiser.build()), {}, pictures[32:], 8),
+        ALL,
     )
     assert all_of_it.change > choice.found.change
 
@@ -187,11 +191,12 @@ def test_a_number_of_float_layers_that_is_given_takes_the_place_of_the_choice():
     graph, pictures = spoiled_graph(), np.random.default_rng(1).integers(0, 256, (96, 4, 4, 3), np.uint8)
     quantiser = Quantiser(graph, {}, pictures[:32])
     kept = {
-        count: choose_layers(quantiser, graph, {}, pictures[32:], lambda line: None, count).kept for count in (0, 1, 2)
+        count: choose_layers(quantiser, graph, {}, pictures[32:], ALL, lambda line: None, count).kept
+        for count in (0, 1, 2)
     }
     assert kept[0] == () and kept[1] == ("block 2 a",) and kept[2][0] == "block 2 a" and len(kept[2]) == 2
     with pytest.raises(ExportError, match="the graph has 4 layers"):
-        choose_layers(quantiser, graph, {}, pictures[32:], lambda line: None, 5)
+        choose_layers(quantiser, graph, {}, pictures[32:], ALL, lambda line: None, 5)
 
 
 @pytest.mark.parametrize(
@@ -207,16 +212,50 @@ def test_the_gate_has_the_stated_limits(wrong, change, passes):
     found["vacuity"] += np.float32(change) * np.where(np.arange(100) % 2, 1, -1).astype(
         np.float32
     )  # signs do not cancel
-    figures = agreement(expected, found)
+    figures = agreement(expected, found, ALL)
     assert figures.within() == passes
     assert figures.same_class == pytest.approx(1 - wrong / 100)
+
+
+def test_the_same_class_is_that_which_a_device_names():
+    """docs/methods.md 1.3: a class that the site has not seen is never predicted, however probable. Where it leads in
+    both graphs and the classes below it change places, a device names another class for every picture."""
+    expected, found = (
+        {"probabilities": np.tile(np.float32(one), (64, 1)), "vacuity": np.full(64, 0.3, np.float32)}
+        for one in ([0.2, 0.1, 0.7], [0.1, 0.2, 0.7])
+    )
+    figures = agreement(expected, found, (True, True, False))
+    assert figures.same_class == 0 and not figures.within()
+    assert agreement(expected, found, ALL).same_class == agreement(expected, found, None).same_class == 1
+    nothing = {**found, "vacuity": np.full(64, 0.9995, np.float32)}  # docs/methods.md 1.8: nothing is predicted
+    assert agreement(nothing, nothing, ALL).same_class == 1 and agreement(found, nothing, ALL).same_class == 0
+
+
+def test_pictures_that_one_bundle_alone_refers_are_counted():
+    """docs/methods.md 1.8, by hand: the first is suspicious by its class, the second by its probability in float alone,
+    the third uncertain with 8 bits alone, the fourth nothing."""
+    expected = {"probabilities": np.float32([[0.6, 0.4], [0.21, 0.79], [0.1, 0.9], [0.05, 0.95]])}
+    found = {"probabilities": np.float32([[0.58, 0.42], [0.23, 0.77], [0.1, 0.9], [0.06, 0.94]])}
+    expected["vacuity"], found["vacuity"] = np.float32([[0.3, 0.3, 0.39, 0.3], [0.3, 0.3, 0.41, 0.3]])
+    before, after = (
+        ReferralRules(uncertain_above=0.4, dissonance_above=None, suspicious=(True, False), suspicious_from=threshold)
+        for threshold in (0.2, 0.25)
+    )
+    assert other_referral((expected, found), (True, True), (before, after)) == 0.5
+    assert other_referral((expected, expected), (True, True), (before, before)) == 0
+    softmax = tuple({"probabilities": one["probabilities"]} for one in (expected, found))  # entropy of the third: 0.33
+    unsure = tuple(
+        ReferralRules(uncertain_above=nats, dissonance_above=None, suspicious=(False, False), suspicious_from=None)
+        for nats in (0.3, 0.35)
+    )
+    assert other_referral(softmax, (True, True), unsure) == 0.25
 
 
 def test_without_vacuity_the_largest_probability_is_compared():
     """Softmax methods: mean change of the largest probability, by hand."""
     expected = {"probabilities": np.float32([[0.7, 0.3], [0.4, 0.6]])}
     found = {"probabilities": np.float32([[0.69, 0.31], [0.37, 0.63]])}
-    figures = agreement(expected, found)
+    figures = agreement(expected, found, None)
     assert figures.change == pytest.approx(0.02, abs=1e-6) and figures.map_change is None and figures.same_class == 1
 
 
@@ -224,15 +263,15 @@ def test_a_graph_that_answers_otherwise_is_refused(predictor, graph, quantiser, 
     """Export gates, int8: beyond the gate there is no bundle, and the sentence holds both figures."""
     other = {**predictor.tensors, "head.weight": -predictor.tensors["head.weight"]}
     expected = graph_scores(open_session(graph), predictor.tensors, images, 8)
-    assert not agreement(expected, graph_scores(open_session(graph), other, images, 8)).within()
+    assert not agreement(expected, graph_scores(open_session(graph), other, images, 8), ALL).within()
     coarse = onnx.load_from_string(quantiser.build())
     for tensor in coarse.graph.initializer:  # ranges a hundred times too narrow
         if tensor.name.endswith("_scale") and not tensor.dims:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(100), tensor.name))
     with pytest.raises(GateError, match=r"with 8 bits .* no bundle is made: use --precision fp32"):
-        check_agreement(coarse.SerializeToString(), graph, predictor.tensors, images)
+        check_agreement(coarse.SerializeToString(), graph, predictor.tensors, images, ALL)
     with pytest.raises(GateError, match="needs 64 images, but 63 were found"):
-        check_agreement(b"", graph, predictor.tensors, images[:63])
+        check_agreement(b"", graph, predictor.tensors, images[:63], ALL)
 
 
 def test_convolutions_of_a_convolutional_network_get_8_bits(images):
@@ -259,7 +298,7 @@ def test_convolutions_of_a_convolutional_network_get_8_bits(images):
         assert codes.dtype == np.int8 and scales.shape == (len(codes),)
         assert (np.abs(codes * step - before[name]) <= 0.51 * step).all()
     scores = [graph_scores(open_session(data), tensors, images, 8) for data in (graph, made)]
-    assert agreement(*scores).change < 0.02
+    assert agreement(*scores, ALL).change < 0.02
 
 
 def test_a_graph_without_a_layer_to_quantise_is_refused(quantiser, graph):

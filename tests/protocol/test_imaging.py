@@ -175,6 +175,51 @@ def test_sixteen_bit_colour_keeps_the_high_byte() -> None:
     np.testing.assert_array_equal(decode(made), (samples >> 8).astype(np.uint8))
 
 
+def deep_png(
+    samples: np.ndarray, colour: tuple[int, int, int], *, interlaced: bool = False, late: bool = False
+) -> bytes:
+    """A 16-bit RGB PNG with a transparent colour, by hand from the PNG specification, 8.1, 11.2.1 and 11.3.1.1."""
+    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    parts = [samples[y::down, x::right] for y, x, down, right in (passes if interlaced else [(0, 0, 1, 1)])]
+    rows = b"".join(b"\x00" + row.astype(">u2").tobytes() for part in parts for row in part if part.size)
+    head = struct.pack(">IIBBBBB", samples.shape[1], samples.shape[0], 16, 2, 0, 0, interlaced)
+    clear, body = chunk(b"tRNS", struct.pack(">HHH", *colour)), chunk(b"IDAT", zlib.compress(rows))
+    return png(head, body, clear) if late else png(head, clear, body)
+
+
+LESION = (0x3020, 0x1811, 0x1005)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize(
+    "colour", [LESION, (0xFF30, 0xFF18, 0xFF10), (0x0030, 0x0018, 0x0010), (0x3021, 0x1811, 0x1005)]
+)
+def test_a_transparent_colour_of_16_bits_is_matched_in_all_of_them(
+    colour: tuple[int, int, int], orientation: int, interlaced: bool
+) -> None:
+    """PNG specification, 11.3.1.1: a pixel is transparent where all its samples match, in 16 bits. A colour that has
+    the lesion's high bytes as its low ones, or another low byte, whitens nothing."""
+    samples = np.full((12, 11, 3), (0xB478, 0x7810, 0x5A33))
+    samples[4:8, 3:7] = LESION
+    made = deep_png(samples, colour, interlaced=interlaced)
+    made = made.replace(b"\x00\x00\x00\x06tRNS", chunk(b"eXIf", exif(orientation)[6:]) + b"\x00\x00\x00\x06tRNS")
+    clear = (samples == colour).all(axis=2)
+    expected = np.where(clear[:, :, None], 255, samples >> 8).astype(np.uint8)
+    found = flattened(open_photo(made))
+    np.testing.assert_array_equal(found.pixels, ORIENTED[orientation](expected))
+    assert found.white == pytest.approx(clear.mean()) and clear.any() == (colour == LESION)
+
+
+def test_where_the_low_bytes_are_lost_no_colour_is_transparent() -> None:
+    """Whoever has decoded a picture hands over its high bytes alone; a colour after the pixels is against 5.6."""
+    samples = np.full((4, 4, 3), LESION)
+    opened = Image.open(io.BytesIO(deep_png(samples, (0xFF30, 0xFF18, 0xFF10))))
+    opened.load()
+    for image in (opened, open_photo(deep_png(samples, LESION, late=True))):
+        assert flattened(image).white == 0 and (flattened(image).pixels == np.array(LESION) >> 8).all()
+
+
 def test_transparency_is_laid_on_white() -> None:
     """Check (9): c * alpha + 255 * (1 - alpha); hidden colours do not show, in RGBA, LA and palettes."""
     colour = photograph(16, 16)

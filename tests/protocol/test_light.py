@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import zipfile
+from dataclasses import replace
 from os import environ
 from pathlib import Path
 
@@ -166,6 +167,25 @@ def test_one_odd_picture_widens_no_range_of_a_device():
     odd = Light(brightness=1.0, red_by_green=1.2, blue_by_green=1.0, corners=1.0)
     assert own_range_of([*lights, odd]).brightness[0] > 135
     assert own_range_of(lights[:19]) is None
+
+
+def test_a_device_compares_no_colour_that_its_model_removed():
+    """docs/reference/picture-gate.md, light: such a model compares brightness and corners alone. What is left of the
+    ratios is rounding; a picture a hair outside of theirs, and as bright as the device's own, asks for nothing."""
+    rounding = [1.0 + n / 10_000 for n in range(-10, 11)]
+    lights = [Light(brightness=60.0, red_by_green=one, blue_by_green=1.0, corners=0.9) for one in rounding]
+    own = own_range_of(lights, "shades_of_grey_6")
+    assert own.to_json() == {"brightness": [60.0, 60.0], "corners": [0.9, 0.9]}
+    model = LightRange(brightness=(100.0, 200.0), corners=(0.7, 1.3))
+    kept_before = own_range_of(lights)  # as values hold it that were learned before colour was left out
+    for usual in (own, kept_before):
+        rules = ReferralRules(
+            uncertain_above=None, dissonance_above=None, suspicious=None, suspicious_from=None, light=model,
+            own_light=usual,
+        )  # fmt: skip
+        assert unlike_learned(replace(lights[0], red_by_green=1.002, blue_by_green=0.998), rules) is None
+        assert unlike_learned(replace(lights[0], brightness=85.0), rules) == "darker"
+        assert unlike_learned(replace(lights[0], corners=0.5), rules) is not None
 
 
 def test_a_photograph_is_outside_the_range_of_radiographs():

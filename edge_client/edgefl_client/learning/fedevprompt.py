@@ -172,10 +172,11 @@ class FedEvPromptLearner:
             self._held,
             lambda done: report({"judging": done, "pictures": total}),
         )
+        light = own_range_of(fit_rows(self._learn_rows).lights, self._bundle.preprocess.colour)
         self._around.judged(
             PersonalState(
                 bundle_sha256=self._bundle.sha256, weights=weights, seen=self._seen, verdict=verdict,
-                images=len(self._learn_rows), round=round_, light=own_range_of(fit_rows(self._learn_rows).lights),
+                images=len(self._learn_rows), round=round_, light=light,
             )
         )  # fmt: skip
         return verdict.passed

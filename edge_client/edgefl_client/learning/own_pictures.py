@@ -4,15 +4,17 @@
     held.json    of each class, the highest group held back (`hold_back`), for the bundle that is learned with
 
 Of each class 15 %, at least 20, are held back for the learning gate. Who is held back is decided by the hash of the
-lesion: all pictures of a lesion, and all copies of a picture, stand on one side. A picture keeps its side when others
-are added later, because the limit of each class is kept. Pictures without labels all teach, except those that the
-picture gate refers: nobody has said what they show.
+lesion: all pictures of a lesion, and all copies of a picture, stand on one side, whatever their labels. A picture keeps
+its side when others are added later, because the limit of each class is kept. Where one of these shows that two groups
+are one, or brings a second label, the whole may come to teach; what taught never comes to judge. Pictures without
+labels all teach, except those that the picture gate refers: nobody has said what they show.
 
 Pictures stay where they are: nothing of them is copied. One record of who is held back serves all learning of this
 home, so that no picture ever judges values that learned from it. Source: docs/design.md, section 7 (gate) and section 5
 (rows).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,7 +198,9 @@ def _read(
 def hold_back(
     rows: PreparedRows, classes: Sequence[str], limits: Mapping[str, str]
 ) -> tuple[NDArray[np.bool_], dict[str, str]]:
-    """Choose of each class the rows that are held back for the gate.
+    """Choose the groups of rows that are held back for the gate: enough of each class.
+
+    A group is held back where it lies within the limits of all classes that its rows have.
 
     Args:
         classes: names, in index order.
@@ -214,23 +218,59 @@ def hold_back(
             f"the table has pictures of one class only, {classes[found[0]]}; learning to tell classes apart needs two",
             "few_images",
         )
-    held, kept = np.zeros(len(rows), dtype=np.bool_), dict(limits)
-    for label in found:
-        members = np.flatnonzero(rows.labels == label)
-        groups = sorted(rows.groups[index] for index in members)
-        name = classes[label]
-        wanted = max(LEAST_HELD, round(HELD_SHARE * len(members)))
-        limit = kept.setdefault(name, groups[min(wanted, len(groups)) - 1])
-        held[members] = [rows.groups[index] <= limit for index in members]
-        judging = int(held[members].sum())
-        if judging < LEAST_HELD or len(members) - judging < LEAST_LEARNED:
+    counts = {classes[label]: Counter[str]() for label in found}
+    for group, label in zip(rows.groups, rows.labels, strict=True):
+        counts[classes[label]][group] += 1
+    kept = _with_new_limits(counts, limits)
+    teaching = {group for name, groups in counts.items() for group in groups if group > kept[name]}
+    for name, groups in counts.items():
+        learning = sum(count for group, count in groups.items() if group in teaching)
+        judging = groups.total() - learning
+        if judging < LEAST_HELD or learning < LEAST_LEARNED:
+            anew = ", or deal all of them anew with edgefl train --restart" if name in limits else ""
             raise LearningError(
-                f"the class {name} has {counted(judging, 'picture')} to judge with and {len(members) - judging} to "
-                f"learn from; it needs {LEAST_HELD} and {LEAST_LEARNED}, of different lesions: label more, or leave "
-                "the class out",
+                f"the class {name} has {counted(judging, 'picture')} to judge with and {learning} to learn from; it "
+                f"needs {LEAST_HELD} and {LEAST_LEARNED}, of different lesions: label more, or leave the class "
+                f"out{anew}",
                 "few_images",
             )
-    return held, kept
+    return np.array([group not in teaching for group in rows.groups], np.bool_), kept
+
+
+def _with_new_limits(counts: Mapping[str, Counter[str]], before: Mapping[str, str]) -> dict[str, str]:
+    """Add the limits of classes that have none yet; those from before stay.
+
+    Args:
+        counts: class name to its groups, with how many pictures of the class each has.
+    """
+    wanted = {
+        name: max(LEAST_HELD, round(HELD_SHARE * groups.total()))
+        for name, groups in counts.items()
+        if name not in before
+    }
+    alone = {name: sorted(counts[name].elements())[:least][-1] for name, least in wanted.items()}
+    limits = {**before, **alone}
+    for name, least in wanted.items():
+        _raise_limits(limits, name, least, counts, before)
+    return limits
+
+
+def _raise_limits(
+    limits: dict[str, str], name: str, least: int, counts: Mapping[str, Counter[str]], fixed: Mapping[str, str]
+) -> None:
+    """Raise limits until a class has enough held back, where groups of several classes need the limits of all.
+
+    Groups that the other classes' limits let through come first. Only then do these rise, too, but for fixed ones.
+    """
+    others = {group: [one for one in counts if one != name and group in counts[one]] for group in counts[name]}
+    stopped = {group: [one for one in others[group] if group > limits[one]] for group in others}
+    held = 0
+    for group in sorted(counts[name], key=lambda group: (bool(stopped[group]), group)):
+        if held >= least:
+            return
+        if fixed.keys().isdisjoint(stopped[group]):
+            limits.update({one: max(limits[one], group) for one in (name, *others[group])})
+            held += counts[name][group]
 
 
 def _held_before(home: Home, bundle: Bundle) -> dict[str, str]:

@@ -3,8 +3,9 @@
     read_labels, read_images    a CSV → one `LabelledImage` a row
     read_rows                   their files → `PreparedRows`: small squares in memory, a class and a lesion for each
 
-Of a lesion only a hash of its name is kept, or of the prepared pixels where the table names no lesion: so copies of one
-picture count as one.
+Of a lesion only a hash of its name is kept, or of the prepared pixels where the table names no lesion. Rows of one
+lesion, and rows of the same pixels, make one group, also through others (`joined`): so copies of one picture count as
+one, whether the table names their lesion or not.
 """
 
 import csv
@@ -105,7 +106,7 @@ class PreparedRows:
 
     images: NDArray[np.uint8]  # (n, S, S, 3)
     labels: NDArray[np.int64]  # class index of each, -1 for none, (n,)
-    groups: tuple[str, ...]  # 64 hex digits that all pictures of one lesion share, (n,)
+    groups: tuple[str, ...]  # 64 hex digits that all pictures of one lesion, and all copies of one, share, (n,)
     # positions of those that the picture gate refers: they teach, but nothing of them is shared
     unfit: frozenset[int] = frozenset()
     lights: tuple[Light, ...] = ()  # of the photographs, (n,)
@@ -123,7 +124,7 @@ class PreparedRows:
 
     @property
     def different(self) -> int:
-        """Count the groups: pictures of one lesion, or copies of one picture, count once."""
+        """Count the groups: pictures of one lesion, and copies of one picture, count once."""
         return len(set(self.groups))
 
     def digest(self) -> str:
@@ -154,7 +155,8 @@ def read_rows(
     """
     side = preprocess.size
     images = np.empty((len(table), side, side, 3), np.uint8)
-    labels, groups, unfit, lights = list[int](), list[str](), set[int](), list[Light]()
+    labels, keys, pixels, lights = list[int](), list[str](), list[str](), list[Light]()
+    unfit = set[int]()
     with PictureReader(formats) as reader:
         for done, row in enumerate(table, start=1):
             index = len(labels)
@@ -167,8 +169,8 @@ def read_rows(
                     raise named from error
                 refused(named)
                 continue
-            lesion = row.lesion.encode() if row.lesion else images[index].tobytes()
-            groups.append(hashlib.sha256(lesion).hexdigest())
+            pixels.append(hashlib.sha256(images[index].tobytes()).hexdigest())
+            keys.append(hashlib.sha256(row.lesion.encode()).hexdigest() if row.lesion else pixels[-1])
             labels.append(row.label)
             quality = measure_quality(photo.pixels, preprocess.colour)
             lights.append(quality.light)
@@ -176,7 +178,30 @@ def read_rows(
                 unfit.add(index)
             report(done)
     found = np.array(labels, np.int64)
-    return PreparedRows(images[: len(labels)], found, tuple(groups), frozenset(unfit), tuple(lights))
+    return PreparedRows(images[: len(labels)], found, joined(keys, pixels), frozenset(unfit), tuple(lights))
+
+
+def joined(keys: Sequence[str], pixels: Sequence[str]) -> tuple[str, ...]:
+    """Give each row the highest key of its group: rows with equal keys or pixels stand in one, also through others.
+
+    Args:
+        keys: of each row's lesion, or of its pixels where no lesion is named, (n,).
+        pixels: hash of each row's picture, (n,).
+
+    Returns:
+        (n,). Where no picture stands under two keys these are the keys. A further row never lowers its group's.
+    """
+    above, first = {key: key for key in keys}, dict[str, str]()
+
+    def highest(key: str) -> str:
+        while above[key] != key:
+            above[key] = key = above[above[key]]
+        return key
+
+    for key, picture in zip(keys, pixels, strict=True):
+        low, high = sorted((highest(key), highest(first.setdefault(picture, key))))
+        above[low] = high
+    return tuple(highest(key) for key in keys)
 
 
 def fit_rows(rows: PreparedRows) -> PreparedRows:

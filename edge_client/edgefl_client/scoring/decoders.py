@@ -5,8 +5,8 @@ small process and costs one picture. JPEG and PNG take the short way (`edgefl_pr
 same limits hold: 20 MB, 40 megapixels before any pixel is decoded, one picture a file. Pixels alone leave this process:
 no tag, name, date or place of the file does.
 
-    TIFF    one page; grey, RGB, palette, CMYK, 8 or 16 bits; a camera's raw file (DNG, NEF, CR2) is refused, because
-            its first page is only a thumbnail
+    TIFF    one page; grey (zero black or white), RGB, palette, CMYK, 8 or 16 bits; a camera's raw file (DNG, NEF, CR2)
+            is refused, because its first page is only a thumbnail
     HEIC    the primary picture, turned as the file says; 10 and 12 bits become 8
     DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 to 16 bits, uncompressed or JPEG baseline, whose own markers
             say how its colours are stored; one without them is refused where DICOM says RGB, for then nobody knows
@@ -47,6 +47,7 @@ _READER_ERRORS = (
 )  # fmt: skip
 
 _REDUCED, _SUB_PAGES, _DNG = 254, 330, 50706  # tags of TIFF 6.0, TIFF supplement 1 and DNG 1.4
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # TIFF 6.0, section 3: how grey is stored
 _TAGS = [
     "SOPClassUID", "NumberOfFrames", "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
     "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration", "PixelData",
@@ -55,7 +56,7 @@ _PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1")  # implicit and explicit l
 _JPEG_BASELINE = "1.2.840.10008.1.2.4.50"
 _JPEG_KINDS = ("RGB", "YBR_FULL", "YBR_FULL_422", "MONOCHROME1", "MONOCHROME2")
 _JPEG_HEAD_BYTES = 4096  # within these stand the markers that tell its colours
-_WHITE = np.uint8(255)  # MONOCHROME1: the smallest value is white
+_WHITE = np.uint8(255)  # less a value: grey whose smallest value is white
 
 
 def decode_tiff(data: bytes) -> DecodedPicture:
@@ -73,7 +74,10 @@ def decode_tiff(data: bytes) -> DecodedPicture:
         tags = image.tag_v2
         if _SUB_PAGES in tags or _DNG in tags or int(tags.get(_REDUCED, 0)) & 1 or data[8:10] == b"CR":
             raise ImageError("the TIFF is a camera's raw file; convert it to JPEG first", code="unsupported_format")
-        return flattened(image)  # Pillow turns a TIFF upright by itself
+        found = flattened(image)  # Pillow turns a TIFF upright by itself
+        # Where zero is white, it turns 8 bits and fewer into black is zero, but not 16.
+        inverted = image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+        return DecodedPicture(_WHITE - found.pixels, found.white) if inverted else found
 
 
 def decode_heic(data: bytes) -> DecodedPicture:

@@ -18,7 +18,15 @@ from edgefl_export.bundles.taught import TaughtWords
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import GraphForm, ScoreGraph, export_answer_graph, export_score_graph
 from edgefl_export.int8.calibration import Calibration
-from edgefl_export.int8.precision import BATCH, Agreement, FloatLayers, check_agreement, choose_layers
+from edgefl_export.int8.precision import (
+    BATCH,
+    Agreement,
+    FloatLayers,
+    Scored,
+    check_agreement,
+    choose_layers,
+    other_referral,
+)
 from edgefl_export.parity.score_parity import (
     AskedWords,
     Parity,
@@ -30,6 +38,7 @@ from edgefl_export.parity.score_parity import (
     parity_questions,
 )
 from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
@@ -188,9 +197,11 @@ def build_members(
     card, data, min_runtime, found = model.card, graph.onnx, graph.min_runtime, None
     card = replace(card, map=shown)
     if int8 is not None:
-        data, min_runtime, choice, found = _quantised(graph.onnx, tensors, int8, report)
+        data, min_runtime, choice, found, scores = _quantised(model, graph.onnx, tensors, int8, report)
+        suspicion = _chosen_anew(model, data, tensors, int8)
+        found = replace(found, other_referral=_other_referral(model, scores, suspicion))
         facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
-        card = replace(card, metrics=facts, suspicion=_chosen_anew(model, data, tensors, int8))
+        card = replace(card, metrics=facts, suspicion=suspicion)
         tried = _tried_anew(model, data, tensors, int8, tried, taught)
     files = {
         "score.onnx": data,
@@ -233,16 +244,42 @@ def _checked_graph(
 
 
 def _quantised(
-    graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration, report: Callable[[str], None]
-) -> tuple[bytes, str, FloatLayers, Agreement]:
-    """Return the 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
+    model: SiteModel,
+    graph: bytes,
+    tensors: Mapping[str, NDArray[np.float32]],
+    pictures: Calibration,
+    report: Callable[[str], None],
+) -> tuple[bytes, str, FloatLayers, Agreement, Scored]:
+    """Return the 8-bit graph, the oldest runtime that runs it, what stayed in float, and what the gate found."""
     from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
-    asked = pictures.questions
+    asked, seen = pictures.questions, _seen(model)
     quantiser = quantise.Quantiser(graph, tensors, pictures.ranges, asked.ranges)
-    choice = choose_layers(quantiser, graph, tensors, pictures.choice, report, pictures.float_layers, asked.choice)
+    choice = choose_layers(
+        quantiser, graph, tensors, pictures.choice, seen, report, pictures.float_layers, asked.choice
+    )
     data = quantiser.build(choice.kept)
-    return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate, asked.gate)
+    gate = check_agreement(data, graph, tensors, pictures.gate, seen, asked.gate)
+    return data, quantise.MIN_RUNTIME, choice, *gate
+
+
+def _other_referral(model: SiteModel, scores: Scored, suspicion: Suspicion | None) -> float | None:
+    """Count the pictures that devices refer with one of two graphs alone; None of answers.
+
+    Args:
+        scores: of the float graph, and of the one with 8 bits.
+        suspicion: what the card says of suspicious classes in 8 bits; the other thresholds stay.
+    """
+    if (seen := _seen(model)) is None:
+        return None
+    labels = Labels(model.classes, seen, model.info)
+    before, after = (referral_rules(labels, card) for card in (model.card, replace(model.card, suspicion=suspicion)))
+    return other_referral(scores, seen, (before, after))
+
+
+def _seen(model: SiteModel) -> tuple[bool, ...] | None:
+    """Which classes a device may name; None of answers, of which it takes the most probable or refuses."""
+    return model.predictor.seen if model.questions is None else None
 
 
 def _tried_anew(
@@ -289,6 +326,7 @@ def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) ->
         "same_class": round(found.same_class, 5),
         "mean_change": round(found.change, 6),
         "mean_map_change": None if found.map_change is None else round(found.map_change, 6),
+        "other_referral": None if found.other_referral is None else round(found.other_referral, 5),
     }
 
 

@@ -82,6 +82,8 @@ def bundle_text(facts: Mapping[str, Any]) -> str:
             f"{'class' if facts['questions'] is None else 'answer'} "
             f"(at least 99% must), and the uncertainty changes by {found['change']:.1e} on average (at most 1e-02)"
         )
+        if found["other_referral"] is not None:
+            lines.append(f"one refers and the other does not: {found['other_referral']:.2%} of these images")
     if facts["training"]:
         lines.append("relative distance between the training graph and the trainer after ten steps of learning:")
         lines += [

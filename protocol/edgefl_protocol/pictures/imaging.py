@@ -14,9 +14,10 @@ opened here. The order of checks on a photograph is fixed; the first that fails 
     (8) EXIF orientation applied; damaged EXIF counts as "upright"
     (9) grey, CMYK, palette and 16-bit pixels become RGB; transparency is laid on white
 
-Sixteen-bit samples keep their high byte, in grey as in colour. Transparent pixels are laid on white because that is
-what a person sees in a viewer: colours hidden under alpha 0 must not be scored. Embedded colour profiles are ignored,
-as in the training sets. Of a multi-picture JPEG (phones add depth and gain maps) the main picture is read.
+Sixteen-bit samples keep their high byte, in grey as in colour; a transparent colour is compared with all their bits.
+Transparent pixels are laid on white because that is what a person sees in a viewer: colours hidden under alpha 0 must
+not be scored. Embedded colour profiles are ignored, as in the training sets. Of a multi-picture JPEG (phones add depth
+and gain maps) the main picture is read.
 
 Source: docs/security.md, attack list 6 and 7, checks 34 and 35; docs/methods.md 7.3 (colour constancy, shades of grey).
 """
@@ -41,13 +42,14 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import ImageError
+from edgefl_protocol.pictures.transparent_colour import loaded
 from edgefl_protocol.pictures.whole_files import PNG_START, rest_is_missing, walk_png
 from edgefl_protocol.strict_json import check_keys
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 require("pillow", PIL.__version__)
-PREPROCESSING = 1  # number of this image path: one more whenever the same file would give other pixels
+PREPROCESSING = 2  # number of this image path: one more whenever the same file would give other pixels
 MAX_FILE_BYTES = 20_000_000
 REDUCE = "reduce it in a program for pictures, for example to 4,000 pixels on its longer side"
 MAX_PIXELS = 40_000_000
@@ -224,7 +226,7 @@ def flattened(image: Image.Image) -> DecodedPicture:
     """
     _check_pixels(image)
     try:
-        image.load()  # (7)
+        image = loaded(image)  # (7)
         if image.format == "JPEG" and rest_is_missing(image):
             raise ImageError(
                 "the end of the JPEG is empty, as if a part of the file were missing: copy the file again; if the "

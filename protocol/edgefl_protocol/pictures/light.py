@@ -99,6 +99,11 @@ class LightRange:
             return "greener" if little_blue else "bluer"
         return "greener" if little_red else "yellower"
 
+    def as_compared_by(self, other: "LightRange") -> "LightRange":
+        """Keep what another range compares, too."""
+        compared = {name for name, _ in other._compared()}
+        return LightRange(**{name: ends for name, ends in self._compared() if name in compared})
+
     def to_json(self) -> dict[str, list[float]]:
         """Write the range as JSON values, without what is not compared."""
         return {name: list(ends) for name, ends in self._compared()}
@@ -139,15 +144,18 @@ def range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | N
     if len(lights) < LEAST_PICTURES:
         return None
     below = {"brightness": DARKER_OUTSIDE, "corners": DARKER_CORNERS_OUTSIDE}
-    return _range_of(lights, (one for one in SIDES if colour == "none" or one not in _COLOURS), OUTSIDE, below)
+    return _range_of(lights, _compared_under(colour), OUTSIDE, below)
 
 
-def own_range_of(lights: Sequence[Light]) -> LightRange | None:
+def own_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
     """Find the range of what a device learned from: 5 % outside at each end, so one odd picture widens nothing.
 
     None of fewer than 20 pictures.
+
+    Args:
+        lights: of these pictures, as `colour` left them.
     """
-    return None if len(lights) < LEAST_OWN else _range_of(lights, SIDES, OWN_OUTSIDE)
+    return None if len(lights) < LEAST_OWN else _range_of(lights, _compared_under(colour), OWN_OUTSIDE)
 
 
 def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRange | None:
@@ -166,6 +174,11 @@ def asked_range_of(lights: Sequence[Light], colour: Colour = "none") -> LightRan
         for name, (low, high) in found._compared()
     }
     return LightRange(**wider)
+
+
+def _compared_under(colour: Colour) -> list[str]:
+    """What is left to compare: without the colour of the light both ratios are 1, but for rounding."""
+    return [name for name in SIDES if colour == "none" or name not in _COLOURS]
 
 
 def _corners(luminance: NDArray[np.float32]) -> float:

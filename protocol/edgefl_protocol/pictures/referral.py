@@ -186,10 +186,14 @@ def judge_picture(quality: Quality, network_px: int, rules: ReferralRules, *, wh
 
 
 def unlike_learned(light: Light, rules: ReferralRules) -> str | None:
-    """Say how a picture's light differs from that of all that was learned from; None where it does not."""
-    if rules.light is None or (rules.own_light is not None and rules.own_light.unlike(light) is None):
+    """Say how a picture's light differs from that of all that was learned from; None where it does not.
+
+    Personal values are compared in what the model's range compares; older ones hold ratios that it leaves out.
+    """
+    model, own = rules.light, rules.own_light
+    if model is None or (own is not None and own.as_compared_by(model).unlike(light) is None):
         return None
-    return rules.light.unlike(light)
+    return model.unlike(light)
 
 
 def entropy_nats(probabilities: NDArray[np.float32]) -> float:

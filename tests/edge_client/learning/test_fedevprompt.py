@@ -5,7 +5,7 @@ A step is replaced by one that records; what it must be given is written down he
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -20,6 +20,8 @@ from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol import Payload, digest
+from edgefl_protocol.pictures.imaging import Colour
+from edgefl_protocol.pictures.light import Light
 from edgefl_protocol.rules.maps import SentMaps
 
 SITE, SEED, BATCH, ROUND = "ward-3", 3, 4, 2
@@ -84,11 +86,14 @@ def a_round(
     monkeypatch: pytest.MonkeyPatch,
     change: np.ndarray = BRIGHT_IS_LESS,
     sent_maps: SentMaps = "each",
+    learn: PreparedRows | None = None,
+    colour: Colour = "none",
     **plan: Any,
 ) -> Round:
     """Round 2 of two epochs, from `BEGUN`."""
     weights: dict[str, Any] = {"refer_above": None}
     bundle = school.learning_bundle(weights=weights, epochs_before=1, batch=BATCH, seed=SEED, **plan)
+    bundle = replace(bundle, preprocess=replace(bundle.preprocess, colour=colour))
     recorder, judged = Recorder(change, []), list[PersonalState]()
     monkeypatch.setattr(TrainingSession, "step", lambda session, *given: recorder.step(session, *given))
     around = Circumstances(
@@ -98,7 +103,7 @@ def a_round(
         sent_maps=sent_maps,
         judged=judged.append,
     )
-    rows = Dealt(learn=pictures(LABELS), held=pictures(np.arange(42) % 2))
+    rows = Dealt(learn=pictures(LABELS) if learn is None else learn, held=pictures(np.arange(42) % 2))
     learner = FedEvPromptLearner(bundle, rows, around)
     broadcast = Payload(MAPS, {"phase": "train", "round": ROUND, "rounds": 5})
     state, reply = learner.local_round(BEGUN, broadcast, lambda facts: None)
@@ -231,3 +236,20 @@ def test_the_mean_of_these_maps_leaves_where_the_federation_asks_for_it(
     for name, maps in each.reply.arrays.items():
         assert mean.reply.arrays[name].shape == (1, 36) and len(maps) == M
         np.testing.assert_allclose(mean.reply.arrays[name][0], maps.astype(np.float64).mean(axis=0), atol=2**-10)
+
+
+@pytest.mark.parametrize(
+    ("colour", "compared"),
+    [
+        ("none", {"brightness", "red_by_green", "blue_by_green", "corners"}),
+        ("shades_of_grey_6", {"brightness", "corners"}),
+    ],
+)
+def test_the_light_that_is_kept_is_what_the_model_compares(
+    school: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: Colour, compared: set[str]
+) -> None:
+    """docs/reference/picture-gate.md, light: a model that removes colour compares brightness and corners alone."""
+    lights = tuple(Light(brightness=100.0 + n, red_by_green=1.0, blue_by_green=1.0, corners=0.9) for n in range(30))
+    learn = replace(pictures(np.arange(30) % 2), lights=lights)
+    light = a_round(school, tmp_path, monkeypatch, learn=learn, colour=colour).judged.light
+    assert light is not None and set(light.to_json()) == compared

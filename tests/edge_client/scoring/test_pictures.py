@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -79,6 +80,31 @@ def test_tiff_modes(reader):
     assert (reader.decode(saved(clear)).pixels == 255).all()
     assert reader.decode(saved(clear)).transparent and not reader.decode(saved(scene())).transparent
     assert (reader.decode(saved(Image.fromarray(grey > 100))).pixels[:, :, 0] == (grey > 100) * 255).all()
+
+
+def grey_tiff(samples: np.ndarray, photometric: int, compressed: bool = False) -> bytes:
+    """A grey TIFF by hand (TIFF 6.0, sections 3 and 4): one strip, little endian, plain or by deflate."""
+    height, width = samples.shape
+    stored = samples.astype(f"<u{samples.dtype.itemsize}").tobytes()
+    pixels = zlib.compress(stored) if compressed else stored
+    entries = [
+        (256, 3, 1, width), (257, 3, 1, height), (258, 3, 1, 8 * samples.dtype.itemsize),
+        (259, 3, 1, 8 if compressed else 1), (262, 3, 1, photometric), (273, 4, 1, 8 + 2 + 12 * 9 + 4), (277, 3, 1, 1),
+        (278, 3, 1, height), (279, 4, 1, len(pixels)),
+    ]  # fmt: skip
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\x00" + struct.pack("<IH", 8, len(entries)) + body + bytes(4) + pixels
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_tiff_whose_zero_is_white_is_no_negative(reader, bits, compressed):
+    """TIFF 6.0, section 3, PhotometricInterpretation: WhiteIsZero (0) images 0 as white, BlackIsZero (1) as black."""
+    grey = scene()[:, :, 0]
+    samples = grey if bits == 8 else grey.astype(np.uint16) * 256 + 77
+    for photometric, expected in ((1, grey), (0, 255 - grey)):
+        found = reader.decode(grey_tiff(samples, photometric, compressed))
+        np.testing.assert_array_equal(found.pixels, np.repeat(expected[:, :, None], 3, axis=2))
 
 
 def test_tiff_that_is_refused(reader):

@@ -27,7 +27,7 @@ from edgefl_protocol.pictures.imaging import Colour, Fit, correct_colour
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, SourceRows
 
-_FORMAT = "1"  # raise it when the decoding of a picture changes
+_FORMAT = "2"  # raise it when the decoding of a picture changes
 _ABANDONED_S = 2 * 24 * 3600  # no picture set takes that long to write
 
 Pairs = Iterator[tuple[Pixels, Pixels | None]]  # image, mask
