@@ -88,12 +88,14 @@ def read_json(path: Path, what: str) -> dict[str, Any] | None:
     """Read the JSON object in a file, whose numbers are integers; None where there is no file.
 
     Raises:
-        StorageError: it is no such object, or names a key twice (`damaged`).
+        StorageError: it is no such object, or names a key twice (`damaged`); or it cannot be read.
     """
-    if not path.exists():
-        return None
     try:
         value = parse_integers(read_bounded(path, MAX_JSON_BYTES).decode())
+    except StorageError as error:
+        if error.code != "missing":
+            raise
+        return None
     except ValueError as error:
         raise StorageError(
             f"{path} is damaged: {what} cannot be read; restore or remove the file", "damaged"

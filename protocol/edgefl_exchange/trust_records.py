@@ -19,6 +19,11 @@ from edgefl_protocol.records.root import Root, check_signed, unverified_root
 _ROOT, _REVOKED = "root.record", "revoked.record"
 
 
+def record_files(folder: Path) -> tuple[Path, Path]:
+    """Name the files of root set and list of revoked keys."""
+    return folder / _ROOT, folder / _REVOKED
+
+
 def save_root(folder: Path, record: bytes) -> None:
     """Keep a verified root set."""
     write_atomic(folder / _ROOT, record, mode=0o600)
@@ -26,9 +31,9 @@ def save_root(folder: Path, record: bytes) -> None:
 
 def load_root(folder: Path) -> Root | None:
     """Read the root set that counts here, or None where none ever came."""
-    if not (folder / _ROOT).exists():
+    record = _read(folder / _ROOT)
+    if record is None:
         return None
-    record = read_private(folder / _ROOT, MAX_RECORD_BYTES)
     try:
         root = unverified_root(record)
         check_signed(record, root)
@@ -44,12 +49,23 @@ def save_revoked(folder: Path, record: bytes) -> None:
 
 def load_revoked(folder: Path) -> RevokedKeys | None:
     """Read the newest list of revoked keys, however old, or None where none ever came."""
-    if not (folder / _REVOKED).exists():
+    record = _read(folder / _REVOKED)
+    if record is None:
         return None
     try:
-        return unverified_revoked(read_private(folder / _REVOKED, MAX_RECORD_BYTES))
+        return unverified_revoked(record)
     except RecordError as error:
         raise _damaged(folder / _REVOKED) from error
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a record; None only where there is none: one that cannot be reached may name the very key that counts."""
+    try:
+        return read_private(path, MAX_RECORD_BYTES)
+    except StorageError as error:
+        if error.code != "missing":
+            raise
+        return None
 
 
 def _damaged(path: Path) -> StorageError:

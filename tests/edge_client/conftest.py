@@ -51,6 +51,25 @@ def run(capsys, monkeypatch, tmp_path, live):
 
 
 @pytest.fixture
+def after(monkeypatch):
+    """Does something once, right after so many calls of a function."""
+
+    def call(calls, where, name, then):
+        real, made = getattr(where, name), []
+
+        def counted(*given, **named):
+            result = real(*given, **named)
+            made.append(given)
+            if len(made) == calls:
+                then()
+            return result
+
+        monkeypatch.setattr(where, name, counted)
+
+    return call
+
+
+@pytest.fixture
 def invite(live):
     return encode_invite(live.invite(), live.now_ms)
 

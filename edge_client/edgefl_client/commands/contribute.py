@@ -115,10 +115,10 @@ def _maps(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
     from edgefl_client.sharing.share_maps import contribute_maps
 
     device = device_of(context, given["home_dir"], given["passphrase_file"])
-    scorer, bundle = open_scorer(device.home, given["model"], given["trusted"], given["threads"], None)
+    scorer, vouched = open_scorer(device.home, given["model"], given["trusted"], given["threads"], None)
     with PictureReader(given["formats"]) as reader:
         found = contribute_maps(
-            device, given["labels"], reader, scorer, bundle, dry_run=given["dry_run"], sheets=given["sheets"]
+            device, given["labels"], reader, scorer, vouched, dry_run=given["dry_run"], sheets=given["sheets"]
         )
     _tell_left_out(found["left_out"], "map")
     return found
@@ -129,10 +129,10 @@ def _features(context: click.Context, images: tuple[str, ...], given: Mapping[st
     from edgefl_client.sharing.share_features import FeatureRequest, contribute_features
 
     device = device_of(context, given["home_dir"], given["passphrase_file"])
-    bundle = bundle_of(device.home, given["model"], given["trusted"])
+    vouched = bundle_of(device.home, given["model"], given["trusted"])
     asked = FeatureRequest(images=images, threads=given["threads"], dry_run=given["dry_run"], sheets=given["sheets"])
     with PictureReader(given["formats"]) as reader:
-        found = contribute_features(device, asked, reader, bundle)
+        found = contribute_features(device, asked, reader, vouched)
     _tell_left_out(found["left_out"], "feature")
     return found
 

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from edgefl_client.home import Home
     from edgefl_client.sharing.enrolled_device import Device
-    from edgefl_protocol.bundle import Bundle
+    from edgefl_client.trust.vouched_bundle import VouchedBundle
 
 _HOME_HELP = "Folder of this device's keys, models and outbox.  [env var: EDGEFL_HOME; default: ~/.edgefl]"
 home_option = click.option("--home", "home_dir", metavar="DIR", help=_HOME_HELP)
@@ -68,15 +68,17 @@ def device_of(context: click.Context, home_dir: str | None, passphrase_file: Pat
     return Device(home=home_of(context, home_dir), passphrase=read_passphrase(passphrase_file))
 
 
-def bundle_of(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bundle":
+def bundle_of(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "VouchedBundle":
     """Open the verified bundle that `--model` names, or the one in use; `trusted` is what `--trust` gave."""
     import time
 
     from edgefl_client.trust import models
     from edgefl_client.trust.trusted_keys import read_public_key
+    from edgefl_client.trust.vouched_bundle import VouchedBundle
 
     extra = [read_public_key(pub).public for pub in trusted]
-    return models.open_model(home, models.read_file(home, model), extra, time.time_ns() // 1_000_000)
+    bundle = models.open_model(home, models.read_file(home, model), extra, time.time_ns() // 1_000_000)
+    return VouchedBundle(bundle, home, extra)
 
 
 weights_option = click.option(

@@ -128,7 +128,7 @@ def score(
     if as_json and as_csv:
         raise click.UsageError("--json and --csv cannot be used together")
     home = home_of(context, home_dir)
-    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
+    scorer, vouched = open_scorer(home, model, trusted, threads, refer_above, weights)
     from edgefl_client.commands import score_text
     from edgefl_client.scoring import folder_files, score_files
     from edgefl_client.scoring.pictures import PictureReader
@@ -140,9 +140,9 @@ def score(
         if not files:
             none = f"the given folders hold no file whose name ends in {', '.join(reader.suffixes)}"
             raise click.UsageError(none if unread is None else f"{none}. {unread}")
-        prepare(bundle, heatmaps, scorer, unread)
+        prepare(vouched.bundle, heatmaps, scorer, unread)
         tell_empty(images, reader.suffixes)
-        table = score_text.CsvLines(bundle.labels.classes)
+        table = score_text.CsvLines(vouched.bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
         task = score_files.ScoringJob(
@@ -150,7 +150,7 @@ def score(
         )
         line_of = score_text.json_line if as_json else table.row if as_csv else score_text.human_line
         with _tells_how_many(len(files)) as done, _progress(len(files), with_maps=heatmaps is not None) as step:
-            for result in score_files.score_files(task, files):
+            for result in score_files.score_files(task, vouched.before_each(files)):
                 if isinstance(result, score_files.Failure):
                     failures.append(result)
                 click.echo(line_of(result))

@@ -79,8 +79,8 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     if pictures is None:
         raise click.UsageError("name a table with --labels, or a folder with --pictures.")
     home = home_of(context, home_dir)
-    bundle = bundle_of(home, given["model"], given["trusted"])
-    name, others = _membership(home, bundle)
+    vouched = bundle_of(home, given["model"], given["trusted"])
+    name, others = _membership(home, vouched.bundle)
     with stop_on_signal("step") as stop:
         options = TrainOptions(
             epochs=given["epochs"],
@@ -91,10 +91,10 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             formats=given["formats"],
             checkpoint_seconds=given["checkpoint_every"],
             limits=limits_of(given, stop),
-            report=pausing(progress(), stop),
+            report=vouched.before_told(pausing(progress(), stop)),
         )
         try:
-            found = run_train(home, bundle, pictures, options, site=name or ALONE, others=others)
+            found = run_train(home, vouched.bundle, pictures, options, site=name or ALONE, others=others)
         except Paused as paused:  # before the first step: nothing was begun
             clear_line()
             report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")

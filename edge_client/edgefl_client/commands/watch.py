@@ -25,6 +25,7 @@ from edgefl_protocol.sentences import counted
 if TYPE_CHECKING:
     from edgefl_client.scoring.score_files import Result, ScoringJob
     from edgefl_client.scoring.watched_folder import Notes, Seen
+    from edgefl_client.trust.vouched_bundle import VouchedBundle
 
 UNREADABLE = frozenset({"permissions", "storage"})  # codes of what lies with the disk or its rights, not the picture
 AGAIN_S = 60.0  # after which such a file is tried again
@@ -82,7 +83,7 @@ def watch(
     On SIGTERM or Ctrl-C it finishes the picture at hand and ends; the next time it continues from there.
     """
     home = home_of(context, home_dir)
-    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
+    scorer, vouched = open_scorer(home, model, trusted, threads, refer_above, weights)
     from contextlib import closing
 
     from edgefl_client.scoring import watched_folder
@@ -98,10 +99,10 @@ def watch(
         open_log(log_file, home, scorer) as log,
     ):
         others = set(other_files(folder, reader.suffixes))
-        prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
+        prepare(vouched.bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
-        watcher = _Watcher(folder, task, notes, output, stop, notes.scored(), others, once)
+        watcher = _Watcher(folder, task, vouched, notes, output, stop, notes.scored(), others, once)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     if once and failed:
         _say(f"{counted(failed, 'picture')} could not be scored, so this ends with 1")
@@ -114,6 +115,7 @@ class _Watcher:
 
     folder: Path  # what is watched
     task: "ScoringJob"  # how its pictures are scored
+    vouched: "VouchedBundle"  # the bundle that scores them, asked before each whether it still counts
     notes: "Notes"  # which were scored
     output: BinaryIO | None  # takes the lines; None for standard output
     stop: threading.Event  # set when the run is to end
@@ -135,12 +137,16 @@ class _Watcher:
         return self._score(before, now)
 
     def until_stopped(self, interval_s: float) -> int:
-        """Look, score and wait in turn; gives the number that could not be scored."""
+        """Look, score and wait in turn; gives the number that could not be scored.
+
+        It ends by an error once its bundle counts no more, also while there is nothing to score: somebody is at hand.
+        """
         from edgefl_protocol.errors import StorageError
 
         before: dict[str, Seen] = {}
         failed, lost = 0, False
         while not self.stop.is_set():
+            self.vouched.check()
             try:
                 now = self._look()
                 lost = False
@@ -178,7 +184,7 @@ class _Watcher:
         ready = (name for name in now if time.monotonic() >= self.again_s.get(name, 0.0))
         new = [name for name in ready if before.get(name) == now[name] != self.scored.get(name)]
         failed = 0
-        for name, result in zip(new, score_files(self.task, new), strict=True):
+        for name, result in zip(new, score_files(self.task, self.vouched.before_each(new)), strict=True):
             gone = isinstance(result, Failure) and result.code == "missing"  # since the look
             if isinstance(result, Failure) and result.code in UNREADABLE:
                 self._put_off(name, result.message)

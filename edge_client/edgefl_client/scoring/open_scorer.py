@@ -1,6 +1,7 @@
 """The scorer or the asker of a device: its bundle read, verified and loaded, with what was learned here if anything."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from edgefl_client.scoring.asker import Asker
     from edgefl_client.scoring.personal import PersonalState
     from edgefl_client.scoring.scorer import Scorer
+    from edgefl_client.trust.vouched_bundle import VouchedBundle
     from edgefl_protocol.bundle import Bundle
 
 
@@ -23,8 +25,8 @@ def open_scorer(
     weights: str | None = None,
     *,
     keep_graphs: bool = False,
-) -> "tuple[Scorer, Bundle]":
-    """Open the scorer and its verified bundle.
+) -> "tuple[Scorer, VouchedBundle]":
+    """Open the scorer and its verified bundle, which tells whether it still counts.
 
     Args:
         model: a bundle's file; None for the one in use.
@@ -37,16 +39,17 @@ def open_scorer(
         BundleError: it is refused, or answers questions (`other_kind`).
         StorageError: it cannot be read, or there are no personal values (`no_personal`).
     """
-    bundle = _verified(home, model, trusted, "edgefl_client.scoring.scorer")
+    vouched = _verified(home, model, trusted, "edgefl_client.scoring.scorer")
     from edgefl_client.scoring.network import without_graphs
     from edgefl_client.scoring.scorer import Scorer, refuse_questions, unfit_threshold
 
+    bundle = vouched.bundle
     refuse_questions(bundle)
     if (unfit := unfit_threshold(bundle, refer_above)) is not None:
         raise click.UsageError(f"--refer-above {unfit}")
     personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
     scorer = Scorer(bundle, threads, refer_above, personal=personal)
-    return scorer, bundle if keep_graphs else without_graphs(bundle)
+    return scorer, vouched if keep_graphs else replace(vouched, bundle=without_graphs(bundle))
 
 
 def open_asker(
@@ -61,7 +64,7 @@ def open_asker(
         BundleError: it is refused, or answers no questions (`other_kind`).
         StorageError: it cannot be read.
     """
-    bundle = _verified(home, model, trusted, "edgefl_client.scoring.asker")
+    bundle = _verified(home, model, trusted, "edgefl_client.scoring.asker").bundle
     from edgefl_client.scoring.asker import Asker
     from edgefl_client.scoring.network import without_graphs
 
@@ -72,7 +75,7 @@ def open_either(
     home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None
 ) -> "tuple[Scorer | Asker, Bundle]":
     """Open scorer or asker, whichever a bundle is for, and its verified bundle; as `open_scorer` and `open_asker`."""
-    bundle = _verified(home, model, trusted, "edgefl_client.scoring.scorer")
+    bundle = _verified(home, model, trusted, "edgefl_client.scoring.scorer").bundle
     from edgefl_client.scoring.asker import Asker
     from edgefl_client.scoring.network import without_graphs
     from edgefl_client.scoring.scorer import Scorer
@@ -83,7 +86,7 @@ def open_either(
     return Scorer(bundle, threads, personal=personal), without_graphs(bundle)
 
 
-def _verified(home: "Home", model: Path | None, trusted: tuple[str, ...], needed: str) -> "Bundle":
+def _verified(home: "Home", model: Path | None, trusted: tuple[str, ...], needed: str) -> "VouchedBundle":
     """Read and verify a bundle; `needed` is the module that runs it, loaded with its libraries meanwhile."""
     import importlib
     import time
@@ -104,7 +107,9 @@ def _verified(home: "Home", model: Path | None, trusted: tuple[str, ...], needed
 
         extra = [signers.read_public_key(pub).public for pub in trusted]
         archive = reading.result()
-    return models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
+    from edgefl_client.trust.vouched_bundle import VouchedBundle
+
+    return VouchedBundle(models.open_model(home, archive, extra, time.time_ns() // 1_000_000), home, extra)
 
 
 def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":

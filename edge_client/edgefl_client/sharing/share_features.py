@@ -34,6 +34,7 @@ from edgefl_client.sharing.feature_encoding import (
     picture_of,
 )
 from edgefl_client.sharing.release import Release, describe
+from edgefl_client.trust.vouched_bundle import VouchedBundle
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
 from edgefl_protocol.bundle import Bundle
@@ -54,14 +55,17 @@ class FeatureRequest:
     sheets: Path | None = None  # folder for the two sheets that show it (`sheets`); None for none
 
 
-def contribute_features(device: Device, asked: FeatureRequest, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
+def contribute_features(
+    device: Device, asked: FeatureRequest, reader: PictureReader, vouched: VouchedBundle
+) -> dict[str, Any]:
     """Encode pictures here and put their features into the outbox.
 
     Raises:
         FeaturesError: bundle, federation, round or pictures give no features; nothing is kept.
         PolicyError: the owner has not allowed that features leave, or not so much; nothing is kept.
+        BundleError: the bundle gives none, or too few signers vouch for it any more; nothing is kept.
     """
-    home = device.home
+    home, bundle = device.home, vouched.bundle
     membership, task = load_membership(home.member), load_task(home.member)
     if task is None:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
@@ -80,6 +84,7 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
             f"the features take {len(content)} bytes, and {task.max_reply_bytes} are allowed: name fewer pictures",
             "too_large",
         )
+    vouched.check()
     described = describe(content)
     return {
         "dry_run": asked.dry_run,

@@ -18,6 +18,7 @@ from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.release import Release, describe
+from edgefl_client.trust.vouched_bundle import VouchedBundle
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import load_membership, load_task
 from edgefl_protocol.bundle import Bundle
@@ -58,7 +59,7 @@ def contribute_maps(
     labels: Path,
     reader: PictureReader,
     scorer: Scorer,
-    bundle: Bundle,
+    vouched: VouchedBundle,
     *,
     dry_run: bool,
     sheets: Path | None = None,
@@ -76,9 +77,10 @@ def contribute_maps(
         LabelsError: the table or the model cannot give maps, or no picture passes the gate.
         LearningError: the model is of another form than the federation's, so its maps mean something else.
         PolicyError: the owner has not allowed that maps leave, or not so much; nothing is kept.
+        BundleError: too few signers vouch for the model any more; nothing is kept.
         ImageError: a picture cannot be used; nothing is kept.
     """
-    task = _task(device, required=not dry_run)
+    task, bundle = _task(device, required=not dry_run), vouched.bundle
     release = Release.begin(device, "maps", dry_run=dry_run)
     if task is not None and bundle.training is not None and bundle.training.kind == task.method:
         agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)  # a bundle that tells its form
@@ -88,6 +90,7 @@ def contribute_maps(
     maps = reply_maps(found.maps, found.chosen, sent)
     payload = Payload(maps, {"site_sha256": scorer.model.state_sha256})
     _check_fits(payload, task)
+    vouched.check()
     content = payload.to_bytes()
     described = describe(content)
     return {

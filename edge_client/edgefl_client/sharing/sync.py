@@ -37,11 +37,11 @@ from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
+from edgefl_client.trust.vouched_bundle import VouchedBundle
 from edgefl_exchange.delivery import Delivery, settle
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
-from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import file_bytes
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
@@ -244,8 +244,11 @@ def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: S
         if why is not None:
             return _Learned(report={"state": "skipped", "round": task.round, "code": why[0], "message": why[1]})
         live = _live_round(home, before)
-        report, reply = learn_live(home, _bundle(home, before, trusted), table, options, live)
+        vouched = _bundle(home, before, trusted)
+        asking = dataclasses.replace(options, report=vouched.before_told(options.report))
+        report, reply = learn_live(home, vouched.bundle, table, asking, live)
         if reply is not None:
+            vouched.check()
             _check_reply(home, before, travels_of(reply.arrays), reply.encoded_bytes())
     except EdgeflError as error:
         skipped = error.code in _SKIPPED
@@ -274,7 +277,7 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
     return None
 
 
-def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
+def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> VouchedBundle:
     """Open the bundle in use, which must be the federation's."""
     if before.bundle is None and not home.current_file.exists():
         raise models.NoModel(NOT_PUBLISHED)
@@ -286,7 +289,7 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
             "publish a bundle for it",
             "other_line",
         )
-    return bundle
+    return VouchedBundle(bundle, home, trusted)
 
 
 def _live_round(home: Home, before: _Exchanged) -> LiveRound:

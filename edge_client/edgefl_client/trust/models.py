@@ -144,6 +144,24 @@ def verify_with(home: Home, archive: Archive, signers: "Signers", now_ms: int) -
     return bundle
 
 
+def verify_again(home: Home, bundle: "Bundle", extra_trust: Sequence[bytes]) -> None:
+    """Verify again that enough signers in force vouch for a bundle which `open_model` gave.
+
+    Its date and the versions seen since are not asked for: what outlives its date is referred picture by picture, and a
+    newer bundle is used after a restart.
+
+    Raises:
+        BundleError: they do not, in the words of `open_model`.
+        StorageError: what says whose bundles count cannot be read.
+    """
+    from edgefl_client.trust.signers import signers_in_force
+    from edgefl_protocol.bundle import verified_again
+
+    signers = signers_in_force(home, extra_trust)
+    signers.refuse_revoked(one.keyid for one in bundle.signed.signatures)
+    signers.check(verified_again(bundle, signers.public))
+
+
 def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     """Refuse a bundle that may not take the place of the one in use: another line, or no higher version.
 

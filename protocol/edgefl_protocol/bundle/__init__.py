@@ -6,7 +6,7 @@ The names below are loaded when first used, so that a module of this room costs 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl_protocol.bundle.loading import Bundle, build_bundle, load_bundle, unverified_manifest
+    from edgefl_protocol.bundle.loading import Bundle, build_bundle, load_bundle, unverified_manifest, verified_again
     from edgefl_protocol.bundle.manifest import BundleFields, Manifest, check_update
     from edgefl_protocol.bundle.model_card import Card, Labels
 
@@ -20,6 +20,7 @@ __all__ = [
     "check_update",
     "load_bundle",
     "unverified_manifest",
+    "verified_again",
 ]
 
 

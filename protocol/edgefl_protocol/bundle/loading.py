@@ -28,7 +28,7 @@ Source: docs/security.md 2.8, attack list 1 to 5 and 10, checks 26 to 31.
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -75,11 +75,20 @@ _TRUST_IT = (
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class SignedManifest:
+    """What was signed, and by whom it claims to be."""
+
+    data: bytes  # the manifest's bytes
+    signatures: tuple[Signature, ...]  # all that the bundle brings, also those of keys that are not trusted
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bundle:
     """A verified bundle. Only `load_bundle` makes one."""
 
     manifest: Manifest  # the signed record
+    signed: SignedManifest  # it as it came, so that its signatures can be verified again (`verified_again`)
     preprocess: Preprocess  # how a photograph becomes the input
     labels: Labels  # classes, and which of them training saw
     card: Card  # the model card
@@ -129,10 +138,9 @@ def load_bundle(
     members = dict(archive.members)
     if list(members)[:2] != [_MANIFEST, _SIGNATURES]:  # (2)
         raise BundleError("the archive does not begin with its manifest and signatures; fetch it again", "bad_archive")
-    signed = members.pop(_MANIFEST)
-    signatures = parse_signatures(members.pop(_SIGNATURES))
-    signers = _verify(signed, signatures, [PublicSigningKey(public) for public in trust], threshold)  # (3)
-    manifest = parse_manifest(signed)  # (4)
+    signed = SignedManifest(members.pop(_MANIFEST), parse_signatures(members.pop(_SIGNATURES)))
+    signers = _verify(signed, trust, threshold)  # (3)
+    manifest = parse_manifest(signed.data)  # (4)
     check_validity(manifest, now_ms, last_seen)  # (5)
     _check_members(manifest, members, archive.hashes)  # (6)
     preprocess = _read("preprocess", _preprocess, members["preprocess.json"])  # (7)
@@ -149,6 +157,7 @@ def load_bundle(
     training = _training(members, graphs, ScoreFacts(types, graph.outputs, preprocess.size))  # (10)
     return Bundle(
         manifest=manifest,
+        signed=signed,
         preprocess=preprocess,
         labels=labels,
         card=card,
@@ -161,6 +170,21 @@ def load_bundle(
         training=training,
         questions=questions,
     )
+
+
+def verified_again(bundle: Bundle, trust: Iterable[bytes]) -> Bundle:
+    """Verify the signatures of a verified bundle (step 3) under the keys that are trusted now, one of them at least.
+
+    Its bytes cannot have changed; its date and version are not asked for again.
+
+    Returns:
+        The bundle, with those of these keys as `signers` that signed it.
+
+    Raises:
+        BundleError: none of them did, or a signature of one of them is wrong.
+        KeyMaterialError: an entry of `trust` is not a usable key.
+    """
+    return replace(bundle, signers=_verify(bundle.signed, trust, 1))
 
 
 def _check_map(card: Card, outputs: Mapping[str, TensorType], *, asked: bool) -> None:
@@ -240,13 +264,11 @@ def unverified_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
     return parse_manifest(members[_MANIFEST]), tuple(signature.keyid for signature in signatures)
 
 
-def _verify(
-    signed: bytes, signatures: Sequence[Signature], trusted: Sequence[PublicSigningKey], threshold: int
-) -> tuple[str, ...]:
+def _verify(signed: SignedManifest, trust: Iterable[bytes], threshold: int) -> tuple[str, ...]:
     """Give the ids of the trusted keys that signed; a trusted key's wrong signature refuses the whole bundle."""
-    claimed = [signature for signature in signatures if signature.alg == "ed25519"]
+    claimed = [signature for signature in signed.signatures if signature.alg == "ed25519"]
     named = ", ".join(signature.keyid for signature in claimed) or "no Ed25519 key"
-    keys = {key.key_id: key for key in trusted}
+    keys = {key.key_id: key for key in map(PublicSigningKey, trust)}
     if not keys:
         raise BundleError(
             f"no signer is trusted yet; the bundle is signed by {named}: {_TRUST_IT}",
@@ -256,7 +278,7 @@ def _verify(
     for signature in claimed:
         if signature.keyid in keys:
             try:
-                keys[signature.keyid].verify(signature.sig, SIGNING_LABEL, signed)
+                keys[signature.keyid].verify(signature.sig, SIGNING_LABEL, signed.data)
             except SignatureError as error:
                 raise BundleError(
                     f"key {signature.keyid} did not sign this manifest: the bundle was changed; fetch it again",

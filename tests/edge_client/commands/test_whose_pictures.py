@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from itertools import islice
 
 from edgefl_client.scoring import score_files
 
@@ -31,7 +32,7 @@ def test_ctrl_c_tells_how_many_were_scored(run, files, monkeypatch) -> None:
     whole = score_files.score_files
 
     def interrupted(task, names):
-        yield from whole(task, names[:2])
+        yield from whole(task, islice(names, 2))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(score_files, "score_files", interrupted)

@@ -1,5 +1,6 @@
 """Told to stop, and made to forget. Source: docs/reference/device-learning.md; docs/design.md, section 10."""
 
+import datetime
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from edgefl_client.cli import cli
+from edgefl_client.cli import cli, main
+from edgefl_client.commands import train as train_command
 from edgefl_client.commands.stopping import pausing
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import only_one
@@ -20,6 +22,8 @@ from edgefl_client.learning.limits import TOLD_TO_STOP, LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.scoring.personal import load_personal
+from edgefl_client.trust import models
+from edgefl_client.trust.trusted_keys import add_trusted, remove_trusted
 
 
 @pytest.fixture
@@ -148,3 +152,26 @@ def test_where_nothing_was_learned_nothing_is_made(home):
     assert json.loads(call(home, "remove", "--all", "--json").stdout) == {"removed": []}
     assert "the bundle's" in call(home, "show").stdout
     assert not home.root.exists()
+
+
+def test_it_ends_with_the_trust_in_its_bundle(school, lab, labels, home, monkeypatch, capsys):
+    """docs/security.md 2.6.5: its signer is removed after an epoch: `edgefl score`'s sentence, and nothing is kept."""
+    where = ["--home", str(home.root), "--threads", "1"]
+    summaries: list[int] = []
+
+    def told(facts):
+        summaries.append(facts.get("summary", 0))
+        if facts.get("summary") == 1:
+            remove_trusted(home, lab.SIGNER.key_id)
+
+    def ended(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as left:
+            main([*words, *where])
+        return left.value.code, capsys.readouterr().err.splitlines()[-1]
+
+    add_trusted(home, lab.SIGNER.public_key, "signer", datetime.date(2026, 9, 21))
+    models.install(home, school.learning_bytes(), school.learning_bundle())
+    monkeypatch.setattr(train_command, "progress", lambda: told)
+    train = ended("train", "--labels", str(labels), "--epochs", "60")
+    assert train == ended("score", str(labels.parent / "MEL0.png")) and train[0] == 3 and max(summaries) == 1
+    assert not (home.learning / "personal.payload").exists()

@@ -11,7 +11,9 @@ import pytest
 
 from edgefl_client.commands.train import _membership
 from edgefl_client.home import Home
+from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.sharing.policy import Policy, save_policy
+from edgefl_client.trust.trusted_keys import remove_trusted
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.errors import MapsError
@@ -335,3 +337,12 @@ def test_what_was_not_sent_is_not_called_sent(run, device, live):
     live.members = known
     (waiting,) = json.loads(run("outbox", "--json")[1])["items"]
     assert run("outbox", "drop", waiting["id"][:8])[0] == 0 and run("sync")[0] == 0 and live.effects == []
+
+
+def test_no_map_is_offered_that_a_bundle_made_which_counts_no_more(run, device, lab, after):
+    """docs/security.md 2.6.5: its signer was removed while pictures were read: one sentence, and nothing waits."""
+    assert run("pull")[0] == 0
+    after(3, PictureReader, "decode", lambda: remove_trusted(Home(run.home), lab.SIGNER.key_id))
+    code, out, err = run("contribute", "--labels", device / "labels.csv")
+    assert (code, out) == (3, "") and "no signer is trusted" in err.splitlines()[-1]
+    assert json.loads(run("outbox", "--json")[1])["items"] == []

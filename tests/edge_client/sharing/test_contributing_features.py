@@ -15,6 +15,8 @@ from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph
 
 from edgefl_client.home import Home
 from edgefl_client.learning.own_pictures import Table, remember_table
+from edgefl_client.scoring.pictures import PictureReader
+from edgefl_client.trust.trusted_keys import remove_trusted
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import BundleFields, build_bundle
 from edgefl_protocol.bundle.archive import read_archive
@@ -297,3 +299,10 @@ def test_a_device_outside_a_federation_has_no_encoder(run, clf, tmp_path):
 def test_one_kind_at_a_time(run, words):
     code, out, err = run("contribute", *words)
     assert (code, out) == (2, "") and "--features" in err
+
+
+def test_no_feature_is_offered_that_a_bundle_made_which_counts_no_more(run, clf, lab, after):
+    """docs/security.md 2.6.5: its signer was removed while pictures were read: one sentence, and nothing waits."""
+    after(3, PictureReader, "decode", lambda: remove_trusted(Home(run.home), lab.SIGNER.key_id))
+    assert "no signer is trusted" in one_sentence(run("contribute", "--features", clf), 3)
+    assert json.loads(run("outbox", "--json")[1])["items"] == []

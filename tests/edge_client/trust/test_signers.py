@@ -238,6 +238,18 @@ def test_damaged_vouching_files_are_sentences(run, rooted, live, lab, publish_ro
     assert version_in_use(run, rooted) == 1 and home.current_file.exists()
 
 
+@pytest.mark.parametrize("name", ["trust.json", "member/root.record", "member/revoked.record"])
+def test_what_cannot_be_reached_is_not_taken_for_missing(run, device, live, lab, publish_root, name):
+    """docs/security.md 2.6.5: a list behind a broken folder may name the very signer: no score, and one sentence."""
+    live.root_key_id = ROOT.key_id
+    assert run("pull")[0] == 0 and version_in_use(run, device) == 1
+    path = run.home / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)  # a link to itself, which even root cannot follow
+    code, out, err = run("score", device / "0.png")
+    assert (code, out, len(err.splitlines())) == (1, "", 1) and str(path) in err
+
+
 def test_rotate_by_hand_and_by_sync(run, device, live):
     """docs/guides/federation.md, keys over time: `edgefl rotate`; `sync` changes keys of 30 days."""
     assert json.loads(run("sync", "--json")[1])["keys_changed"] is False

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.protocol.bundle.conftest import OTHER, THIRD, code_of
 
-from edgefl_protocol.bundle import build_bundle, check_update, load_bundle
+from edgefl_protocol.bundle import build_bundle, check_update, load_bundle, verified_again
 from edgefl_protocol.errors import BundleError, KeyMaterialError
 
 
@@ -60,6 +60,20 @@ def test_signature_of_a_stranger_is_ignored(good: Any) -> None:
     """k of n: an additional signer whom this device does not know changes nothing."""
     two = build_bundle(good.members, good.fields, [good.key, OTHER])
     assert good.load(two).signers == (good.key.key_id,)
+
+
+@pytest.mark.parametrize("keys", [(), (THIRD,)])
+def test_verified_again_it_says_what_loading_says(good: Any, keys: tuple[Any, ...]) -> None:
+    """The keys of now count, not those of the loading: the signers are these, or the words are those of a refusal."""
+    two = build_bundle(good.members, good.fields, [good.key, OTHER])
+    loaded = load_bundle(two, [good.key.public], good.now_ms)
+    assert verified_again(loaded, [OTHER.public, THIRD.public]).signers == (OTHER.key_id,)
+    refused = []
+    for ask in (verified_again, lambda _, trust: load_bundle(two, trust, good.now_ms)):
+        with pytest.raises(BundleError) as caught:
+            ask(loaded, [key.public for key in keys])
+        refused.append((caught.value.code, str(caught.value)))
+    assert refused[0] == refused[1]
 
 
 def test_no_trusted_key(good: Any) -> None:

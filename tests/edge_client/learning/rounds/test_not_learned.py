@@ -1,7 +1,8 @@
 """`edgefl sync` on a device that learns: what keeps it from learning or from sharing, each in one sentence."""
 
+import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,22 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from tests.edge_client.learning.rounds.conftest import OPTIONS, Learner
+from tests.edge_client.learning.rounds.conftest import OPTIONS, STEPS, Learner
 
 from edgefl_client.cli import cli
+from edgefl_client.commands.failures import exit_code
 from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.limits import Battery, LearningLimits
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
+from edgefl_client.sharing import sync as sync_room
 from edgefl_client.sharing.policy import Limits, Policy, save_policy
+from edgefl_client.trust.trusted_keys import add_trusted, remove_trusted
+from edgefl_exchange.trust_records import save_revoked
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.records.revocation import make_revoked
 
 
 def test_nothing_is_learned_that_may_not_leave(device: Learner) -> None:
@@ -224,3 +230,51 @@ def test_a_picture_that_is_gone_is_named_and_nothing_is_lost(device: Learner, tm
     done = device.sync()
     assert done.problem is not None and "gone.png" in str(done.problem)
     assert done.report["learning"]["state"] == "failed" and done.report["broadcast"]["maps"] == 8
+
+
+def remove(device: Learner, lab: SimpleNamespace) -> None:
+    """`edgefl trust remove` in another process."""
+    remove_trusted(device.home, lab.SIGNER.key_id)
+
+
+def revoke(device: Learner, lab: SimpleNamespace) -> None:
+    """Another `edgefl sync`, which fetched a list of revoked keys."""
+    one = device.coordinator
+    record = make_revoked(one.signing, "skin", 9, [lab.SIGNER.key_id], one.now_ms, one.now_ms + 24 * 3_600_000)
+    save_revoked(device.home.member, record)
+
+
+@pytest.mark.parametrize(("no_more", "code"), [(remove, "no_trusted_key"), (revoke, "revoked_signer")])
+def test_a_round_ends_with_the_trust_in_its_bundle(
+    device: Learner, lab: SimpleNamespace, no_more: Callable[[Learner, SimpleNamespace], None], code: str
+) -> None:
+    """docs/security.md 2.6.5, check 24: before the next step, a refusal; nothing leaves."""
+    steps: list[Any] = []
+
+    def told(facts: Mapping[str, Any]) -> None:
+        steps.append(facts.get("step"))
+        if facts.get("step") == 2:
+            no_more(device, lab)
+
+    done = device.sync(replace(OPTIONS, report=told))
+    assert [step for step in steps if step] == [1, 2] and STEPS > 2
+    assert done.problem is not None and (done.problem.code, exit_code(done.problem)) == (code, 3)
+    assert done.report["learning"]["state"] == "failed" and done.report["sent"] == []
+    assert device.coordinator.effects == [] and device.standing is None
+
+
+def test_what_was_learned_when_the_trust_ended_waits_for_it(
+    device: Learner, lab: SimpleNamespace, after: Callable[..., None]
+) -> None:
+    """Removed after the last step: the reply does not leave; once the signer is trusted again it does, as it was."""
+    whole = device.copied(device.home.root.parent / "whole")
+    assert whole.sync().problem is None
+    (sent,) = whole.coordinator.effects
+    late = device.copied(device.home.root.parent / "late")
+    after(1, sync_room, "learn_live", lambda: remove(late, lab))
+    done = late.sync()
+    assert done.problem is not None and done.problem.code == "no_trusted_key"
+    assert late.coordinator.effects == [] and done.report["waiting"] == 0
+    add_trusted(late.home, lab.SIGNER.public_key, "signer", datetime.date(2026, 9, 21))
+    assert late.sync().problem is None
+    assert [one[2] for one in late.coordinator.effects] == [sent[2]]
