@@ -77,14 +77,14 @@ def keep_commits(database: "sqlite3.Connection") -> None:
     database.execute(f"PRAGMA {SYNCHRONOUS}")
 
 
-def create_empty(path: FilePath, mode: int = 0o600) -> None:
-    """Make an empty file durably; it must not exist.
+def create_empty(path: FilePath) -> None:
+    """Make an empty file durably, for its owner alone; it must not exist.
 
     Raises:
         StorageError: it exists, or the folder cannot be written.
     """
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(Path(path).parent)
     except OSError as error:
         raise _storage_error("write", Path(path), error) from error
