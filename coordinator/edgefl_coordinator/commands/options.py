@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -108,8 +107,3 @@ def for_operator(command: Callable[..., None]) -> Callable[..., None]:
         command(Operator(home, passphrase_file, as_json), **more)
 
     return run
-
-
-def moment(unix_ms: int) -> str:
-    """Say a time."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
