@@ -135,7 +135,7 @@ def foreign_content(folder: Path, own: Collection[str]) -> str:
 
 
 def sync_folder(folder: FilePath) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
+    """Flush a folder's entries to the disk, so that a rename in it survives a power cut; or the content of a file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
