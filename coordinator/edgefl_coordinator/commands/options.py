@@ -16,7 +16,7 @@ import click
 
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_passphrase
-from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
+from edgefl_protocol.errors import USAGE_CODES, BundleError, EdgeflError, RecordError
 
 COORDINATOR_EXTRA = ("msgspec", "sqlalchemy", "uvicorn", "tomli_w", "torch", "timm")
 
@@ -54,7 +54,7 @@ def guarded(
         try:
             command(*args, **kwargs)
         except EdgeflError as error:
-            from edgefl_coordinator.errors import USAGE_CODES, NotAllowedError
+            from edgefl_coordinator.errors import NotAllowedError
 
             click.echo(f"edgefl-coordinator: {error}", err=True)
             refused = isinstance(error, NotAllowedError | BundleError | RecordError)
