@@ -17,6 +17,7 @@ from edgefl_coordinator.commands.operate import approve, invite, publish, serve,
 from edgefl_coordinator.commands.settings import set_
 from edgefl_coordinator.commands.status import status
 from edgefl_protocol.distribution import VERSION, VERSION_LINE
+from edgefl_protocol.sentences import out_of_use
 
 
 class _Commands(click.Group):
@@ -25,9 +26,8 @@ class _Commands(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
             return super().main(*args, **extra)
-        except OSError as error:  # most often the disk behind standard output, which is full
-            what = error.filename or "standard output or a file"
-            click.echo(f"edgefl-coordinator: {what} cannot be used: {error.strerror or error}", err=True)
+        except OSError as error:
+            click.echo(f"edgefl-coordinator: {out_of_use(error)}", err=True)
             sys.exit(1)
 
 

@@ -12,7 +12,6 @@ from edgefl_protocol.messages.requests import Refusal
 IN_USE = "in_use"  # code of the OperatorError where another process has the store open
 STOPPED = "stopped"  # code of the OperatorError of a job that ended with the server: it did not fail
 USAGE = "usage"  # code of the OperatorError where what was asked for cannot be had: nothing was begun
-USAGE_CODES = frozenset({USAGE, "setting", "run", "backbone"})  # exit status 2; the others are the trainer's
 
 
 class RefusedError(EdgeflError):

@@ -27,6 +27,7 @@ from edgefl_client.commands.trust import trust
 from edgefl_client.commands.use import use
 from edgefl_client.commands.watch import watch
 from edgefl_protocol.distribution import VERSION, VERSION_LINE
+from edgefl_protocol.sentences import out_of_use
 
 
 class _Group(click.Group):
@@ -74,9 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
             _too_old()
             raise
         _stopped()  # by Ctrl-C while a library was loading, which calls that a failure of its own
-    except OSError as error:  # most often the disk behind standard output, which is full
-        what = error.filename or "standard output or a file"
-        click.echo(f"edgefl: {what} cannot be used: {error.strerror or error}", err=True)
+    except OSError as error:
+        click.echo(f"edgefl: {out_of_use(error)}", err=True)
         sys.exit(1)
     except Exception as error:
         from edgefl_client.commands.failures import exit_code

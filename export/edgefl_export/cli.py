@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgefl_protocol.distribution import VERSION, VERSION_LINE, needs_extra
-from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
-from edgefl_trainer.errors import USAGE_CODES
+from edgefl_protocol.errors import USAGE_CODES, BundleError, EdgeflError, KeyMaterialError
+from edgefl_protocol.sentences import out_of_use
 
 if TYPE_CHECKING:
     from edgefl_export.int8.calibration import Calibration
@@ -45,9 +45,8 @@ class _Commands(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
             return super().main(*args, **extra)
-        except OSError as error:  # most often the disk behind standard output, which is full
-            what = error.filename or "standard output or a file"
-            click.echo(f"edgefl-export: {what} cannot be used: {error.strerror or error}", err=True)
+        except OSError as error:
+            click.echo(f"edgefl-export: {out_of_use(error)}", err=True)
             sys.exit(1)
 
 

@@ -12,7 +12,18 @@
 unsealed status only ever means "try again later").
 """
 
+from typing import Final
+
 from edgefl_protocol.errors import EdgeflError
+
+# Codes of trust or policy that end a device's command and a site's run with status 3: trying again changes nothing
+# (docs/design.md 5).
+REFUSED_FOR_GOOD: Final = frozenset(
+    {
+        "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "not_approved",
+        "fingerprint_differs", "low_order_key", "expired", "other_role",
+    }
+)  # fmt: skip
 
 
 class ExchangeError(EdgeflError):

@@ -77,14 +77,14 @@ def keep_commits(database: "sqlite3.Connection") -> None:
     database.execute(f"PRAGMA {SYNCHRONOUS}")
 
 
-def create_empty(path: FilePath, mode: int = 0o600) -> None:
-    """Make an empty file durably; it must not exist.
+def create_empty(path: FilePath) -> None:
+    """Make an empty file durably, for its owner alone; it must not exist.
 
     Raises:
         StorageError: it exists, or the folder cannot be written.
     """
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(Path(path).parent)
     except OSError as error:
         raise _storage_error("write", Path(path), error) from error
@@ -135,7 +135,7 @@ def foreign_content(folder: Path, own: Collection[str]) -> str:
 
 
 def sync_folder(folder: FilePath) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
+    """Flush a folder's entries to the disk, so that a rename in it survives a power cut; or the content of a file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -35,6 +35,12 @@ member, a file or a picture passes on that error.
 Up to and including `SignatureError` the sender is not authenticated: a service answers all of those alike.
 """
 
+from typing import Final
+
+# Codes of errors that end a command of trainer, export or coordinator with status 2: what was asked for cannot be had,
+# and nothing was begun (docs/design.md 5).
+USAGE_CODES: Final = frozenset({"usage", "setting", "run", "backbone"})
+
 
 class EdgeflError(Exception):
     """Base of all our errors."""

@@ -63,13 +63,13 @@ def choice(value: object, field: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def hex_bytes(value: object, field: str, size: int | None = None, limit: int = 4096) -> bytes:
-    """Decode lower-case hex of exactly `size` bytes, or of at most `limit`."""
+def hex_bytes(value: object, field: str, size: int) -> bytes:
+    """Decode lower-case hex of exactly `size` bytes."""
     if not isinstance(value, str) or HEX.fullmatch(value) is None:
         raise bad_message(f"{field} is not lower-case hexadecimal")
     data = bytes.fromhex(value)
-    if (size is not None and len(data) != size) or len(data) > limit:
-        raise bad_message(f"{field} has {len(data)} bytes; allowed: {size if size is not None else f'at most {limit}'}")
+    if len(data) != size:
+        raise bad_message(f"{field} has {len(data)} bytes; allowed: {size}")
     return data
 
 

@@ -45,6 +45,11 @@ def expiry(left_ms: float) -> str:
     return f"expires in {span}" if left_ms > 0 else f"expired {span} ago"
 
 
+def out_of_use(error: OSError) -> str:
+    """Say which file the system refuses and why; without a name it is most often a full disk behind standard output."""
+    return f"{error.filename or 'standard output or a file'} cannot be used: {error.strerror or error}"
+
+
 def of_file(name: object, found: object) -> str:
     """Say what was found in a file, and name the file once: sentences of the disk name it already."""
     named = re.search(rf"(?<!\S){re.escape(str(name))}(?![\w/-])", str(found))

@@ -123,14 +123,8 @@ def _pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str], *, checked
     return [struct.pack("<Q", len(encoded)), encoded, *chunks]
 
 
-def read_tensors(
-    data: bytes | mmap.mmap,
-    *,
-    max_bytes: int,
-    max_tensors: int = MAX_TENSORS,
-    max_header: int = MAX_HEADER_BYTES,
-) -> tuple[dict[str, Array], dict[str, str]]:
-    """Decode what `write_tensors` or the safetensors library wrote; refuse a JSON header above `max_header` bytes.
+def read_tensors(data: bytes | mmap.mmap, *, max_bytes: int) -> tuple[dict[str, Array], dict[str, str]]:
+    """Decode what `write_tensors` or the safetensors library wrote.
 
     Returns:
         Arrays by name in name order (read-only: copy before changing) and the metadata.
@@ -140,11 +134,11 @@ def read_tensors(
     """
     if len(data) > max_bytes:
         raise PayloadError(f"the tensors have {len(data)} bytes; at most {max_bytes} are allowed here", "too_large")
-    header, start = _read_header(data, max_header)
+    header, start = _read_header(data)
     metadata = _read_metadata(header.pop(METADATA, {}))
-    if len(header) > max_tensors:
+    if len(header) > MAX_TENSORS:
         raise PayloadError(
-            f"the file has {len(header)} tensors; at most {max_tensors} are allowed here", "too_many_tensors"
+            f"the file has {len(header)} tensors; at most {MAX_TENSORS} are allowed here", "too_many_tensors"
         )
     entries = sorted(
         (_read_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:] + entry[:1]
@@ -176,17 +170,17 @@ def tensor_names(pieces: Iterable[bytes]) -> list[str]:
         data += piece
         if len(data) >= 8 and len(data) - 8 >= min(struct.unpack_from("<Q", data)[0], MAX_HEADER_BYTES):
             break
-    header, _ = _read_header(bytes(data), MAX_HEADER_BYTES)
+    header, _ = _read_header(bytes(data))
     return [check_name(name) for name in sorted(header) if name != METADATA]
 
 
-def _read_header(data: bytes | mmap.mmap, max_header: int) -> tuple[dict[str, Any], int]:
+def _read_header(data: bytes | mmap.mmap) -> tuple[dict[str, Any], int]:
     """Return the parsed JSON header and the offset of the first data byte."""
     if len(data) < 10:
         raise PayloadError(f"{len(data)} bytes are too few for a tensor file", "truncated")
     (length,) = struct.unpack_from("<Q", data)
-    if length > max_header:
-        raise PayloadError(f"header of {length} bytes; at most {max_header} are allowed", "header_too_large")
+    if length > MAX_HEADER_BYTES:
+        raise PayloadError(f"header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed", "header_too_large")
     if length > len(data) - 8:
         raise PayloadError("the header reaches beyond the end of the file", "truncated")
     try:

@@ -8,7 +8,6 @@ import sys
 import threading
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -34,15 +33,6 @@ def closed_home(make_coordinator) -> CoordinatorHome:
 
 def run(home: CoordinatorHome, *arguments: str) -> Any:
     return CliRunner().invoke(main, [*arguments, "--home", str(home.root)])
-
-
-@pytest.mark.parametrize("command", [None, *sorted(main.commands)])
-def test_help(command) -> None:
-    """Every option of every command has help."""
-    result = CliRunner().invoke(main, [command, "--help"] if command else ["--help"])
-    assert result.exit_code == 0
-    for parameter in main.commands[command].params if command else []:
-        assert isinstance(parameter, click.Argument) or getattr(parameter, "help", ""), parameter.name
 
 
 def test_help_and_server_load_no_trainer() -> None:

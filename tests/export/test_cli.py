@@ -330,20 +330,28 @@ def test_wrong_options_are_usage_errors(built, run_folder, tmp_path, option):
     assert_refused(result, 2, option[0])
 
 
-@pytest.mark.parametrize("missing", ["torch", "onnx", "onnxscript", "timm"])
+NEEDED = ("torch", "onnx", "onnxscript", "timm")
+
+
+def without(missing, *arguments):
+    """`edgefl-export` in a process of its own in which these packages are not installed."""
+    block = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); from edgefl_export.cli import main; main()"
+    command = [sys.executable, "-c", block, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("missing", NEEDED)
 def test_base_install_names_the_missing_extra(built, run_folder, tmp_path, missing):
-    """docs/design.md, section 2: without its extra the command exits 2 with a sentence; the rest works."""
-    block = f"import sys; sys.modules[{missing!r}] = None; from edgefl_export.cli import main; main()"
-    bundle = ["bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl"]
-
-    def run(*arguments):
-        command = [sys.executable, "-c", block, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    refused = run(*bundle)
+    """docs/design.md, section 2: without its extra the command exits 2 with a sentence."""
+    bundle = ("bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl")
+    refused = without((missing,), *bundle)
     assert refused.returncode == 2 and "needs edgefl-derm[export]" in refused.stderr and refused.stdout == ""
-    assert run("--help").returncode == 0
-    assert run("verify", built["file"], "--trust", built["pub"]).returncode == 0
+
+
+def test_what_needs_no_extra_works_in_the_base_install(built):
+    """docs/design.md, section 2: help, and looking at a bundle."""
+    assert without(NEEDED, "--help").returncode == 0
+    assert without(NEEDED, "verify", built["file"], "--trust", built["pub"]).returncode == 0
 
 
 def test_a_bundle_is_never_written_over_a_file_nor_beside_its_like(built, run_folder, tmp_path):

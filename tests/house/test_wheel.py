@@ -194,16 +194,6 @@ def test_a_missing_extra_is_one_sentence(name: str, device: Path, outside) -> No
     assert f"edgefl-derm[{extra}]" in done.stderr and len(lines) == 1, done.stderr
 
 
-def test_importing_the_device_package_loads_no_framework(device: Path, outside) -> None:
-    done = outside(
-        "python",
-        "-c",
-        "import sys, edgefl_client.cli; from edgefl_client import Scorer; print('torch' in sys.modules)",
-        path=device,
-    )
-    assert done.stdout.strip() == "False", done.stderr
-
-
 @pytest.fixture(scope="module")
 def made_elsewhere(folder: Path, environment, forks: Forks) -> Path:
     """On the GPU side: a run, its bundle, its signer's key, a 4:3 photograph and the trainer's own score of it."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgefl_protocol.sentences import counted, expiry, joined_by_and, of_file
+from edgefl_protocol.sentences import counted, expiry, joined_by_and, of_file, out_of_use
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 replies"), (1, "1 reply"), (2, "2 replies")])
@@ -33,3 +33,11 @@ def test_a_file_is_named_once() -> None:
     assert of_file("a.jpg", "the file is empty") == "a.jpg: the file is empty"
     assert of_file("a.jpg", "cannot read data.jpg: no") == "a.jpg: cannot read data.jpg: no"
     assert of_file("-", "the picture holds 8-bit pixels") == "-: the picture holds 8-bit pixels"
+
+
+def test_a_file_that_the_system_refuses_is_named_with_the_reason() -> None:
+    """A full disk behind standard output has no name."""
+    assert out_of_use(OSError(28, "No space left on device")) == (
+        "standard output or a file cannot be used: No space left on device"
+    )
+    assert out_of_use(OSError(5, "Input/output error", "/a/b")) == "/a/b cannot be used: Input/output error"

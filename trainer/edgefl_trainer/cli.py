@@ -11,7 +11,8 @@ import traceback
 import click
 
 from edgefl_protocol.distribution import VERSION, VERSION_LINE
-from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_protocol.errors import USAGE_CODES, BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_protocol.sentences import out_of_use
 from edgefl_trainer.commands.audit import audit
 from edgefl_trainer.commands.data import data
 from edgefl_trainer.commands.evaluate import evaluate
@@ -24,7 +25,7 @@ from edgefl_trainer.commands.predict import predict
 from edgefl_trainer.commands.report import report
 from edgefl_trainer.commands.run import run
 from edgefl_trainer.commands.table import table
-from edgefl_trainer.errors import USAGE_CODES, BudgetError, FederationRefused, MethodError
+from edgefl_trainer.errors import BudgetError, FederationRefused, MethodError
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 SEE_WHERE = " With PYTHONDEVMODE=1 before the command, Python shows each call that led there."
@@ -48,7 +49,7 @@ def main() -> None:
         click.echo(f"edgefl-train: {error}{SEE_WHERE if error.code == MethodError.code else ''}", err=True)
         sys.exit(exit_code(error))
     except OSError as error:
-        click.echo(f"edgefl-train: {error.filename or 'a file'} cannot be used: {error.strerror or error}.", err=True)
+        click.echo(f"edgefl-train: {out_of_use(error)}.", err=True)
         sys.exit(FAILED)
 
 

@@ -53,6 +53,10 @@ class State:
     arrays: Arrays = field(default_factory=dict)
     values: Mapping[str, Scalar] = field(default_factory=dict)
 
+    def payload(self) -> Payload:
+        """Return arrays and values in the form in which a state is written and sent."""
+        return Payload(self.arrays, self.values)
+
     def digest(self) -> str:
         """Compute SHA-256 over the arrays in name order; the values do not enter (docs/design.md 5)."""
         return digest(self.arrays)

@@ -15,8 +15,6 @@ Data SPECs raise `edgefl_trainer.data.errors.DataError`. The command line turns 
 
 from edgefl_protocol.errors import EdgeflError
 
-USAGE_CODES = frozenset({"setting", "run", "backbone"})  # what was asked for cannot be had: exit status 2
-
 
 class SettingError(EdgeflError):
     """What was asked for cannot be had; nothing was begun."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgefl_coordinator.commands.options import FILE, HOME, JSON, PASSPHRASE, Operator, for_operator, guarded, moment
+from edgefl_coordinator.commands.options import FILE, HOME, JSON, PASSPHRASE, Operator, for_operator, guarded
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted

@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgefl_coordinator.commands.options import (
-    FILE,
-    JSON,
-    PASSPHRASE,
-    Operator,
-    for_operator,
-    guarded_offline,
-    moment,
-)
+from edgefl_coordinator.commands.options import FILE, JSON, PASSPHRASE, Operator, for_operator, guarded_offline
 from edgefl_coordinator.commands.status import warning_lines, with_home
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 

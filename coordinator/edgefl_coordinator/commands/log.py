@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import FILE, JSON, Operator, for_operator, guarded_offline, moment
+from edgefl_coordinator.commands.options import FILE, JSON, Operator, for_operator, guarded_offline
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import counted
 

@@ -7,16 +7,9 @@ from typing import Any, Literal
 
 import click
 
-from edgefl_coordinator.commands.options import (
-    FILE,
-    HOME,
-    PASSPHRASE,
-    Operator,
-    for_operator,
-    guarded,
-    moment,
-)
+from edgefl_coordinator.commands.options import FILE, HOME, PASSPHRASE, Operator, for_operator, guarded
 from edgefl_coordinator.commands.status import not_taken_text, warning_lines, with_home
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.sentences import counted
 

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -17,7 +16,7 @@ import click
 
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_passphrase
-from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
+from edgefl_protocol.errors import USAGE_CODES, BundleError, EdgeflError, RecordError
 
 COORDINATOR_EXTRA = ("msgspec", "sqlalchemy", "uvicorn", "tomli_w", "torch", "timm")
 
@@ -55,7 +54,7 @@ def guarded(
         try:
             command(*args, **kwargs)
         except EdgeflError as error:
-            from edgefl_coordinator.errors import USAGE_CODES, NotAllowedError
+            from edgefl_coordinator.errors import NotAllowedError
 
             click.echo(f"edgefl-coordinator: {error}", err=True)
             refused = isinstance(error, NotAllowedError | BundleError | RecordError)
@@ -108,8 +107,3 @@ def for_operator(command: Callable[..., None]) -> Callable[..., None]:
         command(Operator(home, passphrase_file, as_json), **more)
 
     return run
-
-
-def moment(unix_ms: int) -> str:
-    """Say a time."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import Operator, for_operator, moment
+from edgefl_coordinator.commands.options import Operator, for_operator
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.sentences import counted
 

@@ -19,7 +19,6 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import tomli_w
@@ -32,6 +31,7 @@ from edgefl_coordinator.store.audit_chain import RESTORED
 from edgefl_coordinator.store.backups import copies
 from edgefl_coordinator.store.backups.backup_file import About, BackupManifest, content, read_manifest, unpack
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys, owner_of
+from edgefl_coordinator.store.moments import moment
 from edgefl_coordinator.store.statements import KEEP_FACT
 from edgefl_coordinator.store.store import OWNER, open_store
 from edgefl_coordinator.store.tables import VERSION
@@ -114,7 +114,7 @@ def _check(backup: Path, about: About, now_ms: int) -> None:
         )
     if now_ms < about.made_ms:
         raise OperatorError(
-            f"{backup} was made at {_moment(about.made_ms)}, and the clock of this machine is before that: set the "
+            f"{backup} was made at {moment(about.made_ms)}, and the clock of this machine is before that: set the "
             "clock, for numbers that members compare follow from it"
         )
 
@@ -146,7 +146,7 @@ def _begin_anew(
     try:
         coordinator = Coordinator(settings, store, load_keys(home, passphrase), lambda: now_ms)
         with store.transaction() as connection:
-            detail = {"backup": _moment(about.made_ms), "backup_ms": about.made_ms, "rows": about.rows}
+            detail = {"backup": moment(about.made_ms), "backup_ms": about.made_ms, "rows": about.rows}
             audit.append(connection, now_ms, RESTORED, settings.federation, detail)
             if settings.database:
                 KEEP_FACT.run(connection, key=OWNER, value=owner_of(coordinator.keys.secret))
@@ -166,7 +166,3 @@ def _remove(folder: Path, *, keep: bool) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _moment(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

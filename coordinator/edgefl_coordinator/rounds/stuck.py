@@ -14,12 +14,12 @@ docs/decisions/0041.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal
 
 from edgefl_coordinator.rounds.quorum import ALLOW, SettingChanges, fitting, for_so_many, is_risky, set_command
 from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.sentences import counted
 
 Kind = Literal["moves", "waits", "stuck", "over"]
@@ -108,7 +108,7 @@ def stuck_sentence(found: FederationStanding, number: int, *, to_member: bool = 
         return ""
     since = ""
     if found.since_ms is not None:
-        since = f" since {_utc(found.since_ms)}"
+        since = f" since {moment(found.since_ms)}"
     what = f"round {number}" if number else "the federation"
     mend = _MEMBERS_DO.get(found.cause, _TELL) if to_member else found.mend
     return f"{what} is stuck{since}: {found.why}; {mend}"
@@ -117,10 +117,6 @@ def stuck_sentence(found: FederationStanding, number: int, *, to_member: bool = 
 def lacks_bundle(name: str) -> str:
     """Say that no bundle of line/task `name` is published."""
     return f"no bundle of {name} is published, so devices have no model to learn with"
-
-
-def _utc(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
@@ -204,7 +200,7 @@ def _enough(current: Round, possible: int, rules: RoundSettings) -> FederationSt
     found = FederationStanding(kind="moves", until_ms=current.deadline_ms)
     if current.replies >= rules.quorum_target:
         return found
-    found = replace(found, why=f"the round has enough replies and goes on at {_utc(current.deadline_ms)}")
+    found = replace(found, why=f"the round has enough replies and goes on at {moment(current.deadline_ms)}")
     if possible >= rules.quorum_target:
         return found
     command = set_command({"rounds.quorum_target": current.replies})

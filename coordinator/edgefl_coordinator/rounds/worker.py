@@ -56,7 +56,7 @@ def run_job(job: Job, scratch: Path | None = None) -> JobResult:
     kinds = tuple(phase.kind for phase in phases)
     if job.kind == "start":
         state = method.start(task, sorted(job.sites))
-        return JobResult(_state_bytes(state), kinds, _broadcasts(method, task, state, 1, job))
+        return JobResult(state.payload().to_bytes(), kinds, _broadcasts(method, task, state, 1, job))
     if job.state is None:
         raise OperatorError(f"a job of kind {job.kind} needs a state")
     stored = _payload(job.state)
@@ -73,7 +73,8 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
 
     def take(chosen: Mapping[str, Payload]) -> JobResult:
         following = method.aggregate(state, phase, chosen)
-        return JobResult(_state_bytes(following), kinds, _broadcasts(method, task, following, job.number + 1, job))
+        broadcasts = _broadcasts(method, task, following, job.number + 1, job)
+        return JobResult(following.payload().to_bytes(), kinds, broadcasts)
 
     verdict = judge(
         replies,
@@ -96,7 +97,7 @@ def _judged_by_gate(
     phase = made.phases[job.number - 1]
     if not job.gate or made.problem or phase == "warm":  # which makes no model, but settles what the others need
         return made
-    before = _state_bytes(state)
+    before = state.payload().to_bytes()
     verdict = judged(job, phase, len(made.phases), before, made.state, scratch)
     if verdict.accepted:
         return dataclasses.replace(made, gate="accepted", gate_said=verdict.said)
@@ -120,10 +121,6 @@ def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: 
     """Add the scalars that every site reads, and draw the peers' numbers from the coordinator's key."""
     seed = hashlib.sha256(pae(bytes.fromhex(job.order_key), receiver.encode(), str(number).encode())).digest()
     return stamped(payload, phase, task.rounds, np.random.default_rng(list(seed)))
-
-
-def _state_bytes(state: State) -> bytes:
-    return Payload(state.arrays, state.values).to_bytes()
 
 
 def _payload(path: str) -> Payload:

@@ -13,10 +13,10 @@ says that it is known. Source: docs/security.md 2.9, check 69.
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.store.moments import moment
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import KeyMaterialError, RecordError
 from edgefl_protocol.pae import pae
@@ -137,8 +137,8 @@ def _not_lost(heads: Iterable[LogHead], restorations: Mapping[int, int], known: 
         elif not set(found) & set(known):
             row = min(found)
             raise OperatorError(
-                f"the audit log says that it was restored from a backup in row {row}, at {_moment(restorations[row])}, "
-                f"and a head that was signed before, at {_moment(head.at_ms)}, tells of {head.rows} rows: those from "
+                f"the audit log says that it was restored from a backup in row {row}, at {moment(restorations[row])}, "
+                f"and a head that was signed before, at {moment(head.at_ms)}, tells of {head.rows} rows: those from "
                 f"row {row} on were lost. If you restored it then, check again with --restored {row}; if nobody did, "
                 "the log was cut"
             )
@@ -158,10 +158,6 @@ def _by_rows(heads: Collection[LogHead], federation: str, key_ids: Collection[st
             )
         found.setdefault(head.rows, []).append(head)
     return found
-
-
-def _moment(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def newest(heads: Iterable[LogHead]) -> LogHead | None:

@@ -7,18 +7,12 @@ and shows its traceback.
 
 from edgefl_client.sharing.policy import PolicyError
 from edgefl_exchange.enrolment import EnrolmentError
-from edgefl_exchange.errors import NotEnrolled, SignedRefusal, TlsRefused
+from edgefl_exchange.errors import REFUSED_FOR_GOOD, NotEnrolled, SignedRefusal, TlsRefused
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, InviteError, KeyMaterialError, RecordError
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 
-_POLICY = frozenset(
-    {
-        "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "replaced_key", "pending",
-        "not_approved", "small_cohort", "fingerprint_differs", "low_order_key", "expired",
-        "other_role",
-    }
-)  # fmt: skip
+_POLICY = REFUSED_FOR_GOOD | {"replaced_key", "pending", "small_cohort"}  # a device does not wait for these
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
 _MIXED = (SignedRefusal, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})

@@ -259,14 +259,14 @@ class FedEvPromptTrainerSteps:
 
     tries = 1
 
-    def __init__(self, step: FedEvPromptStep, plan: FedEvPromptPlan, weights: Weights, seed: int = 0) -> None:
-        self._module, self._gram, self._plan, self._seed = step.module, step.gram, plan, seed
+    def __init__(self, step: FedEvPromptStep, plan: FedEvPromptPlan, weights: Weights) -> None:
+        self._module, self._gram, self._plan = step.module, step.gram, plan
         self._tensors = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
         for name in plan.trained:
             self._tensors[name].requires_grad_(True)
         groups = [{"params": [self._tensors[name]], "lr": plan.rates[name]} for name in plan.trained]
         self._optimizer = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
-        rng, classes = np.random.default_rng(seed), len(weights["prior"])
+        rng, classes = np.random.default_rng(0), len(weights["prior"])
         self._targets = [rng.integers(0, classes, batch_size(index)) for index in range(WARM_STEPS + STEPS)]
         means = rng.random((classes, step.module.vit.spec.tokens), np.float32)
         held = np.arange(classes, dtype=np.float32) % 3  # some classes no peer holds
@@ -275,7 +275,7 @@ class FedEvPromptTrainerSteps:
 
     def batch(self, index: int) -> Arrays:
         """See `Reference`: drawn pictures and labels."""
-        image = parity_images(self._module.vit.spec.image_px, batch_size(index), self._seed + index)
+        image = parity_images(self._module.vit.spec.image_px, batch_size(index), seed=index)
         weight = max(self._plan.kd_weight, GATE_KD_WEIGHT)
         settings = {"kl_weight": min(1.0, 0.1 * (index + 1)), "kd_weight": weight, "weight_decay": DECAY}
         numbers = {name: np.asarray(value, np.float32) for name, value in settings.items()}

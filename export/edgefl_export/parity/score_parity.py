@@ -25,6 +25,7 @@ from edgefl_trainer.models.scoring import ScoreModule
 
 MIN_IMAGES = 64
 BATCHES = (1, 8)
+TRAINER_BATCH = 8
 TOLERANCES: Mapping[str, float] = {
     "probabilities": 1e-4,
     "evidence": 1e-4,  # relative to 1 + evidence
@@ -73,13 +74,13 @@ def parity_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures
     return images
 
 
-def parity_questions(words: int, length: int, count: int = MIN_IMAGES, seed: int = 0) -> AskedWords:
+def parity_questions(words: int, length: int, count: int = MIN_IMAGES) -> AskedWords:
     """Draw questions of every length that a network reads, known and unknown words among them.
 
     Args:
         words: how many it knows.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     tokens = rng.integers(UNKNOWN, FIRST + words, (count, length))
     return np.where(np.arange(length) < rng.integers(1, length + 1, (count, 1)), tokens, PADDING)
 
@@ -88,7 +89,6 @@ def trainer_scores(
     module: ScoreModule | AnswerModule,
     tensors: Arrays,
     images: Pictures,
-    batch: int = 8,
     questions: AskedWords | None = None,
 ) -> Arrays:
     """Return what the trainer says of these images, or to these questions: outputs by name, n rows each."""
@@ -96,8 +96,8 @@ def trainer_scores(
     given = [images] if questions is None else [images, questions]
     with torch.inference_mode():
         parts = [
-            module(*(torch.from_numpy(np.array(one[start : start + batch])) for one in given), values).named()
-            for start in range(0, len(images), batch)
+            module(*(torch.from_numpy(np.array(one[start : start + TRAINER_BATCH])) for one in given), values).named()
+            for start in range(0, len(images), TRAINER_BATCH)
         ]
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 

@@ -176,7 +176,6 @@ def open_enrolment(
     now_ms: int,
     replay: ReplayGuard,
     *,
-    max_bytes: int = MAX_ENROLMENT_BYTES,
     tolerance: Tolerance | None = None,
 ) -> Opened:
     """Verify a newcomer's self-signed envelope: its key is the payload's scalar `signing_public` (hex).
@@ -186,11 +185,11 @@ def open_enrolment(
     Raises:
         EnvelopeError: the subclass names the step that refused it.
     """
-    incoming = _check_outside(data, recipient, expected, now_ms, max_bytes, tolerance or Tolerance())
+    incoming = _check_outside(data, recipient, expected, now_ms, MAX_ENROLMENT_BYTES, tolerance or Tolerance())
     signature, payload = _unseal(incoming)
     # (7) sender: the key inside must be the one that the header names.
     try:
-        stated = Payload.from_bytes(payload, max_bytes).scalars.get("signing_public")
+        stated = Payload.from_bytes(payload, MAX_ENROLMENT_BYTES).scalars.get("signing_public")
         public = bytes.fromhex(stated if isinstance(stated, str) else "")
     except (PayloadError, ValueError):
         raise SenderError("the enrolment holds no signing_public in hex") from None

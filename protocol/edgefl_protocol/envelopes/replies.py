@@ -21,9 +21,9 @@ def expected_reply(request: bytes) -> Expected:
     )
 
 
-def reply_fields(request: Opened, *, sts: int, now_ms: int, lifetime_ms: int = MAX_LIFETIME_MS) -> dict[str, object]:
+def reply_fields(request: Opened, *, sts: int, now_ms: int) -> dict[str, object]:
     """Return the header fields of the reply to a request that we opened."""
     header = request.header
     route = {"mth": header.mth, "pth": header.pth, "fed": header.fed, "cty": header.cty, "rnd": header.rnd}
     binding = {"typ": "reply", "seq": header.seq, "irt": request.envelope_sha256, "sts": sts}
-    return {**route, **binding, "iat": now_ms, "exp": now_ms + lifetime_ms}
+    return {**route, **binding, "iat": now_ms, "exp": now_ms + MAX_LIFETIME_MS}

@@ -2,8 +2,8 @@
 
 A scoring graph gives one `map` (N,) a picture, or `maps` (n, N). On the way an array is called
 
-    maps.<class>           in a site's reply: (m, N) float16, m at most M; 1 where their mean   reply_maps
-                           is sent
+    maps.<class>           in a site's reply: (m, N) float16, m at most M; 1 where their mean   reply_maps,
+                           is sent                                                              check_sent_maps
     maps.<class>.<site>    in the server's buffer: the newest of each site                      replaced
     maps.<peer>.<class>    in a broadcast: a peer is a number, drawn anew every time            others_maps, renumbered
 
@@ -33,6 +33,7 @@ _NUMBER: Final = "(0|[1-9][0-9]{0,4})"
 _REPLY: Final = re.compile(rf"maps\.{_NUMBER}")
 _BUFFER: Final = re.compile(rf"maps\.{_NUMBER}\.(.+)", re.DOTALL)
 _BROADCAST: Final = re.compile(rf"maps\.{_NUMBER}\.{_NUMBER}")
+_HALF_STEP: Final = 2**-11  # half the spacing of float16 just below 1
 
 
 def travel_alone(travels: Sequence[str]) -> bool:
@@ -161,6 +162,32 @@ def sent_maps_in(settings: Mapping[str, Any]) -> SentMaps:
             "other_settings",
         )
     return "mean" if asked == "mean" else "each"
+
+
+def check_sent_maps(
+    name: str, maps: NDArray[Any], classes: int, tokens: int, most: int = MAX_MAPS, sent: SentMaps = "each"
+) -> None:
+    """Check an array of a reply: one class's maps, float16 (m, N), m from 1 to M, each within [0, 1] with maximum 1.
+
+    Of `sent` "mean" it is one map, whose maximum is at least 1/M: where one of the maps is 1.
+
+    Raises:
+        MapsError: it is not; it would be passed on to every other site.
+    """
+    label = class_in_reply(name)
+    if label is None or label >= classes:
+        raise MapsError(f"the array {name[:40]} is not maps.<k> with k below {classes}")
+    if maps.dtype != np.float16 or maps.ndim != 2:
+        raise MapsError(f"{name} is not float16 with two axes (maps, tokens)")
+    count, found = maps.shape
+    if not 1 <= count <= (1 if sent == "mean" else most) or found != tokens:
+        allowed = "1" if sent == "mean" else f"1 to {most}"
+        raise MapsError(f"{name} has shape ({count}, {found}); it must be ({allowed}, {tokens})")
+    reached = 1 / most if sent == "mean" else 1
+    if float(maps.min()) < 0 or float(maps.max()) > 1 or bool((maps.max(axis=1) < reached - _HALF_STEP).any()):
+        raise MapsError(
+            f"{name} is not normalised by its maximum: every map must lie from 0 to 1 and reach {reached:g}"
+        )
 
 
 # The server's buffer

@@ -13,6 +13,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.errors import MapsError
 from edgefl_protocol.rules.maps import (
     MAX_MAPS,
+    check_sent_maps,
     class_in_reply,
     first_of_each_class,
     maps_in_broadcast,
@@ -125,13 +126,41 @@ def test_a_mean_teaches_what_its_maps_teach(held):
     each, mean = (reply_maps(maps, chosen, sent) for sent in ("each", "mean"))
     assert each.keys() == mean.keys() and all(array.shape == (1, 9) for array in mean.values())
     assert all(array.dtype == np.float16 for array in mean.values())
-    for name in each:
-        assert mean[name].max() >= 1 / len(each[name]) - 2**-12  # what a coordinator holds a mean against
+    for name in each:  # a server takes both, and holds a mean against 1/M
+        check_sent_maps(name, each[name], 2, 9, len(each[name]))
+        check_sent_maps(name, mean[name], 2, 9, len(each[name]), "mean")
     targets = [
         peer_targets({f"maps.3.{name[5:]}": array for name, array in one.items()}, 2, 9, "sum") for one in (each, mean)
     ]
     np.testing.assert_allclose(targets[1][0], targets[0][0], atol=2**-11)
     np.testing.assert_array_equal(targets[1][1], targets[0][1])
+
+
+MAP = np.array([[0, 0.25, 1]], np.float16)
+
+
+@pytest.mark.parametrize(
+    ("name", "maps", "sent", "why"),
+    [
+        ("maps.2", MAP, "each", "is not maps.<k> with k below 2"),
+        ("maps.0.1", MAP, "each", "is not maps.<k>"),
+        ("maps.0", MAP.astype(np.float32), "each", "is not float16 with two axes"),
+        ("maps.0", MAP[0], "each", "is not float16 with two axes"),
+        ("maps.0", MAP[:, 1:], "each", r"has shape \(1, 2\); it must be \(1 to 5, 3\)"),
+        ("maps.0", MAP[:0], "each", r"has shape \(0, 3\)"),
+        ("maps.0", np.repeat(MAP, 6, axis=0), "each", r"has shape \(6, 3\)"),
+        ("maps.0", np.repeat(MAP, 2, axis=0), "mean", r"it must be \(1, 3\)"),
+        ("maps.0", MAP * np.float16(2), "each", "from 0 to 1 and reach 1$"),
+        ("maps.0", MAP - np.float16(0.25), "each", "from 0 to 1 and reach 1$"),
+        ("maps.0", np.concatenate([MAP, MAP / 2]), "each", "from 0 to 1 and reach 1$"),
+        ("maps.0", MAP * np.float16(0.19), "mean", r"from 0 to 1 and reach 0\.2$"),
+    ],
+)
+def test_what_is_no_map_of_a_reply_is_passed_on_to_nobody(name, maps, sent, why):
+    """docs/security.md, payloads: float16 (m, N), m at most M = 5, from 0 to 1, and 1 is reached; of a mean 1/M."""
+    check_sent_maps("maps.1", MAP if sent == "each" else MAP * np.float16(0.2), 2, 3, sent=sent)
+    with pytest.raises(MapsError, match=why):
+        check_sent_maps(name, maps, 2, 3, sent=sent)
 
 
 def test_what_a_federation_asks_for_is_known_or_refused():

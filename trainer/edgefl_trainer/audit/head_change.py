@@ -15,13 +15,13 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from edgefl_protocol import Payload
+from edgefl_trainer.audit.identification import unit
 from edgefl_trainer.audit.line import NotAttacked
 from edgefl_trainer.audit.payloads import PicturePayload, examples_of_pictures, head_features
 from edgefl_trainer.contract import Method, Phase, Site, State
 from edgefl_trainer.method_halves import call_broadcast, call_local_round, call_predictor, stamped
 
 HEAD = "head.weight"
-LEAST = 1e-12  # of a length that is divided by
 
 
 def head_release(method: Method, server: State, site: Site, state: State, kind: str) -> PicturePayload | NotAttacked:
@@ -44,7 +44,7 @@ def head_release(method: Method, server: State, site: Site, state: State, kind: 
     features = head_features(model, site.device)
 
     def directions(pictures: UInt8[np.ndarray, "n px px 3"]) -> Float[np.ndarray, "n P"]:
-        return _unit(features(pictures))
+        return unit(features(pictures))
 
     def alone(pictures: UInt8[np.ndarray, "n px px 3"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n P"]:
         """Let the site learn one step from each picture alone."""
@@ -54,16 +54,12 @@ def head_release(method: Method, server: State, site: Site, state: State, kind: 
             one = replace(site, train=train, task=replace(site.task, epochs=1))
             sent = call_local_round(method, one, state, broadcast)[1]
             rows.append(_change(sent, broadcast)[label])
-        return _unit(np.stack(rows))
+        return unit(np.stack(rows))
 
-    change = _unit(_change(reply, broadcast))
+    change = unit(_change(reply, broadcast))
     means: Mapping[int, np.ndarray] = {int(k): change[k] for k in np.unique(site.train.targets)}
     return PicturePayload(kind, "class", directions, directions, known_means=means, alone=alone)
 
 
 def _change(reply: Payload, broadcast: Payload) -> Float[np.ndarray, "K P"]:
     return np.asarray(reply.arrays[HEAD], dtype=np.float64) - np.asarray(broadcast.arrays[HEAD], dtype=np.float64)
-
-
-def _unit(rows: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n P"]:
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), LEAST))

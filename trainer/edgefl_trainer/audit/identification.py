@@ -79,7 +79,7 @@ def fit_of(
     else:
         left, right = payloads - whitening.mean, views - whitening.mean
     if measure.endswith("correlation"):
-        left, right = _unit(left), _unit(right)
+        left, right = unit(left), unit(right)
     form = "np,nvp->nv" if paired else "np,mvp->nmv"
     inner = np.einsum(form, left, right, optimize=True)
     if measure.endswith("distance"):
@@ -147,5 +147,6 @@ def best_hits(found: Mapping[str, Game]) -> tuple[Float[np.ndarray, " n"], str]:
     return judged, max(hits, key=lambda measure: float(hits[measure].sum()))
 
 
-def _unit(rows: Float[np.ndarray, "*n P"]) -> Float[np.ndarray, "*n P"]:
+def unit(rows: Float[np.ndarray, "*n P"]) -> Float[np.ndarray, "*n P"]:
+    """Scale each row to length 1; rows of nothing stay so."""
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), LEAST))

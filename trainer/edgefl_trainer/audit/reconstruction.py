@@ -28,7 +28,6 @@ class Decoder:
     """A fitted regression from payloads to pictures."""
 
     kernel: Kernel
-    strength: float
     mean: Float[np.ndarray, " P"]
     scale: Float[np.ndarray, " P"]
     width: float  # of the Gaussian, squared
@@ -58,7 +57,7 @@ def fit_decoder(payloads: Float[np.ndarray, "n P"], pictures: UInt8[np.ndarray, 
     target = pictures.reshape(len(pictures), -1).astype(np.float32) / 255
     usual = target.mean(axis=0)
     weights = _solve(_kernel(kernel, rows, rows, width), strength, target - usual)
-    return Decoder(kernel, strength, mean, scale, width, rows, weights, usual)
+    return Decoder(kernel, mean, scale, width, rows, weights, usual)
 
 
 def similarities(

@@ -87,13 +87,7 @@ def settings_table(settings: "Sequence[Described]") -> str:
 
 def _default(one: "Described") -> str:
     """The default, and by preset what it makes of it: `0.00025 (bench84 0.0025)`."""
-    given = ", ".join(f"{preset} {_value(value)}" for preset, value in one.presets.items())
-    return _value(one.default) + (f" ({given})" if given else "")
+    from edgefl_trainer.reports.described import value_text
 
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value)) or "auto"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    given = ", ".join(f"{preset} {value_text(value)}" for preset, value in one.presets.items())
+    return value_text(one.default) + (f" ({given})" if given else "")

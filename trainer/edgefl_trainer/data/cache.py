@@ -23,6 +23,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
+from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.pictures.imaging import Colour, Fit, correct_colour
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, SourceRows
@@ -142,22 +143,14 @@ def _clear_abandoned(cache_dir: Path) -> None:
 def _publish(partial: Path, entry: Path) -> None:
     """Rename a finished folder into place; another process may have been faster with the same content."""
     for path in partial.iterdir():
-        _sync(path)
-    _sync(partial)
+        sync_folder(path)
+    sync_folder(partial)
     try:
         partial.rename(entry)
     except OSError:
         if not (entry / "images.npy").is_file():
             raise
-    _sync(entry.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(entry.parent)
 
 
 def _open(entry: Path) -> CachedPictures:

@@ -162,7 +162,7 @@ class Checkpoints:
         """Keep a site's work of a phase that goes on."""
         folder = self._phase(phase)
         make_folder(folder)
-        write_atomic(folder / f"{name}.state.safetensors", _state_bytes(result.state))
+        write_atomic(folder / f"{name}.state.safetensors", result.state.payload().to_bytes())
         write_atomic(folder / f"{name}.reply.safetensors", result.reply.to_bytes())
         write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
 
@@ -189,7 +189,7 @@ class Checkpoints:
         """
         folder = self._phase(phase)
         make_folder(folder)
-        write_atomic(folder / "server.safetensors", _state_bytes(server))
+        write_atomic(folder / "server.safetensors", server.payload().to_bytes())
         before = self.progress()
         files = {**before.sites, **{name: f"{folder.name}/{name}.state.safetensors" for name in sites}}
         best = {**before.best, **self._named(folder, files, better or {})}
@@ -263,7 +263,3 @@ class KeptRounds(Mapping[str, SelectedRound]):
 
     def __len__(self) -> int:
         return len(self.best)
-
-
-def _state_bytes(state: State) -> bytes:
-    return Payload(state.arrays, state.values).to_bytes()

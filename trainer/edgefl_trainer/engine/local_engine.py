@@ -119,7 +119,7 @@ class InProcessSite:
 
         try:
             new, reply = call_local_round(self.method, replace(self.site, report=listen), state, broadcast)
-            checked = Payload(new.arrays, new.values)
+            checked = new.payload()
         except PayloadError as error:
             if error.code != "not_finite":
                 raise

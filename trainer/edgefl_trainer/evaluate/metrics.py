@@ -222,9 +222,7 @@ def auroc(
     return float(np.mean(areas)) if areas else None
 
 
-def expected_calibration_error(
-    confidence: Float[np.ndarray, " B"], correct: Bool[np.ndarray, " B"], bins: int = ECE_BINS
-) -> float | None:
+def expected_calibration_error(confidence: Float[np.ndarray, " B"], correct: Bool[np.ndarray, " B"]) -> float | None:
     """Return the mean over bins (see ``ece_bin``) of ``|accuracy − mean confidence|``, weighted by the bins' rows.
 
     Confidence is the top probability of each row; ``None`` for zero rows.
@@ -232,13 +230,13 @@ def expected_calibration_error(
     rows = confidence.shape[0]
     if rows == 0:
         return None
-    gap = np.bincount(ece_bin(confidence, bins), weights=correct.astype(np.float64) - confidence, minlength=bins)
+    gap = np.bincount(ece_bin(confidence), weights=correct.astype(np.float64) - confidence, minlength=ECE_BINS)
     return float(np.abs(gap).sum() / rows)
 
 
-def ece_bin(confidence: Float[np.ndarray, " B"], bins: int = ECE_BINS) -> Int[np.ndarray, " B"]:
-    """Return the bin of each confidence in [0, 1]: bin i is ``(i/bins, (i+1)/bins]``; 0 falls into the first."""
-    return np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(np.int64) - 1, 0, bins - 1)
+def ece_bin(confidence: Float[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+    """Return the bin of each confidence in [0, 1]: bin i of n is ``(i/n, (i+1)/n]``; 0 falls into the first."""
+    return np.clip(np.ceil(confidence.astype(np.float64) * ECE_BINS).astype(np.int64) - 1, 0, ECE_BINS - 1)
 
 
 def out_of_distribution_auroc(inside: Float[np.ndarray, " B"], outside: Float[np.ndarray, " M"]) -> float | None:

@@ -20,8 +20,8 @@ MAX_NUMBERED = 400  # fields whose counts can still be read
 HELD_OUT_COLOUR = PALETTE[3]
 
 
-def plot_partition(partition: Partition, title: str = "") -> bytes:
-    """Return the picture as PNG bytes; without a title its scheme, numbers and seed stand above it."""
+def plot_partition(partition: Partition) -> bytes:
+    """Return the picture as PNG bytes; its scheme, numbers and seed stand above it."""
     sites, classes = list(partition.sites), list(partition.classes)
     learning = partition.counts(("train", "tune"))
     counts = np.array([[learning[site][label] for site in sites] for label in classes], dtype=np.int64)  # (K, C)
@@ -34,7 +34,7 @@ def plot_partition(partition: Partition, title: str = "") -> bytes:
     _name_sites(lower, partition)
     for axes in (upper, lower):
         _shade_held_out(axes, partition)
-    figure.suptitle(title or headline(partition), fontsize=11)
+    figure.suptitle(headline(partition), fontsize=11)
     return png(figure, metadata={"Software": None})
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgefl_trainer.engine.run import Drive
     from edgefl_trainer.engine.settings import RunSettings
 
-FAILED = 1  # exit status
-
 
 def on_this_machine(settings: "RunSettings") -> "Drive":
     """Return what drives a run whose sites work in EdgeFL's own processes."""

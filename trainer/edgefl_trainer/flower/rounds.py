@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from edgefl_protocol import Payload
 from edgefl_protocol.distribution import VERSION
-from edgefl_protocol.errors import EdgeflError, PayloadError
+from edgefl_protocol.errors import EdgeflError, MapsError, PayloadError
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.rules.maps import MAX_MAPS, check_sent_maps, is_maps, sent_maps_in
 from edgefl_protocol.rules.reply_forms import difference, form_parts
 from edgefl_protocol.rules.travels import kind_of
 from edgefl_protocol.sentences import counted
@@ -20,6 +21,7 @@ from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import tell
 from edgefl_trainer.engine.local_engine import Given, RunObserver
+from edgefl_trainer.engine.settings import hyper_values
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower.asking import Asking, NodeRequest, Silence
 from edgefl_trainer.flower.site_nodes import ABSENT, SiteNodes
@@ -196,9 +198,13 @@ class AwayCrew:
         if beside:
             return f"its reply holds {', '.join(beside)}, and this method sends {', '.join(self.method.travels)}"
         tokens = self.task.backbone.tokens if isinstance(self.task.backbone, ViTSpec) else 0
-        for name, array in reply.arrays.items():
-            if kind_of(name) == "maps" and array.shape[1:] != (tokens,):  # it would be passed on to every other site
-                return f"{name} of its reply has shape {array.shape}, and a map of this network has {tokens} patches"
+        hyper = hyper_values(self.method)
+        most, sent = hyper.get("maps_per_class", MAX_MAPS), sent_maps_in(hyper)
+        try:
+            for name in filter(is_maps, reply.arrays):
+                check_sent_maps(name, reply.arrays[name], len(self.task.classes), tokens, most, sent)
+        except MapsError as error:
+            return f"of its reply {error}"
         return ""
 
     def _refused(self, number: int, replies: Mapping[str, Payload]) -> str:

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Scalar, State
 from edgefl_trainer.engine.checkpoint import SiteResult
-from edgefl_trainer.engine.workers.messages import state_of, state_payload, words_of, words_payload
+from edgefl_trainer.engine.workers.messages import state_of, words_of, words_payload
 from edgefl_trainer.engine.workers.run_again import RunAgain, read_run
 from edgefl_trainer.flower.records import unpacked
 from edgefl_trainer.flower.replying import replied
@@ -61,7 +61,7 @@ def train(message: Message, context: Context) -> Message:
 
         result = read.learn(name, state, broadcast, listen)
         facts = words_payload({"metrics": result.metrics, "warnings": warnings})
-        return {"facts": facts, "state": state_payload(result.state), "reply": result.reply}
+        return {"facts": facts, "state": result.state.payload(), "reply": result.reply}
 
     return replied(message, work, own_machine=True)
 

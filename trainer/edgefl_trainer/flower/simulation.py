@@ -32,7 +32,6 @@ from edgefl_trainer.engine.local_engine import FederationState, Given, LocalEngi
 from edgefl_trainer.engine.run import Drive
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.engine.sites import choose_device
-from edgefl_trainer.engine.workers.messages import state_payload
 from edgefl_trainer.engine.workers.run_again import check_same
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import simulated
@@ -76,7 +75,7 @@ class SimulatedCrew:
             for name in names:
                 state, broadcast = given(name)
                 facts = simulated.facts_of(self.settings, self.threads, site=name)
-                asked = {"facts": facts, "state": state_payload(state), "broadcast": broadcast}
+                asked = {"facts": facts, "state": state.payload(), "broadcast": broadcast}
                 yield NodeRequest(name, self.nodes[name], asked)
 
         for name, found in self.asking.ask(kind, requests(), reply):

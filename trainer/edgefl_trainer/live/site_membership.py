@@ -15,7 +15,14 @@ from pathlib import Path
 from edgefl_exchange.coordinator_keys import wall_clock_ms
 from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.enrolment import EnrolmentError, check_role, enrol, trust_certificate
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, TlsRefused, Unavailable
+from edgefl_exchange.errors import (
+    REFUSED_FOR_GOOD,
+    ExchangeError,
+    NotEnrolled,
+    SignedRefusal,
+    TlsRefused,
+    Unavailable,
+)
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
@@ -26,14 +33,6 @@ from edgefl_protocol.records.invite import Invite, decode_invite
 from edgefl_trainer.errors import FederationRefused, RunError
 
 MEMBER = "member"
-# Refusals of trust or policy: trying again changes nothing (docs/design.md 5, exit status 3).
-_FINAL = frozenset(
-    {
-        "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "not_approved", "revoked",
-        "fingerprint_differs", "low_order_key", "expired", "other_role",
-    }
-)  # fmt: skip
-
 
 ReplySettled = Callable[[Delivery], None]
 
@@ -172,6 +171,6 @@ def refusals() -> Iterator[None]:
     except TlsRefused as error:
         raise FederationRefused(str(error), error.code) from error
     except (EnrolmentError, InviteError, SignedRefusal) as error:
-        if error.code not in _FINAL:
+        if error.code not in REFUSED_FOR_GOOD:
             raise
         raise FederationRefused(str(error), error.code) from error

@@ -13,7 +13,6 @@ NOT_RECORDED = "not recorded"
 UNDEFINED = "–"
 Path = tuple[str | int, ...]  # into `summary.json`
 Form = Literal["share", "number", "count"]
-_ABSENT = object()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.metric_plot import plot_metric
 from edgefl_trainer.evaluate.tables.rows import Figure, named, runs_of_rows, table_rows, usual_metric
-from edgefl_trainer.evaluate.tables.text import MAX_SITE_COLUMNS, bytes_text, caption, origin, time_text
+from edgefl_trainer.evaluate.tables.text import MAX_SITE_COLUMNS, bytes_text, caption, figure_text, origin, time_text
 from edgefl_trainer.experiments.variants import told_apart
-from edgefl_trainer.reports.blocks import UNDEFINED, ReportBlock, ReportCell, ReportTable, Section, ShownPicture, Words
+from edgefl_trainer.reports.blocks import ReportBlock, ReportCell, ReportTable, Section, ShownPicture, Words
 from edgefl_trainer.reports.run_facts import RunFacts
 
 
@@ -25,8 +25,8 @@ def comparison_section(runs: Sequence[RunFacts]) -> Section:
     body = [
         [
             ReportCell(name),
-            *(ReportCell(_shown(row.sites.get(site, Figure(mean=None)))) for site in shown),
-            *(ReportCell(_shown(one)) for one in (row.mean, Figure(mean=row.worst), row.pooled)),
+            *(ReportCell(figure_text(row.sites.get(site, Figure(mean=None)))) for site in shown),
+            *(ReportCell(figure_text(one)) for one in (row.mean, Figure(mean=row.worst), row.pooled)),
             *(ReportCell(bytes_text(count)) for count in (row.bytes_up_per_round, row.bytes_down_per_round)),
             ReportCell(time_text(row.seconds)),
         ]
@@ -43,9 +43,3 @@ def comparison_section(runs: Sequence[RunFacts]) -> Section:
     except ValueError as error:
         blocks.append(Words(text=f"No picture: {error}."))
     return Section(title="The runs compared", blocks=blocks)
-
-
-def _shown(figure: Figure) -> str:
-    if figure.mean is None:
-        return UNDEFINED
-    return f"{figure.mean:.3f}" + ("" if figure.std is None else f" ± {figure.std:.3f}")

@@ -54,6 +54,15 @@ class Described:
     source: str
 
 
+def value_text(value: Any) -> str:
+    """Return the value of a setting as a person reads it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "auto"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def purpose(kind: type[Any]) -> str:
     """Return what a method does and for whom, as its docstring says."""
     lines = inspect.cleandoc(kind.__doc__ or "").splitlines()

@@ -26,7 +26,7 @@ from edgefl_trainer.reports.blocks import (
     found_at,
     plain,
 )
-from edgefl_trainer.reports.described import Described, purpose, settings_of
+from edgefl_trainer.reports.described import Described, purpose, settings_of, value_text
 from edgefl_trainer.reports.run_facts import RunFacts
 
 MOST_ROWS = 200  # sites of a table; `summary.json` has all
@@ -140,7 +140,7 @@ def method_section(facts: RunFacts) -> Section:
     values = hyper_values(method)
     described: Sequence[Described] = settings_of(settings.method, asked=asked) or settings_of(settings.method)
     rows = [
-        [ReportCell(one.key), ReportCell(_text(values.get(one.key, one.default))), *plain(one.source, one.meaning)]
+        [ReportCell(one.key), ReportCell(value_text(values.get(one.key, one.default))), *plain(one.source, one.meaning)]
         for one in described
     ]
     first: list[tuple[str, ReportCell]] = [
@@ -178,14 +178,6 @@ def _kept(facts: RunFacts) -> str:
         "tune": "each site's best round, by its tune rows",
         "pooled": "one round for all sites, the best by their tune rows together",
     }.get(str(facts.summary.get("select")), NOT_RECORDED)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value)) or "auto"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def travels_section(facts: RunFacts) -> Section:

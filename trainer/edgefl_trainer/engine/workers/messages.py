@@ -33,13 +33,8 @@ def words_of(payload: Payload) -> dict[str, Any]:
     return dict(json.loads(payload.arrays["json"].tobytes()))
 
 
-def state_payload(state: State) -> Payload:
-    """Put a state into a payload."""
-    return Payload(state.arrays, state.values)
-
-
 def state_of(payload: Payload) -> State:
-    """Read the state of `state_payload`."""
+    """Read the state that `State.payload` gave."""
     return State(payload.arrays, payload.scalars)
 
 

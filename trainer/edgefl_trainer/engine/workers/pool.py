@@ -33,7 +33,6 @@ from edgefl_trainer.engine.workers.messages import (
     received,
     send,
     state_of,
-    state_payload,
     words_of,
 )
 from edgefl_trainer.engine.workers.run_again import RunAgain, check_same, read_run
@@ -174,7 +173,7 @@ class _Worker:
         state, broadcast = given
         self.site = site
         with suppress(OSError):  # it has died: its answer tells
-            send(self.link, {"half": half, "site": site}, state_payload(state), broadcast)
+            send(self.link, {"half": half, "site": site}, state.payload(), broadcast)
 
     def answer(self) -> tuple[str, Any]:
         """Return what it says: `told` and facts of a step, `done` and a result, or `failed` and an error."""
@@ -229,7 +228,7 @@ def _work(link: Connection, card: str | None, threads: int, run: SameRun, words:
                         asked["site"], state, broadcast, lambda facts: send(link, {"kind": "told", "facts": facts})
                     )
                     told = {"kind": "learned", "metrics": found.metrics}
-                    send(link, told, state_payload(found.state), found.reply)
+                    send(link, told, found.state.payload(), found.reply)
             except Exception as error:  # noqa: BLE001  # it is raised again in the engine's process
                 send(link, {"kind": "failed", **error_words(error)})
 

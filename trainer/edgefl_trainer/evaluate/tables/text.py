@@ -105,18 +105,12 @@ def _cells(
     """
     marks = {**dict.fromkeys(fewer, FEWER), **dict.fromkeys(row.one_class, MARK)}
     marks |= {site: marks.get(site, "") + no_round.MARK for site in row.no_round}
-    sites = [_shown(row.sites.get(site, Figure(mean=None))) + marks.get(site, "") for site in names]
-    means = [_shown(figure) for figure, there in zip((row.several, row.trained), shown[:2], strict=True) if there]
+    sites = [figure_text(row.sites.get(site, Figure(mean=None))) + marks.get(site, "") for site in names]
+    means = [figure_text(figure) for figure, there in zip((row.several, row.trained), shown[:2], strict=True) if there]
     up, down = bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)
     traffic = [up, *shares, down, time_text(row.seconds)]
-    together = [_shown(row.pooled)] if shown[2] else []
-    return [name, *sites, _shown(row.mean), *means, _shown(Figure(mean=row.worst)), *together, *traffic]
-
-
-def _shown(figure: Figure) -> str:
-    if figure.mean is None:
-        return UNDEFINED
-    return f"{figure.mean:.3f}" + ("" if figure.std is None else f" ± {figure.std:.3f}")
+    together = [figure_text(row.pooled)] if shown[2] else []
+    return [name, *sites, figure_text(row.mean), *means, figure_text(Figure(mean=row.worst)), *together, *traffic]
 
 
 def caption(
@@ -213,6 +207,13 @@ def origin(environments: Sequence[Mapping[str, Any]]) -> str:
         commit, *modified = str(found.get("commit") or "not recorded").split(" ", 1)
         commits.add(" ".join([commit[:12], *modified]))
     return f"{', '.join(sorted(machines))}; commit {', '.join(sorted(commits))}"
+
+
+def figure_text(figure: Figure) -> str:
+    """Return a mean over seeds, and beside it their standard deviation."""
+    if figure.mean is None:
+        return UNDEFINED
+    return f"{figure.mean:.3f}" + ("" if figure.std is None else f" ± {figure.std:.3f}")
 
 
 def bytes_text(count: float | None) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "fedmae_step.py"
 QUICK = ("--backbone", "vit:32x2/12", "--image-px", "36", "--images", "12", "--batch", "4", "--decoder", "32x1",
          "--repeats", "1", "--device", "cpu")  # fmt: skip

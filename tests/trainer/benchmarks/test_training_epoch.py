@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,13 +100,3 @@ def test_an_unknown_backbone_is_one_sentence(script):
     run = CliRunner().invoke(script["main"], ["--backbone", "vit:nothing", "--images", "2", "--photo-px", "48"])
     assert run.exit_code == 1 and run.stdout == "" and "there is no backbone" in run.stderr
     assert "Traceback" not in run.stderr
-
-
-def test_help_comes_without_heavy_imports(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(SCRIPT), "--help"],
-        cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.startswith("Usage:")
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "click" in loaded and not loaded & {"numpy", "torch", "timm"}

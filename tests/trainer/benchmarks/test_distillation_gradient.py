@@ -3,8 +3,6 @@
 import json
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,8 +103,3 @@ def test_other_methods_and_sites_are_refused_in_one_sentence(script, finished):
     for folder, site, words in (("local", "east", "name one of fedevprompt"), ("fedevprompt", "north", "has no site")):
         outcome = CliRunner().invoke(script["main"], ["--run", str(finished[folder]), "--site", site])
         assert outcome.exit_code == 1 and words in outcome.output
-
-
-def test_help_loads_no_torch():
-    code = f"import runpy, sys; runpy.run_path({str(SCRIPT)!r}); assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,10 +1,7 @@
 """`benchmarks/buffer_size.py`: a training step against a large and a small buffer of maps (docs/methods.md 1.5)."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -35,13 +32,3 @@ def test_the_buffers_have_the_sizes_they_are_named_by():
 def test_an_unknown_backbone_is_one_sentence():
     run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], ["--backbone", "vit:nothing"])
     assert run.exit_code == 1 and run.stdout == "" and "Traceback" not in run.stderr
-
-
-def test_help_comes_without_heavy_imports(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(SCRIPT), "--help"],
-        cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.startswith("Usage:")
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "click" in loaded and not loaded & {"numpy", "torch", "timm"}

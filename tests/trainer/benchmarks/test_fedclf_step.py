@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "fedclf_step.py"
 QUICK = ("--network", "cnn:resnet10t", "--image-px", "32", "--images", "8", "--batch", "4", "--repeats", "1")

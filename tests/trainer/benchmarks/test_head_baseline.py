@@ -16,9 +16,11 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "head_baseline.py"
 STARTED = (
     "benchmarks/head_baseline.py",
+    "benchmarks/buffer_size.py",
     "benchmarks/colour_baseline.py",
     "benchmarks/distillation_gradient.py",
     "benchmarks/score_startup.py",
+    "benchmarks/training_epoch.py",
     "examples/demo.py",
     "examples/learn_demo_backbone.py",
 )
