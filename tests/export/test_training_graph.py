@@ -44,6 +44,7 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm, constants, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.bundle.onnx_wire import read_graph
+from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_trainer.contract import Examples, Predictor, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
@@ -112,7 +113,7 @@ def a_round_apart(
     manifest, labels = SimpleNamespace(min_runtime="1.23"), SimpleNamespace(classes=site.task.classes)
     bundle = SimpleNamespace(
         weights=weights, extras={GRAPH: graph}, manifest=manifest, labels=labels, training=plan, score_onnx=score,
-        sha256="0" * 64,
+        sha256="0" * 64, preprocess=Preprocess(size=site.train.images.shape[1]),
     )  # fmt: skip
     rows = PreparedRows(site.train.images, site.train.targets, tuple(f"{row:064x}" for row in range(ROWS)))
     around = Circumstances(points=PointFile(folder / "point"), site=site.name, options=TrainOptions(threads=1))

@@ -21,8 +21,8 @@ from edgefl_export.int8.calibration import Calibration
 from edgefl_export.int8.precision import (
     BATCH,
     Agreement,
+    BothScores,
     FloatLayers,
-    Scored,
     check_agreement,
     choose_layers,
     other_referral,
@@ -249,7 +249,7 @@ def _quantised(
     tensors: Mapping[str, NDArray[np.float32]],
     pictures: Calibration,
     report: Callable[[str], None],
-) -> tuple[bytes, str, FloatLayers, Agreement, Scored]:
+) -> tuple[bytes, str, FloatLayers, Agreement, BothScores]:
     """Return the 8-bit graph, the oldest runtime that runs it, what stayed in float, and what the gate found."""
     from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
@@ -263,7 +263,7 @@ def _quantised(
     return data, quantise.MIN_RUNTIME, choice, *gate
 
 
-def _other_referral(model: SiteModel, scores: Scored, suspicion: Suspicion | None) -> float | None:
+def _other_referral(model: SiteModel, scores: BothScores, suspicion: Suspicion | None) -> float | None:
     """Count the pictures that devices refer with one of two graphs alone; None of answers.
 
     Args:

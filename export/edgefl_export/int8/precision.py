@@ -34,7 +34,7 @@ BATCH = 8
 _UNCERTAINTIES = ("vacuity", "dissonance")
 
 Report = Callable[[str], None]
-Scored = tuple[Arrays, Arrays]
+BothScores = tuple[Arrays, Arrays]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def agreement(expected: Arrays, found: Arrays, seen: Sequence[bool] | None) -> A
     return Agreement(len(wanted), same, float(change.mean()) if finite else float("inf"), maps)
 
 
-def other_referral(scores: Scored, seen: Sequence[bool], rules: tuple[ReferralRules, ReferralRules]) -> float:
+def other_referral(scores: BothScores, seen: Sequence[bool], rules: tuple[ReferralRules, ReferralRules]) -> float:
     """Return the share of pictures that a device refers with one graph and not with the other.
 
     Args:
@@ -176,7 +176,7 @@ def check_agreement(
     pictures: Pictures,
     seen: Sequence[bool] | None,
     questions: AskedWords | None = None,
-) -> tuple[Agreement, Scored]:
+) -> tuple[Agreement, BothScores]:
     """Run the gate: (3).
 
     Args:
