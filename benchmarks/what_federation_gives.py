@@ -147,10 +147,7 @@ def claims(found: Found) -> list[Claim]:
         ("federation or one place", "together2000", "pooled2000"),
         ("federation with private head and batch norm, or one place", "fedbn2000", "pooled2000"),
     ]
-    away = [
-        ("other centres' patients, 60 labels", "few60", alone),
-        ("other centres' patients, up to 2,000 labels", "together2000", alone),
-    ]
+    away = [("other centres' patients, up to 2,000 labels", "together2000", alone)]
     told = [
         _claim(label, arms, one, other)
         for arms, pairs in ((found.own, own), (found.elsewhere, away))
