@@ -96,7 +96,7 @@ def main(data: str, task: str, out: Path) -> None:
                 features = features_of(start, federation) if features is None else features
                 strength = best_strength(features, federation)
                 found = scores(features, federation, strength)
-                # Half precision is a third of the size; it changes 1 named class in 8,000, where the two are all but even.
+                # A third of the size; it changes 1 named class in 8,000, where the two are all but even.
                 half = {name: values.astype(np.float16) for name, values in found.items()}
                 np.savez_compressed(file, **half)  # type: ignore[arg-type]
                 click.echo(f"wrote {file}, C = {strength}")
