@@ -21,7 +21,8 @@ and of heads learned anew on its prompted network, each from a seed of its own (
 entropy. They learn without turned and mirrored pictures, so compare several with one of them.
 
 Intervals draw lesions, 1,000 times; a foreign picture is a lesion of its own. Differences are paired: the same draws.
-Several RUNs are seeds of one command: a figure is then their mean, draw by draw, and each seed's stands beside it.
+Several RUNs are seeds of one command: a figure is then their mean, draw by draw, and each seed's stands beside it. A
+seed draws its own `tune` rows, so means of these have no interval.
 
 Without RUN, a head alone is learned at each site of `--data` (`prompts=none`), and `--without` leaves classes out.
 

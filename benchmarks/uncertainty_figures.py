@@ -32,7 +32,7 @@ class Part:
 
 def figures_of_seeds(each: Sequence[Parts]) -> dict[str, Any]:
     """Every figure as the mean of the seeds, with rows, foreign pictures and risk-coverage curves."""
-    of_the_same_rows(each)
+    alike = of_the_same_rows(each)
     thresholds = [{site: thresholds_of(both["tune"]) for site, both in parts.items()} for parts in each]
     first, found = each[0], dict[str, Any]()
     for kind in ("tune", "reported"):
@@ -40,7 +40,7 @@ def figures_of_seeds(each: Sequence[Parts]) -> dict[str, Any]:
             {site: draws_of(both[kind], chosen[site]) for site, both in parts.items()}
             for parts, chosen in zip(each, thresholds, strict=True)
         ]
-        sites = {site: mean_of_seeds([one[site] for one in draws]) for site in first}
+        sites = {site: mean_of_seeds([one[site] for one in draws], drawn=alike or kind != "tune") for site in first}
         found[kind] = {site: figures_of(one) for site, one in sites.items()}
         found[kind]["mean"] = figures_of(mean_over(list(sites.values())))
         apart_by_seed(found[kind]["mean"], [mean_over(list(one.values())) for one in draws])
@@ -113,10 +113,15 @@ def mean_over(sites: Sequence[Draws]) -> Draws:
     }
 
 
-def mean_of_seeds(seeds: Sequence[Draws]) -> Draws:
-    """The mean of every figure over all seeds; NaN at a draw where one of them has none."""
+def mean_of_seeds(seeds: Sequence[Draws], *, drawn: bool) -> Draws:
+    """The mean of every figure over all seeds; NaN at a draw where one of them has none.
+
+    Args:
+        drawn: whether all seeds drew the same lesions; without it there is no interval, but the figure alone.
+    """
+    kept = slice(None) if drawn else slice(1)
     return {
-        name: {figure: np.mean([seed[name][figure] for seed in seeds], axis=0) for figure in figures}
+        name: {figure: np.mean([seed[name][figure][kept] for seed in seeds], axis=0) for figure in figures}
         for name, figures in seeds[0].items()
     }
 
@@ -142,18 +147,21 @@ def figures_of(draws: Draws) -> dict[str, dict[str, dict[str, object]]]:
     return found
 
 
-def of_the_same_rows(each: Sequence[Parts]) -> None:
-    """An `EdgeflError` where seeds are not judged on the same rows, so that no mean of them could be taken."""
-    rows = [
-        {
-            (site, kind): (part.lesions, part.targets.tolist())
-            for site, both in parts.items()
-            for kind, part in both.items()
-        }
-        for parts in each
-    ]
-    if any(one != rows[0] for one in rows[1:]):
+def of_the_same_rows(each: Sequence[Parts]) -> bool:
+    """Tell whether the seeds also have the same `tune` rows, which a run's seed draws.
+
+    Raises:
+        EdgeflError: they are not judged on the same reported rows, so that no mean of them could be taken.
+    """
+
+    def rows(kind: str) -> list[dict[str, tuple[Sequence[str], list[int]]]]:
+        return [
+            {site: (both[kind].lesions, both[kind].targets.tolist()) for site, both in parts.items()} for parts in each
+        ]
+
+    if any(one != rows("reported")[0] for one in rows("reported")[1:]):
         raise EdgeflError("the runs are judged on different rows: name the seeds of one command", "run")
+    return all(one == rows("tune")[0] for one in rows("tune")[1:])
 
 
 def apart_by_seed(mean: Mapping[str, dict[str, dict[str, object]]], seeds: Sequence[Draws]) -> None:

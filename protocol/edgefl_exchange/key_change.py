@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from edgefl_protocol.durable import read_private, sync_folder, write_atomic
+from edgefl_protocol.durable import flush_to_disk, read_private, write_atomic
 from edgefl_protocol.envelopes.key_files import (
     MAX_KEY_FILE_BYTES,
     sealing_key_from_pem,
@@ -105,7 +105,7 @@ def finish_change(folder: Path) -> None:
             following = folder / f"{_NEXT}{name}"
             if following.exists():
                 following.replace(folder / name)
-        sync_folder(folder)
+        flush_to_disk(folder)
     except OSError as error:
         raise StorageError(f"cannot change the keys in {folder}: {error.strerror}", "storage") from error
     _remove(folder / _CHANGED)

@@ -61,7 +61,7 @@ def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> 
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        sync_folder(target.parent)
+        flush_to_disk(target.parent)
     except OSError as error:
         raise _storage_error("write", target, error) from error
 
@@ -85,7 +85,7 @@ def create_empty(path: FilePath) -> None:
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        sync_folder(Path(path).parent)
+        flush_to_disk(Path(path).parent)
     except OSError as error:
         raise _storage_error("write", Path(path), error) from error
 
@@ -134,9 +134,9 @@ def foreign_content(folder: Path, own: Collection[str]) -> str:
     return f"{found[0]}{more}" if found else ""
 
 
-def sync_folder(folder: FilePath) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it survives a power cut; or the content of a file."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush_to_disk(path: FilePath) -> None:
+    """Let a folder's entries, such as a rename in it, or a file's content survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -218,7 +218,7 @@ def test_the_signing_key_changes_only_with_the_root_set(coordinator, publish, cl
     assert verify_key_record(coordinator.key_record(), following.key_id, "skin", clock.now_ms).number == 2
 
 
-@pytest.mark.parametrize("step", ["save_ring", "write_atomic", "sync_folder"])
+@pytest.mark.parametrize("step", ["save_ring", "write_atomic", "flush_to_disk"])
 def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, monkeypatch, step) -> None:
     """docs/security.md check 23: killed before the new ring, before the public and after the private key: the command
     again ends it, and one signing key that the root set lists counts.
@@ -235,7 +235,7 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
         patch.setattr(coordinator_keys, step, killed)
         OPERATIONS["rotate"](coordinator, {"signing": True})
     coordinator = dataclasses.replace(coordinator, keys=load_keys(home))  # what was in memory is gone
-    if step == "sync_folder":
+    if step == "flush_to_disk":
         assert coordinator.keys.signing.public_key == following
     else:
         assert OPERATIONS["rotate"](coordinator, {"signing": True})["state"] == "changed"

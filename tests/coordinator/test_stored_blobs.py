@@ -38,13 +38,13 @@ def test_sweep(make_coordinator, tools) -> None:
 
 def test_names_of_files_taken_over_are_flushed(make_coordinator, tmp_path, monkeypatch) -> None:
     """fsync(2): without one of its folder a file's name may be gone after a power cut; one does for all of them."""
-    store, flushed, real = make_coordinator().store, [], durable.sync_folder
+    store, flushed, real = make_coordinator().store, [], durable.flush_to_disk
 
     def sees(folder) -> None:
         flushed.append({path.name for path in folder.iterdir()} if folder == store.home.blobs else set())
         real(folder)
 
-    monkeypatch.setattr(durable, "sync_folder", sees)
+    monkeypatch.setattr(durable, "flush_to_disk", sees)
     for name in ("one", "two"):
         (tmp_path / name).write_bytes(name.encode())
     adopted = {blob.name for blob in store.adopt([tmp_path / "one", tmp_path / "two"])}

@@ -11,7 +11,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.key_ring import save_ring
-from edgefl_protocol.durable import read_private, sync_folder, write_atomic
+from edgefl_protocol.durable import flush_to_disk, read_private, write_atomic
 from edgefl_protocol.envelopes.key_files import (
     MAX_KEY_FILE_BYTES,
     public_key_line,
@@ -116,7 +116,7 @@ def change_signing(coordinator: Coordinator) -> Facts:
         write_atomic(home.signing_public, public_key_line(fresh.public_key))
         try:
             home.next_signing.replace(home.signing)  # the step that counts; killed before it, run the command again
-            sync_folder(home.keys)
+            flush_to_disk(home.keys)
             home.next_public.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot change the key in {home.keys}: {error.strerror}", "storage") from error

@@ -41,7 +41,7 @@ class DiskPayloads:
                 target.hardlink_to(path)
             except OSError:  # on another disk, or one that knows no links
                 durable.write_pieces(target, durable.read_pieces(path, MAX_PAYLOAD_BYTES), mode=0o600)
-        durable.sync_folder(self._folder)
+        durable.flush_to_disk(self._folder)
 
     def begin(self, name: str) -> None:
         """Make an empty file."""

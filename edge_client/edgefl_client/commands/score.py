@@ -49,8 +49,7 @@ refer_option = click.option(
     callback=finite,
     metavar="U",
     help="Refer above this vacuity, 0 to below 0.999 (softmax models: entropy in nats, 0 to below ln of the number of "
-    "classes).  "
-    "[default: the bundle's]",
+    "classes).  [default: the bundle's]",
 )
 formats_option = click.option(
     "--formats",

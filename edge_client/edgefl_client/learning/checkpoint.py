@@ -20,7 +20,7 @@ from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.scoring.checked_file import read_checked, write_checked
 from edgefl_client.scoring.personal import PERSONAL
-from edgefl_protocol.durable import sync_folder
+from edgefl_protocol.durable import flush_to_disk
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 
@@ -199,7 +199,7 @@ def forget(home: Home, *, everything: bool) -> list[str]:
         try:
             for name in removed:
                 (home.learning / name).unlink()
-            sync_folder(home.learning)
+            flush_to_disk(home.learning)
         except OSError as error:
             raise StorageError(f"cannot remove {error.filename}: {error.strerror}; try again", "storage") from error
     return removed

@@ -29,7 +29,7 @@ from edgefl_client.learning.round_report import Told, keep_judged, round_facts
 from edgefl_client.learning.session import plan_of
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.learning_plan import Settings
-from edgefl_protocol.durable import sync_folder
+from edgefl_protocol.durable import flush_to_disk
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task, sent_maps_in
@@ -145,7 +145,7 @@ def count_reply(home: Home, federation: str, number: int) -> None:
         return
     try:
         (home.learning / _NEXT).replace(home.learning / _STANDING)
-        sync_folder(home.learning)
+        flush_to_disk(home.learning)
     except OSError as error:
         raise StorageError(f"cannot keep what was learned in {home.learning}: {error.strerror}", "storage") from error
 

@@ -6,12 +6,12 @@
 Of each class 15 %, at least 20, are held back for the learning gate. Who is held back is decided by the hash of the
 lesion: all pictures of a lesion, and all copies of a picture, stand on one side, whatever their labels. A picture keeps
 its side when others are added later, because the limit of each class is kept. Where one of these shows that two groups
-are one, or brings a second label, the whole may come to teach; what taught never comes to judge. Pictures without
-labels all teach, except those that the picture gate refers: nobody has said what they show.
+are one, or brings a second label, the whole may come to teach; no added line lets what taught judge. A line that is
+changed or removed can, until `--restart` deals all anew. Pictures without labels all teach, except those that the
+picture gate refers: nobody has said what they show.
 
 Pictures stay where they are: nothing of them is copied. One record of who is held back serves all learning of this
-home, so that no picture ever judges values that learned from it. Source: docs/design.md, section 7 (gate) and section 5
-(rows).
+home. Source: docs/design.md, section 7 (gate) and section 5 (rows).
 """
 
 from collections import Counter

@@ -30,7 +30,7 @@ from edgefl_client.scoring.network import Network
 from edgefl_exchange.errors import NotEnrolled
 from edgefl_exchange.membership import load_membership
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
-from edgefl_protocol.durable import keep_commits, sync_folder
+from edgefl_protocol.durable import flush_to_disk, keep_commits
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pictures.imaging import PREPROCESSING
 from edgefl_protocol.pictures.score import ModelInfo
@@ -94,7 +94,7 @@ class LogFile:
                 self._check_head()
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             if fresh:
-                sync_folder(path.parent)
+                flush_to_disk(path.parent)
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None)
         try:
             with self._mapped():

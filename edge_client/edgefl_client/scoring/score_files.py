@@ -3,7 +3,8 @@
 Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
 map that cannot be written costs no score. What is too small or not skin gets no heat map, as it gets no prediction. A
 heat map is named after its picture's content and the model's too, and after the rules where these are not the bundle's
-own. So it never takes the place of another picture's, nor of another model's, nor of one that says something else.
+own. So it never takes the place of another picture's, nor of another model's, nor of one that the same version of
+EdgeFL drew to say something else.
 """
 
 import dataclasses

@@ -22,7 +22,8 @@ def loaded(image: Image.Image) -> Image.Image:
 
     Returns:
         The picture itself; where 16-bit samples have a transparent colour, a copy with an alpha channel in its place.
-        Where others have decoded such a picture before, nobody knows its low bytes any more, and it counts as opaque.
+        Of a picture that others have decoded, nobody knows the low bytes any more. It counts as opaque where its colour
+        shows that it had 16 bits, by a value above 255.
     """
     colour = image.info.get("transparency")
     kept = [one.args for one in image.tile] if isinstance(image, ImageFile) else []

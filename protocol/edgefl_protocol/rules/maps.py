@@ -180,7 +180,7 @@ def check_sent_maps(
     if maps.dtype != np.float16 or maps.ndim != 2:
         raise MapsError(f"{name} is not float16 with two axes (maps, tokens)")
     count, found = maps.shape
-    if not 1 <= count <= (1 if sent == "mean" else most) or found != tokens:
+    if not 1 <= count <= (1 if sent == "mean" else most) or not found or found != tokens:
         allowed = "1" if sent == "mean" else f"1 to {most}"
         raise MapsError(f"{name} has shape ({count}, {found}); it must be ({allowed}, {tokens})")
     reached = 1 / most if sent == "mean" else 1

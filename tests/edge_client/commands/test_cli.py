@@ -60,10 +60,8 @@ def test_a_predicted_class_that_is_not_benign_asks_for_a_look(run, files, lab):
     bias = np.array([-3.0, -1.0, -4.0], np.float32)
     options = {"info": known_among(lab.CLASSES), "head__bias": bias}
     (files / "known.edgefl").write_bytes(lab.bundle_bytes(suspicion=SELDOM, **options))
-    calm = {
-        **options,
-        "head__bias": np.array([-3.0, 9.0, -4.0], np.float32),
-    }  # so much nevus that a third is not reached
+    # So much evidence for a nevus that the others do not reach a third.
+    calm = {**options, "head__bias": np.array([-3.0, 9.0, -4.0], np.float32)}
     (files / "calm.edgefl").write_bytes(lab.bundle_bytes(suspicion=SELDOM, **calm))
     (files / "default.edgefl").write_bytes(lab.bundle_bytes(**options))
     (files / "red.png").write_bytes(lab.encoded(lab.photo(60, 40, (250, 140, 130))))

@@ -161,9 +161,8 @@ def test_dissonance_and_the_gate_before_the_model_count(make_bundle):
     """All referral rules: conflicting evidence above the card's threshold; what is referred before the model."""
     held = reds()
     torn = by_red(0, 0)
-    torn["head.bias"] = np.array(
-        [20, 51, -50], np.float32
-    )  # much evidence for two classes: called moles, MEL below 1/3
+    # Much evidence for two classes: called moles, and MEL stays below a third.
+    torn["head.bias"] = np.array([20, 51, -50], np.float32)
     plain, strict = (
         described(make_bundle, metrics=given, suspicion=suspicion(1.0))
         for given in ({}, {"refer_dissonance_above": 0.5})

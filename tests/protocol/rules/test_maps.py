@@ -163,6 +163,12 @@ def test_what_is_no_map_of_a_reply_is_passed_on_to_nobody(name, maps, sent, why)
         check_sent_maps(name, maps, 2, 3, sent=sent)
 
 
+def test_a_network_without_patches_has_no_maps():
+    """A map of no value has no maximum: it is refused, and ends nobody's server."""
+    with pytest.raises(MapsError, match=r"has shape \(1, 0\)"):
+        check_sent_maps("maps.0", np.zeros((1, 0), np.float16), 2, 0)
+
+
 def test_what_a_federation_asks_for_is_known_or_refused():
     assert [sent_maps_in(given) for given in ({}, {"sent_maps": "each"}, {"sent_maps": "mean"})] == [
         "each", "each", "mean",

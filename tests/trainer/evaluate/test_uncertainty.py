@@ -8,6 +8,7 @@ import torch
 import uncertainty
 from click.testing import CliRunner
 from scipy.spatial.distance import mahalanobis
+from tests.trainer.conftest import TINY
 from uncertainty_measures import Rows, Said, fit_gaussians, together
 
 
@@ -43,23 +44,34 @@ def measured(*words):
     return json.loads(outcome.stdout)
 
 
-def test_several_seeds_give_their_mean_and_each_ones_difference(finished):
-    """Two runs of the same rows: every value is the mean of what each gives alone, at every site and over the sites."""
-    folders = finished["local"], finished["fedevprompt"]
-    alone, both = [measured(folder) for folder in folders], measured(*folders)
-    assert both["rows"] == alone[0]["rows"]
+@pytest.fixture(scope="module")
+def seeds(finished, ward, mae, train, shared):
+    """The run of a method with its seed 0, and with seed 1."""
+
+    def make(folder):
+        words = ("run", "local", "--data", ward, "--out", folder / "run", "--backbone", f"run:{mae}", "--seed", "1")
+        made = train(*words, *TINY)
+        assert made.code == 0, made.err
+
+    return finished["local"], shared.made("uncertainty-seed-1", make) / "run"
+
+
+def test_several_seeds_give_their_mean_and_each_ones_difference(seeds):
+    """Every value is the mean of what the seeds give alone. Each drew its own `tune` rows: no interval stands there."""
+    alone, both = [measured(folder) for folder in seeds], measured(*seeds)
     for kind in ("tune", "reported"):
-        for site in (*both["rows"], "mean"):
+        for site in both["rows"]:
             for measure, figures in both[kind][site].items():
                 each = [one[kind][site][measure] for one in alone]
-                for figure, told in figures.items() if site != "mean" else ():
+                for figure, told in figures.items():
                     wanted = np.mean([one[figure]["value"] for one in each])
                     assert told["value"] == pytest.approx(wanted, nan_ok=True)
         for measure in ("dissonance", "1 - p"):
             told = both[kind]["mean"][measure]["aurc"]
             assert told["by_seed"] == pytest.approx([one[kind]["mean"][measure]["aurc"]["difference"] for one in alone])
             assert told["difference"] == pytest.approx(np.mean(told["by_seed"]))
-    table = CliRunner().invoke(uncertainty.main, [*map(str, folders), "--epochs", "1", "--heads", "2"]).stdout
+            assert (told["interval"] is None) is (kind == "tune")
+    table = CliRunner().invoke(uncertainty.main, [*map(str, seeds), "--epochs", "1", "--heads", "2"]).stdout
     shown = [line for line in table.splitlines() if line.startswith("| dissonance |")]
     assert all(line.count("|") == shown[0].count("|") for line in shown)
     assert f"{alone[0]['tune']['mean']['dissonance']['aurc']['difference']:+.3f}, " in shown[0]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
-from edgefl_protocol.durable import sync_folder
+from edgefl_protocol.durable import flush_to_disk
 from edgefl_protocol.pictures.imaging import Colour, Fit, correct_colour
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, SourceRows
@@ -143,14 +143,14 @@ def _clear_abandoned(cache_dir: Path) -> None:
 def _publish(partial: Path, entry: Path) -> None:
     """Rename a finished folder into place; another process may have been faster with the same content."""
     for path in partial.iterdir():
-        sync_folder(path)
-    sync_folder(partial)
+        flush_to_disk(path)
+    flush_to_disk(partial)
     try:
         partial.rename(entry)
     except OSError:
         if not (entry / "images.npy").is_file():
             raise
-    sync_folder(entry.parent)
+    flush_to_disk(entry.parent)
 
 
 def _open(entry: Path) -> CachedPictures:

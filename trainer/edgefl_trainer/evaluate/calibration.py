@@ -35,9 +35,8 @@ TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
 TARGET_SENSITIVITY = 0.95  # share of the suspicious rows that the rule for suspicious classes has to refer
 MIN_SUSPICIOUS = 20  # fewer suspicious tune rows say too little
-ROOM = (
-    1e-3  # of a chosen threshold: a device sums the row it was chosen at in another order, and gets other last digits
-)
+# Of a chosen threshold: a device adds in another order, so the row it was chosen at gets other last digits there.
+ROOM = 1e-3
 VACUITY_CEILING = 0.999  # no evidence at all: nothing is predicted there
 
 

@@ -12,7 +12,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.errors import EdgeflError, MapsError, PayloadError
 from edgefl_protocol.messages.requests import TaskReply
-from edgefl_protocol.rules.maps import MAX_MAPS, check_sent_maps, is_maps, sent_maps_in
+from edgefl_protocol.rules.maps import MAX_MAPS, check_sent_maps, sent_maps_in
 from edgefl_protocol.rules.reply_forms import difference, form_parts
 from edgefl_protocol.rules.travels import kind_of
 from edgefl_protocol.sentences import counted
@@ -201,7 +201,7 @@ class AwayCrew:
         hyper = hyper_values(self.method)
         most, sent = hyper.get("maps_per_class", MAX_MAPS), sent_maps_in(hyper)
         try:
-            for name in filter(is_maps, reply.arrays):
+            for name in (name for name in reply.arrays if kind_of(name) == "maps"):
                 check_sent_maps(name, reply.arrays[name], len(self.task.classes), tokens, most, sent)
         except MapsError as error:
             return f"of its reply {error}"
