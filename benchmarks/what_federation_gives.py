@@ -206,11 +206,13 @@ def picture(found: Found) -> bytes:
         first = ORANGE if claim.names[1] == "one place" else GREY
         axes.plot(places[:1], [height], "s", color=first, markersize=8, zorder=2)
         axes.plot(places[1:], [height], "o", color=BLUE, markersize=9, zorder=3)
+        right = max(places)
         for side, shape, colour in ((claim.other, "s", first), (claim.one, "o", BLUE)) if len(claim.seeds) > 1 else ():
             seeds = [average(side[seed]).value for seed in claim.seeds]
             axes.plot(seeds, [height] * len(seeds), shape, color=colour, markersize=4, alpha=0.45, zorder=2)
+            right = max(right, *seeds)
         axes.annotate(
-            claim.gap.signed, (max(places), height), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9
+            claim.gap.signed, (right, height), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9
         )
     axes.set_yticks(range(len(told)), [claim.label for claim in told], fontsize=9)
     axes.set_ylim(len(told) - 0.5, -0.5)
@@ -225,7 +227,9 @@ def picture(found: Found) -> bytes:
     kinds = [("o", BLUE, "federation"), ("s", GREY, "alone, the best way"), ("s", ORANGE, "all pictures in one place")]
     for marker, colour, label in kinds if any(claim.names[1] == "one place" for claim in told) else kinds[:2]:
         axes.plot([], [], marker, color=colour, label=label)
-    canvas.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    if any(len(claim.seeds) > 1 for claim in told):
+        axes.plot([], [], "o", color=BLUE, markersize=4, alpha=0.45, label="small: one seed")
+    canvas.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return png(canvas, dpi=150)
 
 
