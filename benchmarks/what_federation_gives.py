@@ -235,7 +235,8 @@ def picture(found: Found) -> bytes:
 
 def figures(found: Found) -> str:
     """Everything between the marks."""
-    lacking = f"Not there yet: {'; '.join(found.missing)}." if found.missing else "Every run is there."
+    gone = "".join(f"\n* {one}" for one in found.missing)
+    lacking = f"Not there yet:\n{gone}" if gone else "Every run is there."
     tables = [
         claim_table(found),
         arm_table(found, MANY),

@@ -126,7 +126,7 @@ def choose_layers(
 
     Args:
         pictures: (n, S, S, 3), at least one; none of those that gave the ranges.
-        seen: see `agreement`.
+        seen: per class, whether a device may name it; None of answers.
         count: how many stay in float, in place of (2).
         questions: what is asked about each picture, of a model that answers questions.
 
@@ -181,7 +181,7 @@ def check_agreement(
 
     Args:
         pictures: (n, S, S, 3), at least 64 that had no part in making it.
-        seen: see `agreement`.
+        seen: per class, whether a device may name it; None of answers.
 
     Returns:
         The figures, and the scores they are of: of the float graph, and of the one with 8 bits.

@@ -4,10 +4,9 @@ import json
 import runpy
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from tests.trainer.benchmarks.two_sites import write_two_sites
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "colour_baseline.py"
 
@@ -15,17 +14,10 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "colour_baseline.py"
 @pytest.fixture
 def manifest(tmp_path):
     """Two sites of 60 images whose classes differ in colour, the opposite way round at the second."""
-    rng = np.random.default_rng(0)
-    (tmp_path / "images").mkdir()
-    lines = ["image,file,label,center,lesion_id,split"]
-    for i in range(120):
-        site, nevus = ("a", "b")[i % 2], rng.random() < 0.5
-        pixels = rng.integers(0, 80, (8, 8, 3)) + (120 if nevus == (site == "a") else 30)
-        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "images" / f"{i}.png")
-        split = "val" if i % 6 < 2 else "train"
-        lines.append(f"{i},images/{i}.png,{'NV' if nevus else 'MEL'},{site},lesion{i},{split}")
-    (tmp_path / "index.csv").write_text("\n".join(lines) + "\n")
-    return tmp_path
+    return write_two_sites(
+        tmp_path,
+        lambda rng, site, nevus: rng.integers(0, 80, (8, 8, 3)) + (120 if nevus == (site == "a") else 30),
+    )
 
 
 def command(*arguments):

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from tests.trainer.benchmarks.two_sites import write_two_sites
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "head_baseline.py"
@@ -29,18 +28,10 @@ STARTED = (
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory):
     """Two sites of 60 pictures in which a nevus is bright and a melanoma dark."""
-    root = tmp_path_factory.mktemp("heads")
-    rng = np.random.default_rng(0)
-    (root / "images").mkdir()
-    lines = ["image,file,label,center,lesion_id,split"]
-    for i in range(120):
-        nevus = rng.random() < 0.5
-        pixels = rng.normal(150 if nevus else 90, 20, (36, 36, 3)).clip(0, 255)
-        Image.fromarray(pixels.astype(np.uint8)).save(root / "images" / f"{i}.png")
-        split = "val" if i % 6 < 2 else "train"
-        lines.append(f"{i},images/{i}.png,{'NV' if nevus else 'MEL'},{'ab'[i % 2]},lesion{i},{split}")
-    (root / "index.csv").write_text("\n".join(lines) + "\n")
-    return root
+    return write_two_sites(
+        tmp_path_factory.mktemp("heads"),
+        lambda rng, site, nevus: rng.normal(150 if nevus else 90, 20, (36, 36, 3)).clip(0, 255),
+    )
 
 
 def command(*arguments):

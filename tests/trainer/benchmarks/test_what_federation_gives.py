@@ -74,7 +74,7 @@ def test_what_is_not_there_is_named_and_counts_nowhere(tmp_path):
     found = find(tmp_path)
     whole = ["every way with up to 2,000 labels", "every way with 60 labels", "a centre that joins"]
     assert found.missing == whole and claims(found) == []
-    assert f"Not there yet: {'; '.join(whole)}." in figures(found) and "nan" not in figures(found)
+    assert "Not there yet:\n\n* " + "\n* ".join(whole) in figures(found) and "nan" not in figures(found)
     one = Found({}, {"few60": {0: [{"x": scored(GOOD, TARGET, LESIONS)}]}}, {}, {})
     few = [f"{arm.label} (60 labels)" for arm in ARMS if arm.labels == "60 labels"]
     lacking = ", seed 1 and 2"
