@@ -63,9 +63,9 @@ ARMS = (
     Arm("fedbn2000", "federation, head and batch norm private", MANY),
     Arm("pooled2000", "all pictures in one place", MANY),
     *(Arm(f"{start}-60", label, FEW, frozen=True) for start, label in STARTS.items()),
-    Arm("few60-alone", ALONE, FEW),
-    Arm("few60", TOGETHER, FEW),
-    Arm("few60-fit", FITTED, FEW),
+    Arm("few60-alone", ALONE, FEW, elsewhere=True),
+    Arm("few60", TOGETHER, FEW, elsewhere=True),
+    Arm("few60-fit", FITTED, FEW, elsewhere=True),
 )
 
 

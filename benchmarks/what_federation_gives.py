@@ -27,9 +27,9 @@ from federation_arms import (
     find,
 )
 from federation_scores import SEEDS, Figure, average, by_seed, difference, over_all_rows
+from two_models import Tune, rows_of_two, tune_figures
 
 from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.plot import png
 from edgefl_trainer.evaluate.tables.text import bytes_text, markdown
@@ -105,13 +105,23 @@ def home_table(found: Found) -> str:
 
 def _around_the_fit(run: FinishedRun) -> tuple[float, float] | None:
     """Balanced accuracy, mean of the centres, after the last round and after the phase at home; None without one."""
-    lines = read_metrics(run.folder)
-    final = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["phase"] == "final"}
-    if not final:
-        return None
-    last = max(one["round"] for one in lines if one["phase"] == "train")
-    before = {one["site"]: one["tune_balanced_accuracy"] for one in lines if one["round"] == last}
-    return tuple(float(np.mean([each[name] for name in final])) for each in (before, final))  # type: ignore[return-value]
+    before, final = tune_figures(run)
+    return None if final is None else (float(np.mean([*before.values()])), float(np.mean([*final.values()])))
+
+
+def two_models_table(found: Found) -> str:
+    """What a centre with up to 2,000 labels has that keeps its own model beside the federation's."""
+    arms = {"alone": "alone2000", "together": "together2000"}
+    if not all(name in found.runs and name in found.own for name in arms.values()):
+        return ""
+
+    def tune(arm: str, seed: int) -> Tune:
+        before, final = tune_figures(found.runs[arms[arm]][seed])
+        return final or before
+
+    alone, together = ({seed: draws[0] for seed, draws in found.own[name].items()} for name in arms.values())
+    head = ["a centre with up to 2,000 labels takes", "mean", "minus its own", "by seed"]
+    return _table(head, rows_of_two(alone, together, tune))
 
 
 def joining_table(found: Found) -> str:
@@ -147,7 +157,10 @@ def claims(found: Found) -> list[Claim]:
         ("federation or one place", "together2000", "pooled2000"),
         ("federation with private head and batch norm, or one place", "fedbn2000", "pooled2000"),
     ]
-    away = [("other centres' patients, up to 2,000 labels", "together2000", alone)]
+    away = [
+        ("other centres' patients, 60 labels", "few60", alone),
+        ("other centres' patients, up to 2,000 labels", "together2000", alone),
+    ]
     told = [
         _claim(label, arms, one, other)
         for arms, pairs in ((found.own, own), (found.elsewhere, away))
@@ -243,6 +256,7 @@ def figures(found: Found) -> str:
         arm_table(found, FEW),
         joining_table(found),
         home_table(found),
+        two_models_table(found),
     ]
     parts = [*tables, lacking]
     return "\n\n".join(filter(None, parts))
