@@ -103,18 +103,22 @@ def test_the_averaged_part_is_the_weighted_mean_and_the_rest_is_each_sites_own(n
     assert len(moved) > 0.7 * len(norms)
 
 
-@pytest.mark.parametrize("home", ["head", "head_and_norms"])
+@pytest.mark.parametrize("home", ["head", "head_and_norms", "network"])
 def test_the_fit_at_home_moves_its_part_of_the_averaged_network_alone(network, norms, home):
-    task = task_of(network)
+    """Of the whole network every tensor moves, the statistics of batch norm among them; nothing of the fit is sent."""
+    task, seen = task_of(network), list[Exchange]()
     tuning, sites = method(home=home), sites_of(network, task)
-    server, states = play(tuning, task, sites)
-    fitted = expected_private(home, norms)
+    server, states = play(tuning, task, sites, watch=seen.append)
+    assert seen[-1].phase.kind == "final" and not any(reply.arrays for reply in seen[-1].replies.values())
+    fitted = set(server.arrays) if home == "network" else expected_private(home, norms)
     for name, site in sites.items():
         predictor = tuning.predictor(site, states[name], told(tuning, server, task, name))
         assert predictor is not None
         now = {f"network.{key}": value for key, value in predictor.network.items()} | dict(predictor.tensors)
         changed = {key for key, value in server.arrays.items() if not np.array_equal(now[key], value)}
         assert changed <= fitted and changed >= HEAD
+        if home == "network":
+            assert changed == set(server.arrays)
         if home == "head_and_norms":
             assert {key for key in norms if key.endswith("running_mean")} <= changed
 
@@ -235,7 +239,7 @@ def test_a_plan_has_the_fit_at_home_only_where_something_is_fitted():
     assert method(home="head").fitted_at_home == "head" and method(home="head").private == "none"
 
 
-@pytest.mark.parametrize("more", [{"private": "head"}, {"home": "head"}])
+@pytest.mark.parametrize("more", [{"private": "head"}, {"home": "head"}, {"home": "network"}])
 def test_a_site_alone_has_nothing_private(more):
     with pytest.raises(SettingError, match="with mode=local every site keeps its whole network"):
         method(mode="local", **more)
@@ -246,3 +250,4 @@ def test_a_network_without_batch_norm_is_refused(more):
     tiny = load_backbone("tiny", image_px=PX, seed=3)
     with pytest.raises(SettingError, match="is about batch norm, and tiny has none: set head"):
         method(**more).start(replace(task_of(tiny), initial={}), ["a"])
+    method(home="network").start(replace(task_of(tiny), initial={}), ["a"])  # is about all that there is

@@ -9,8 +9,9 @@
                     batch norm like weights; n_c counts labelled images
 
     after the last round, with `home`:
-    site c: epochs of its head (and batch norm) on the averaged network, or        local_round, `final`
-            batch norm's statistics of its own pictures alone (AdaBN)
+    site c: epochs of its head, of head and batch norm, or of everything on the    local_round, `final`
+            averaged network, or batch norm's statistics of its own pictures
+            alone (AdaBN)
     `private` keeps head, or head and batch norm, from the mean (FedBN)
 
 With `mode=federated` all sites keep the round that is best on the tune rows of all together, as FedMAE takes the best
@@ -45,7 +46,7 @@ from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 NETWORK = "network."
 AT_HOME = "at_home"  # a value in the state of a site that has fitted the averaged network
 NetworkPart = Literal["none", "head", "head_and_norms"]
-AtHome = Literal["none", "statistics", "head", "head_and_norms"]
+AtHome = Literal["none", "statistics", "head", "head_and_norms", "network"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +67,9 @@ class FineTune:
     weighting: Weighting = "samples"  # what a site counts by in the mean: its training images, or all sites alike
     # what stays at its site, neither sent nor averaged: nothing, the head, or also batch norm (arXiv 2102.07623)
     private: NetworkPart = "none"
-    # what each site fits to the averaged network after the last round, the rest staying as it is; statistics: those of
-    # batch norm, without labels; auto: as private (ours)
-    home: Literal["auto", "none", "statistics", "head", "head_and_norms"] = "auto"
+    # what each site fits of the averaged model after the last round, the rest staying as it is; statistics: those of
+    # batch norm, without labels; network: all of it, head included; auto: as private (ours)
+    home: Literal["auto", "none", "statistics", "head", "head_and_norms", "network"] = "auto"
     home_epochs: int = 0  # epochs of that fit; 0: as many as a round has (ours)
     home_lr: float = 1e-3  # learning rate at its beginning, which falls to 0 (ours)
     # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset); auto: keep in local mode
@@ -183,11 +184,12 @@ class FineTune:
         return {**_arrays(model), **initial}
 
     def _at_home(self, site: Site, model: Classifier, round_: int) -> State:
-        """Fit head, norms or statistics to the averaged network: what the site scores with from then on."""
+        """Fit the averaged model, or a part of it, to the site's pictures: what it scores with from then on."""
         if self.fitted_at_home == "statistics":
             whole_network.count_statistics(site, model)
             return State(_arrays(model), {AT_HOME: 1})
-        fitted = tensors_of(self.fitted_at_home, model)
+        whole = self.fitted_at_home == "network"
+        fitted = frozenset(_arrays(model)) if whole else tensors_of(self.fitted_at_home, model)
         whole_network.fit_part(
             self.recipe, site, model, round_, fitted, self.home_epochs or site.task.epochs, self.home_lr
         )
