@@ -76,7 +76,7 @@ OF_FLOWER = {
 FLOORS = {
     "edgefl_protocol": (
         "bundle", "messages", "records", "envelopes", "fields", "routes", "pictures", "rules", "payload", "tensors",
-        "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
+        "processor", "lock_file", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
         "cli", "commands", "flower", "live", "reports", "experiments", "tracking", "audit", "engine", "method_halves",
