@@ -91,7 +91,7 @@ FLOORS = {
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
     ),
     "edgefl_coordinator": (
-        "cli", "commands", "web", "rounds", "members", "store", "commits", "payloads", "settings",
+        "cli", "commands", "founding", "web", "rounds", "members", "store", "commits", "payloads", "settings",
         "process_memory", "errors",
     ),
 }  # fmt: skip
@@ -319,7 +319,7 @@ def test_the_worker_and_init_alone_of_the_coordinator_import_the_trainer(modules
         if under(target, "edgefl_trainer")
     }
     assert (
-        users <= {"edgefl_coordinator.rounds.worker", "edgefl_coordinator.commands.setup"}
+        users <= {"edgefl_coordinator.rounds.worker", "edgefl_coordinator.founding.task"}
         and "edgefl_coordinator.rounds.worker" in users
     )
 
