@@ -85,7 +85,7 @@ FLOORS = {
         "gaussian_noise", "typed_values", "declared_ranges", "declared_names", "environment", "errors",
     ),
     "edgefl_export": (
-        "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
+        "cli", "commands", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
     ),
     "edgefl_client": (
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
@@ -203,11 +203,12 @@ def test_a_method_told_apart_is_found(source: str) -> None:
 
 
 def test_help_and_messages_name_no_method_that_devices_learn(modules) -> None:
-    """A method that is added needs no other text: the device's rooms outside `learning`, and the exporter's command."""
+    """A method that is added needs no other text: the device's rooms outside `learning`, and commands of the export."""
     from edgefl_export.methods.table import GRAPHS
 
     rooms = [name for name in modules if under(name, "edgefl_client") and not under(name, "edgefl_client.learning")]
-    for name in (*rooms, "edgefl_export.cli"):
+    export = [name for name in modules if under(name, "edgefl_export.commands")]
+    for name in (*rooms, *export, "edgefl_export.cli"):
         for text in texts(modules[name].tree):
             assert not any(method in text.lower() for method in GRAPHS), f"{modules[name].path}: {text}"
 
