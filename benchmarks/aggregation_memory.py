@@ -57,7 +57,7 @@ def main() -> None:
 
 def task(network: str) -> dict[str, Any]:
     """A task of SimCLR, which averages a whole network."""
-    from edgefl_coordinator.commands.setup import task_of_method
+    from edgefl_coordinator.founding.task import task_of_method
 
     table, _ = task_of_method("fedsimclr", f"cnn:{network}", preset=None, assignments=[], image_px=72, seed=0)
     return {"name": "nevus", "classes": ["nevus", "other"], **table}

@@ -180,7 +180,7 @@ def begin(*arguments: object) -> Any:
 
 def make(root: Path, megabytes: int, members: int) -> tuple[Path, list[Path], Any, int]:
     """A coordinator that serves, with approved members in the first round."""
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
     from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.web.admin import run_operation
     from edgefl_exchange.enrolment import enrol, trust_certificate

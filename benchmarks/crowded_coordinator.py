@@ -18,7 +18,7 @@ class Federation:
     def __init__(
         self, root: Path, members: int, suite: int, values: int, database: str, payloads: str, port: int
     ) -> None:
-        from edgefl_coordinator.commands.setup import make_home
+        from edgefl_coordinator.founding.folder import make_home
         from edgefl_coordinator.settings import CoordinatorHome
         from edgefl_coordinator.store.coordinator import open_coordinator
         from edgefl_protocol import generate_sealing_key, generate_signing_key

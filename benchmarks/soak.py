@@ -69,7 +69,7 @@ class Soak:
         self.crowd = [self._members(place) for place in range(0, count, OF_A_PROCESS)]
 
     def _make(self) -> None:
-        from edgefl_coordinator.commands.setup import make_home
+        from edgefl_coordinator.founding.folder import make_home
         from edgefl_coordinator.settings import CoordinatorHome
 
         self.home, count = CoordinatorHome(self.root / "home"), len(self.names)

@@ -33,7 +33,7 @@ IMPORTED = [
     "edgefl_trainer.engine.run",
     "edgefl_trainer.live",
     "edgefl_export.bundles.training",
-    "edgefl_coordinator.commands.setup",
+    "edgefl_coordinator.founding.folder",
     "edgefl_coordinator.web.admin",
     "torch._dynamo",
 ]

@@ -7,12 +7,9 @@
 * A sequence number is never used twice, not even after a crash: numbers are reserved on the disk in blocks of 256
   before the first of a block is used. A lock keeps a second process (cron and a hand) from sharing the key.
 
-Source: docs/security.md, replay window, and keys at rest; RFC 5869 (HKDF). The lock is POSIX `flock`.
+Source: docs/security.md, replay window, and keys at rest; RFC 5869 (HKDF).
 """
 
-import fcntl
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -33,6 +30,7 @@ from edgefl_protocol.envelopes.keys import (
     generate_signing_key,
 )
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.lock_file import LockFile
 
 BLOCK = 256  # sequence numbers reserved at a time
 MAX_SEQUENCE = 2**53 - 1
@@ -134,9 +132,7 @@ class Identity:
 
     def close(self) -> None:
         """Let other processes use the keys."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
     @property
     def opening(self) -> list[SealingKey]:
@@ -189,7 +185,7 @@ class Identity:
         self._numbers = SequenceNumbers(self._folder, self.signing.key_id, self._is_held)
 
     def _is_held(self) -> bool:
-        return self._lock >= 0
+        return self._lock.is_open
 
 
 def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes | None = None) -> None:
@@ -218,23 +214,12 @@ def _derive(label: bytes, secret: bytes) -> bytes:
     return HKDF(hashes.SHA256(), length=32, salt=None, info=label).derive(secret)
 
 
-def _acquire(path: Path, wait_s: float) -> int:
-    """Take the lock file; the kernel lets it go when the process ends, however it ends."""
+def _acquire(path: Path, wait_s: float) -> LockFile:
+    busy = ExchangeError(
+        f"another edgefl process has used this member's keys for {wait_s:g} s; try again when it is done",
+        code="keys_in_use",
+    )
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return LockFile(path, busy, wait_s=wait_s)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}", "storage") from error
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(descriptor)
-                raise ExchangeError(
-                    f"another edgefl process has used this member's keys for {wait_s:g} s; try again when it is done",
-                    code="keys_in_use",
-                ) from None
-            time.sleep(0.05)
-        else:
-            return descriptor

@@ -14,7 +14,7 @@ import pytest
 from tests.coordinator.asgi_client import AsgiClient
 from tests.coordinator.carried import answered
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import select
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.settings import CoordinatorHome

@@ -220,7 +220,7 @@ def test_restore_overwrites_nothing_and_leaves_nothing(coordinator, tools, clock
 
 def test_keys_stay_encrypted(folder: Path, tools, clock, restored, tmp_path: Path) -> None:
     """docs/security.md 2.6.7: no key in the file opens without the passphrase, and restoring asks for it."""
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
 
     home = CoordinatorHome(folder / "home")
     make_home(home, tools.settings_table(), b"open sesame")

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from tests.coordinator.test_whole_path import BACKBONE, SITES, check_maps_of_others, join, wait_for_round
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.commands import setup
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
+from edgefl_coordinator.founding import task
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation, serve_admin
@@ -53,13 +53,13 @@ def test_help_and_server_load_no_trainer() -> None:
 def test_init_loads_no_more_of_the_trainer_than_it_tries() -> None:
     """It waited for plotting, statistics and the whole run: a third of its time. PyTorch alone takes long enough."""
     code = (
-        "import sys, edgefl_coordinator.commands.setup, edgefl_coordinator.rounds.worker;"
+        "import sys, edgefl_coordinator.founding.task, edgefl_coordinator.rounds.worker;"
         "import edgefl_trainer.engine.settings;"
         "print(*sorted({'matplotlib', 'scipy', 'sklearn', 'edgefl_trainer.engine.run'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-    assert "edgefl_trainer.engine.run" not in inspect.getsource(setup)  # in functions, which the above does not call
+    assert "edgefl_trainer.engine.run" not in inspect.getsource(task)  # in functions, which the above does not call
 
 
 def test_status_and_invite(closed_home) -> None:
@@ -292,7 +292,7 @@ def test_init_asks_for_classes(tmp_path) -> None:
 
 
 def test_init_never_overwrites(closed_home) -> None:
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
 
     before = {path: path.read_bytes() for path in closed_home.root.rglob("*") if path.is_file()}
     with pytest.raises(OperatorError, match="already"):
@@ -301,7 +301,7 @@ def test_init_never_overwrites(closed_home) -> None:
 
 
 def test_init_takes_no_folder_with_something_else(tools, tmp_path) -> None:
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
     from edgefl_coordinator.settings import CoordinatorHome
 
     (tmp_path / "letter.txt").write_text("x")
@@ -359,7 +359,7 @@ def test_private_files(closed_home) -> None:
 
 def test_a_passphrase_file(folder, tools, tmp_path, monkeypatch) -> None:
     """docs/security.md 2.6, keys at rest: a file open to others is refused; one line end is no part of it."""
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
 
     home, file = CoordinatorHome(folder / "locked"), tmp_path / "pass"
     make_home(home, tools.settings_table(), b"correct horse\n")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from sqlalchemy import select
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.audit_chain import check_log

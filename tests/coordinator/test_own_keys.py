@@ -249,7 +249,7 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
 
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     """docs/security.md 2.6.7: a renewed key is encrypted as the first was, and each signing key under scrypt."""
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
     from edgefl_coordinator.settings import CoordinatorHome
 
     home = CoordinatorHome(folder / "secret")
@@ -269,7 +269,7 @@ def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
 def test_commands_with_a_passphrase_work_as_they_are_printed(folder, tools, clock) -> None:
     """What is printed names the file of the passphrase; without it a server that is down is still what `status` says,
     and the sentence names the folder of the keys and both ways to give a passphrase."""
-    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.founding.folder import make_home
     from edgefl_coordinator.settings import CoordinatorHome
 
     home, file = CoordinatorHome(folder / "secret"), folder / "pass"

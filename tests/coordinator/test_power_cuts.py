@@ -18,7 +18,7 @@ from edgefl_coordinator.store.store import BLOB_COLUMNS, SMALL_BYTES, Store
 from edgefl_coordinator.store.tables import replies, states, uploads
 
 HOME = f"""{BEGIN}
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import sqlite_file
 from edgefl_coordinator.store.coordinator import open_coordinator

@@ -20,7 +20,7 @@ from sqlalchemy import select
 from tests.coordinator.conftest import settings_table
 from tests.coordinator.served import Served, cpu_s, memory_kib
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.audit_chain import read_head

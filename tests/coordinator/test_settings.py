@@ -5,8 +5,8 @@ import tomllib
 import pytest
 import tomli_w
 
-from edgefl_coordinator.commands.setup import reply_cap
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.founding.task import reply_cap
 from edgefl_coordinator.settings import CoordinatorHome, load_settings, settings_from_table, settings_to_table
 from edgefl_trainer.methods import METHODS
 

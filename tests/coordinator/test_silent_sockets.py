@@ -16,7 +16,7 @@ import pytest
 from tests.coordinator.conftest import settings_table
 from tests.coordinator.served import Served, cpu_s, memory_kib
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.door import KNOCKING_OF_ONE, MOST_KNOCKING, raise_descriptors
 

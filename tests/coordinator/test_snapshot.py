@@ -13,6 +13,7 @@ from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store.backups import snapshot
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_protocol import lock_file
 from edgefl_protocol.envelopes.key_files import signing_key_from_pem, signing_key_to_pem
 from edgefl_protocol.errors import StorageError
 
@@ -53,7 +54,7 @@ def test_a_snapshot_that_is_read_is_not_old(coordinator, monkeypatch) -> None:
     with snapshot.held(home, name):
         assert later()
     with monkeypatch.context() as on_nfs:  # where a lock of a file that is only read is refused
-        on_nfs.setattr(snapshot.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(9, "Bad file descriptor")))
+        on_nfs.setattr(lock_file.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(9, "Bad file descriptor")))
         assert later()
     assert not later()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_exchange.enrolment import enrol, trust_certificate

@@ -76,7 +76,7 @@ OF_FLOWER = {
 FLOORS = {
     "edgefl_protocol": (
         "bundle", "messages", "records", "envelopes", "fields", "routes", "pictures", "rules", "payload", "tensors",
-        "processor", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
+        "processor", "lock_file", "durable", "strict_json", "pae", "distribution", "sentences", "errors",
     ),
     "edgefl_trainer": (
         "cli", "commands", "flower", "live", "reports", "experiments", "tracking", "audit", "engine", "method_halves",
@@ -85,13 +85,13 @@ FLOORS = {
         "gaussian_noise", "typed_values", "declared_ranges", "declared_names", "environment", "errors",
     ),
     "edgefl_export": (
-        "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
+        "cli", "commands", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
     ),
     "edgefl_client": (
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
     ),
     "edgefl_coordinator": (
-        "cli", "commands", "web", "rounds", "members", "store", "commits", "payloads", "settings",
+        "cli", "commands", "founding", "web", "rounds", "members", "store", "commits", "payloads", "settings",
         "process_memory", "errors",
     ),
 }  # fmt: skip
@@ -203,11 +203,12 @@ def test_a_method_told_apart_is_found(source: str) -> None:
 
 
 def test_help_and_messages_name_no_method_that_devices_learn(modules) -> None:
-    """A method that is added needs no other text: the device's rooms outside `learning`, and the exporter's command."""
+    """A method that is added needs no other text: the device's rooms outside `learning`, and commands of the export."""
     from edgefl_export.methods.table import GRAPHS
 
     rooms = [name for name in modules if under(name, "edgefl_client") and not under(name, "edgefl_client.learning")]
-    for name in (*rooms, "edgefl_export.cli"):
+    export = [name for name in modules if under(name, "edgefl_export.commands")]
+    for name in (*rooms, *export, "edgefl_export.cli"):
         for text in texts(modules[name].tree):
             assert not any(method in text.lower() for method in GRAPHS), f"{modules[name].path}: {text}"
 
@@ -319,7 +320,7 @@ def test_the_worker_and_init_alone_of_the_coordinator_import_the_trainer(modules
         if under(target, "edgefl_trainer")
     }
     assert (
-        users <= {"edgefl_coordinator.rounds.worker", "edgefl_coordinator.commands.setup"}
+        users <= {"edgefl_coordinator.rounds.worker", "edgefl_coordinator.founding.task"}
         and "edgefl_coordinator.rounds.worker" in users
     )
 

@@ -27,7 +27,7 @@ from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import load_keys
 from edgefl_coordinator.web.admin import run_operation

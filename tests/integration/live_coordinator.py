@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.worker import main as work
 from edgefl_coordinator.settings import CoordinatorHome

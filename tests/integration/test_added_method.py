@@ -15,6 +15,7 @@ from PIL import Image
 from tests.export.conftest import make_predictor, write_run
 from tests.integration.headavg import device, graph, method
 from tests.shared import operators_read_once
+from tests.told import told_task
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
@@ -86,11 +87,11 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 
 def a_round(bundle: Bundle, broadcast: Payload, **settings: float) -> LiveRound:
-    return LiveRound(
-        federation="skin", site="ward", number=1, method=NAME, classes=bundle.labels.classes, epochs=2, seed=5,
-        maps_per_class=0, travels=("weights",), settings=settings, backbone={"sha256": bundle.training.frozen_sha256},
-        complete=True, broadcast=broadcast, permitted=lambda kinds, size: None,
+    task = told_task(
+        method=NAME, classes=bundle.labels.classes, epochs=2, seed=5, train_rounds=2, travels=("weights",),
+        settings=settings, backbone={"sha256": bundle.training.frozen_sha256},
     )  # fmt: skip
+    return LiveRound(federation="skin", site="ward", task=task, broadcast=broadcast, permitted=lambda kinds, size: None)
 
 
 def test_a_device_learns_a_round_of_an_added_method(bundle: Bundle, run_folder: Path, table: Table, tmp_path: Path):
@@ -133,7 +134,8 @@ def test_its_settings_come_from_the_federation_and_its_record(bundle: Bundle, ta
             agreed(bundle, settings, backbone, complete=True)
     live = a_round(bundle, Payload({}, {"phase": "train", "round": 1}))
     with pytest.raises(LearningError, match="in this order"):  # rows of a head follow the classes' numbers
-        learn_live(Home(tmp_path), bundle, table, OPTIONS, replace(live, classes=live.classes[::-1]))
+        other = replace(live.task, classes=live.task.classes[::-1])
+        learn_live(Home(tmp_path), bundle, table, OPTIONS, replace(live, task=other))
 
 
 def test_a_device_that_lacks_the_method_scores_and_says_so(bundle: Bundle, table: Table, tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 
 FULL = Path("/dev/full")

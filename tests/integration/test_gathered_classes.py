@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from tests.trainer.conftest import TINY, edgefl_train, make_ward
 
-from edgefl_coordinator.commands.setup import task_of_run
+from edgefl_coordinator.founding.task import task_of_run
 from edgefl_export.bundles.assemble import site_model
 from edgefl_protocol.bundle import Manifest
 from edgefl_trainer.engine.models import FinishedRun, open_run

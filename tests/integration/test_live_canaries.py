@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from tests.edge_client.sharing.test_canaries import MARK, forms, tagged, word
 from tests.integration.live_coordinator import Live
 
-from edgefl_coordinator.commands.setup import task_of_method
+from edgefl_coordinator.founding.task import task_of_method
 from edgefl_coordinator.web import sealed_requests
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.live import Join, SiteOptions, join

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgefl_coordinator.commands.setup import task_of_run
+from edgefl_coordinator.founding.task import task_of_run
 from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.rounds.worker import run_job
 from edgefl_coordinator.settings import CoordinatorSettings, settings_from_table

@@ -18,7 +18,7 @@ from tests.integration.live_coordinator import Live
 from tests.integration.test_live_sites import DATA, SITES, call, enrol, to_the_end
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.commands.setup import task_of_run
+from edgefl_coordinator.founding.task import task_of_run
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_trainer.engine import run as engine

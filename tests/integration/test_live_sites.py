@@ -18,7 +18,7 @@ import torch
 from sqlalchemy import select
 from tests.integration.live_coordinator import Live
 
-from edgefl_coordinator.commands.setup import task_of_method, task_of_run
+from edgefl_coordinator.founding.task import task_of_method, task_of_run
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web.tls import make_development_certificate

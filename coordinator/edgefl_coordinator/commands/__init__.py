@@ -1,1 +1,1 @@
-"""The operator's commands: options and printing, and `init`, which makes a coordinator's folder."""
+"""The operator's commands: options and printing."""

@@ -89,18 +89,15 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 
     It holds keys, a development certificate and the settings.
     """
-    from edgefl_coordinator.commands.setup import (
+    from edgefl_coordinator.founding.folder import (
         check_database,
         check_finishable,
         check_free,
         check_payloads,
         check_table,
-        each_map_line,
         make_home,
-        reply_cap,
-        try_first_job,
-        untrained_line,
     )
+    from edgefl_coordinator.founding.task import each_map_line, reply_cap, try_first_job, untrained_line
     from edgefl_coordinator.rounds.quorum import when_it_closes
     from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.web.setting_changes import other_port
@@ -167,8 +164,9 @@ def _warn_of_taken_port(settings: "CoordinatorSettings", typed: Operator) -> Non
 
 def _check_early(options: Mapping[str, Any]) -> None:
     """Refuse what can be refused before the trainer is loaded, which takes many seconds: all but what is learned."""
-    from edgefl_coordinator.commands.setup import check_finishable, check_names, check_table
     from edgefl_coordinator.errors import USAGE, OperatorError
+    from edgefl_coordinator.founding.folder import check_finishable, check_table
+    from edgefl_coordinator.founding.task import check_names
     from edgefl_coordinator.settings import LEAST_COHORT
 
     classes = (options["classes"] or "a,b").split(",")
@@ -190,8 +188,8 @@ def _check_early(options: Mapping[str, Any]) -> None:
 
 def _table_with(options: Mapping[str, Any], task: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return the settings around a [task] table."""
-    from edgefl_coordinator.commands.setup import EVERY_ADDRESS
     from edgefl_coordinator.errors import USAGE, OperatorError
+    from edgefl_coordinator.founding.folder import EVERY_ADDRESS
     from edgefl_coordinator.rounds.quorum import usual_quorum
 
     host, port = options["host"], options["port"]
@@ -234,8 +232,8 @@ def _members(options: Mapping[str, Any]) -> int:
 
 def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the [task] table and the training rounds."""
-    from edgefl_coordinator.commands.setup import task_of_method, task_of_run
     from edgefl_coordinator.errors import USAGE, OperatorError
+    from edgefl_coordinator.founding.task import task_of_method, task_of_run
     from edgefl_protocol.rules.maps import MAX_MAPS
 
     if options["run_"] is not None:

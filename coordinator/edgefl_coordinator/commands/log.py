@@ -52,9 +52,9 @@ def audit(operator: Operator, key_ids: tuple[str, ...], restored: tuple[int, ...
     """
     facts = operator.run("audit", key_ids=list(key_ids), restored=list(restored))
     if copy:
-        from edgefl_coordinator.commands.log_copy import write_copy
+        from edgefl_coordinator.store.audit_copy import ROWS_AT_ONCE, write_copy
 
-        write_copy(copy, operator)
+        write_copy(copy, lambda after: operator.run("copy_log", after=after, most=ROWS_AT_ONCE))
         click.echo(f"wrote {copy}; check it anywhere with: edgefl-coordinator check-log {copy} --key KEY_ID", err=True)
     signed = f"; signed up to row {facts['signed_rows']}, {moment(facts['signed_ms'])}" if facts["signed_ms"] else ""
     if facts["signed_rows"] < facts["rows"]:
@@ -75,7 +75,7 @@ def check_log(
     copy: Path, key_ids: tuple[str, ...], heads: Path | None, restored: tuple[int, ...], as_json: bool
 ) -> None:
     """Check a copy of an audit log, without its coordinator."""
-    from edgefl_coordinator.commands.log_copy import check_copy
+    from edgefl_coordinator.store.audit_copy import check_copy
 
     facts = check_copy(copy, key_ids, heads, restored)
     signed = f"{_count(facts)}; signed up to row {facts['signed_rows']}, {moment(facts['signed_ms'])}"

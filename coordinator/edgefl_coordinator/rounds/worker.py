@@ -1,6 +1,6 @@
 """The aggregation worker: `python -m edgefl_coordinator.rounds.worker SECONDS` does the jobs it is told.
 
-With `commands.setup` the only code of the coordinator that imports the trainer. It runs in a process of its own, sees
+With `founding.task` the only code of the coordinator that imports the trainer. It runs in a process of its own, sees
 files only, and opens neither the store nor a socket. It imports once and forks for each job (`worker_process.do_jobs`).
 
 Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name

@@ -8,10 +8,7 @@ Guarantees:
 Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
 """
 
-import fcntl
-import os
 import sqlite3
-import time
 from typing import Any
 
 from sqlalchemy import URL, Connection, create_engine, event
@@ -23,6 +20,7 @@ from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import versions
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.lock_file import LockFile
 
 CACHE = "cache_size=-8192"  # KiB: what many uploads in one commit change; more would fill with replies, read once
 
@@ -48,7 +46,8 @@ class SqliteFile:
             OperatorError: another process has it open.
             StorageError: it is empty although there are blobs.
         """
-        self._lock = _take_lock(home, wait_s)
+        busy = OperatorError(f"another process uses {home.root}; stop it, or wait until it is done", IN_USE)
+        self._lock = LockFile(home.lock, busy, wait_s=wait_s)
         try:
             if not home.database.exists():
                 durable.write_atomic(home.database, b"", mode=0o600)
@@ -57,7 +56,7 @@ class SqliteFile:
                     f"{home.database} is empty although there are blobs: restore it from the backup", "damaged"
                 )
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
         self.name = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
         self.described = f"store in {self.name} journal mode, synchronous EXTRA"
@@ -133,25 +132,7 @@ class SqliteFile:
     def close(self) -> None:
         """Close the file and release the lock."""
         self.engine.dispose()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def _take_lock(home: CoordinatorHome, wait_s: float) -> int:
-    until = time.monotonic() + wait_s
-    descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.05)
-                continue
-            os.close(descriptor)
-            told = f"another process uses {home.root}; stop it, or wait until it is done"
-            raise OperatorError(told, IN_USE) from None
-        return descriptor
+        self._lock.close()
 
 
 def _begin(connection: Connection) -> None:

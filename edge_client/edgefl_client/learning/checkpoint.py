@@ -6,9 +6,7 @@ to, so weights are never continued on another network, nor in another federation
 """
 
 import contextlib
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from edgefl_client.scoring.checked_file import read_checked, write_checked
 from edgefl_client.scoring.personal import PERSONAL
 from edgefl_protocol.durable import flush_to_disk
 from edgefl_protocol.errors import PayloadError, StorageError
+from edgefl_protocol.lock_file import LockFile
 from edgefl_protocol.payload import Payload
 
 LOCK = "lock"
@@ -159,20 +158,14 @@ def only_one(home: Home) -> Iterator[None]:
     Raises:
         LearningError: another process learns here (`busy`).
     """
-    descriptor = os.open(home.prepare(home.learning) / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LearningError(
-                "another edgefl train or edgefl sync is learning in this home folder; wait for it to end", "busy"
-            ) from error
+    busy = LearningError(
+        "another edgefl train or edgefl sync is learning in this home folder; wait for it to end", "busy"
+    )
+    with LockFile(home.prepare(home.learning) / LOCK, busy):
         for half in home.learning.glob(".*.payload.*.tmp"):  # written by who holds the lock alone
             with contextlib.suppress(OSError):  # the next one tries again
                 half.unlink()
         yield
-    finally:
-        os.close(descriptor)
 
 
 def forget(home: Home, *, everything: bool) -> list[str]:

@@ -28,31 +28,22 @@ from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.round_report import Told, keep_judged, round_facts
 from edgefl_client.learning.session import plan_of
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.learning_plan import Settings
 from edgefl_protocol.durable import flush_to_disk
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task, sent_maps_in
+from edgefl_protocol.rules.maps import MAX_MAPS, numbered_as_model, numbered_as_task, sent_maps_in
 
 _STANDING, _POINT, _NEXT, _OVER = "live.payload", "live-round.payload", "live-next.payload", "live-over.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRound:
-    """The open round, as the signed task and the broadcast describe it."""
+    """The open round: what the coordinator told and sent."""
 
     federation: str  # name
     site: str  # this member's name
-    number: int  # of the round, from 1
-    method: str  # name of the method
-    classes: tuple[str, ...]  # of the task, in index order
-    epochs: int  # E; 0 where the bundle's hold
-    seed: int  # of every draw that server and sites share
-    maps_per_class: int  # most rollout maps of a class
-    travels: tuple[str, ...]  # what replies hold, as the task says; empty where it does not
-    settings: Settings  # hyper-parameters of the task; what is not named has the method's default
-    backbone: Settings  # the task's description of the network; empty where it is not told
-    complete: bool  # whether the coordinator describes its task, so that what `settings` lacks has its default
+    task: TaskReply  # as signed
     broadcast: Payload  # as it came
     # asked with what a reply would hold and its bytes, before the work; raises where that may not leave
     permitted: Callable[[Sequence[str], int], None]
@@ -73,8 +64,9 @@ def learn_live(
         EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
     """
     bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
-    sent_maps = sent_maps_in(live.settings)
-    live.permitted(live.travels, 0)
+    task = live.task
+    sent_maps = sent_maps_in(task.settings)
+    live.permitted(task.travels, 0)
     options.limits.check_begin()
     told = Told(options)
     started = options.limits.clock()
@@ -82,13 +74,13 @@ def learn_live(
         dealt = read_dealt(home, bundle, table, options.limits, told.report)
         around = Circumstances(
             points=PointFile(home.learning / _POINT), site=live.site, options=options,
-            maps_per_class=live.maps_per_class, sent_maps=sent_maps, judged=told.hear, started=started,
+            maps_per_class=min(MAX_MAPS, task.maps_per_class), sent_maps=sent_maps, judged=told.hear, started=started,
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
-        _check_travels(live.travels, learner.travels)
+        _check_travels(task.travels, learner.travels)
         live.permitted(learner.travels, learner.most_reply_bytes(live.broadcast))
         before = begun_with(home.learning / _STANDING, bundle.sha256, live.federation, learner.start())
-        theirs, ours = live.classes, bundle.labels.classes
+        theirs, ours = task.classes, bundle.labels.classes
         by_class = "maps" in learner.travels  # what other methods send keeps its order
         if not by_class and plan_of(bundle).needs_labels and theirs != ours:
             raise LearningError(
@@ -103,29 +95,30 @@ def learn_live(
             after, reply = learner.local_round(before.state, broadcast, told.report)
         except Paused as stop:
             facts = round_facts(home, bundle, dealt, broadcast, told, None, stop.reason)
-            return {"round": live.number, **facts}, None
+            return {"round": task.round, **facts}, None
         keep_judged(home, told)
-        next_ = Standing(bundle_sha256=bundle.sha256, federation=live.federation, round=live.number, state=after)
+        next_ = Standing(bundle_sha256=bundle.sha256, federation=live.federation, round=task.round, state=after)
         save_standing(home.learning / _NEXT, next_)
         facts = round_facts(home, bundle, dealt, broadcast, told, after, None)
         if by_class:
             reply = Payload(numbered_as_task(reply.arrays, theirs, ours), reply.scalars)
-        return {"round": live.number, **facts}, reply
+        return {"round": task.round, **facts}, reply
 
 
 def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound) -> tuple[Bundle, TrainOptions]:
     """Return bundle and options under which the federation's round is learned."""
-    kind = plan_of(bundle).kind
-    if kind != live.method:
+    kind, task = plan_of(bundle).kind, live.task
+    if kind != task.method:
         raise LearningError(
-            f"the federation learns {live.method}, but this bundle learns {kind}: the operator has to publish a "
-            f"bundle that learns {live.method}",
+            f"the federation learns {task.method}, but this bundle learns {kind}: the operator has to publish a "
+            f"bundle that learns {task.method}",
             "other_method",
         )
     options = replace(
-        options, formats=table.formats, batch=table.batch, seed=live.seed, epochs=live.epochs or options.epochs
+        options, formats=table.formats, batch=table.batch, seed=task.seed, epochs=task.epochs or options.epochs
     )
-    bundle = agreed(bundle, live.settings, live.backbone, complete=live.complete)
+    # An older coordinator does not describe its task: what `settings` lacks is then the bundle's, else the default.
+    bundle = agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)
     options.plan(bundle)
     return bundle, options
 

@@ -11,12 +11,11 @@
   name is no text.
 """
 
-import fcntl
 import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +24,7 @@ from edgefl_client.home import Home
 from edgefl_client.scoring.folder_files import pictures_below
 from edgefl_protocol.durable import keep_commits
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.lock_file import LockFile, hold
 
 MAX_NOTES = 100_000
 
@@ -73,16 +73,13 @@ class Notes:
         self._before = str(folder / "x")[:-1]  # how the names of its files begin
         root = home.prepare()
         digest = hashlib.sha256(self._folder).hexdigest()[:16]
-        self._lock = os.fdopen(_own(root / f"watch-{digest}.lock"), "ab")
-        os.close(_own(root / "watched.sqlite3"))
+        busy = StorageError(f"another edgefl watch is already watching {folder}; stop it first", "busy")
+        self._lock = LockFile(root / f"watch-{digest}.lock", busy)
+        os.close(os.open(root / "watched.sqlite3", os.O_RDWR | os.O_CREAT, 0o600))
         self._watched = sqlite3.connect(root / "watched.sqlite3", timeout=10, isolation_level=None)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             keep_commits(self._watched)
             self._watched.execute(_TABLE)
-        except BlockingIOError as error:
-            self.close()
-            raise StorageError(f"another edgefl watch is already watching {folder}; stop it first", "busy") from error
         except sqlite3.Error as error:
             self.close()
             raise _storage_error(error) from error
@@ -141,11 +138,6 @@ class Notes:
             raise _storage_error(error) from error
 
 
-def _own(path: Path) -> int:
-    """Open a file of the home, made where it is missing, for its owner alone."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
 @contextmanager
 def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
     """Open the file that takes the lines, for appending and for one process alone; None for standard output.
@@ -157,12 +149,9 @@ def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
         yield None
         return
     with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StorageError(f"another edgefl watch writes to {path}; give each its own file", "busy") from error
-        except OSError:  # a share that knows no locks
-            pass
+        busy = StorageError(f"another edgefl watch writes to {path}; give each its own file", "busy")
+        with suppress(OSError):  # a share that knows no locks
+            hold(file.fileno(), busy)
         yield file
 
 

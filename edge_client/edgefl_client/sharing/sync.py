@@ -47,7 +47,7 @@ from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.rules.feature_rows import RECEIVED
-from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
+from edgefl_protocol.rules.maps import is_maps
 from edgefl_protocol.rules.travels import travels_of
 from edgefl_protocol.sentences import counted
 
@@ -293,22 +293,12 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Vouched
 
 
 def _live_round(home: Home, before: _Exchanged) -> LiveRound:
-    task, got = before.task, before.broadcast
-    assert got is not None
+    assert before.broadcast is not None
     return LiveRound(
         federation=before.federation,
         site=before.site,
-        number=task.round,
-        method=task.method,
-        classes=task.classes,
-        epochs=task.epochs,
-        seed=task.seed,
-        maps_per_class=min(MAX_MAPS, task.maps_per_class),
-        travels=task.travels,
-        settings=task.settings,
-        backbone=task.backbone,
-        complete=task.train_rounds > 0,
-        broadcast=read_broadcast(Path(got["file"])),
+        task=before.task,
+        broadcast=read_broadcast(Path(before.broadcast["file"])),
         permitted=lambda travels, size: _check_reply(home, before, travels, size),
     )
 

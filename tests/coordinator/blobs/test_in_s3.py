@@ -22,8 +22,8 @@ import obstore
 import pytest
 import s3_gateway
 
-from edgefl_coordinator.commands import setup
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.founding.folder import check_payloads
 from edgefl_coordinator.payloads.s3 import S3Payloads
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.settings import CoordinatorHome
@@ -265,7 +265,7 @@ def test_without_its_extra(monkeypatch) -> None:
     """docs/design.md 2: one sentence says what to install."""
     monkeypatch.setattr(store_module, "find_spec", lambda _: None)
     with pytest.raises(OperatorError, match=re.escape("pip install 'edgefl-derm[s3]'")):
-        setup.check_payloads("s3://edgefl/x")
+        check_payloads("s3://edgefl/x")
 
 
 def test_wrong_credentials_are_one_sentence(monkeypatch, gateway, make_coordinator, caplog, clock) -> None:

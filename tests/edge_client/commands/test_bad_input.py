@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from PIL import Image
+from tests.told import told_task
 
 from edgefl_client.sharing import enrolled_device
 from edgefl_exchange.broadcast_limits import check_broadcast, largest_broadcast, memory_bytes
@@ -20,7 +21,6 @@ from edgefl_exchange.transport import Answer
 from edgefl_protocol import durable
 from edgefl_protocol.envelopes.blob import BlobReference, sealed_size
 from edgefl_protocol.envelopes.keys import SigningKey
-from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.records.invite import encode_invite
 
 HOUR_MS = 3_600_000
@@ -261,11 +261,7 @@ def test_a_broadcast_larger_than_its_task_needs(run, device, live, monkeypatch):
 def test_what_a_task_can_need():
     """Reckoned by hand: maps by the 4,000 arrays that travel together; a network by the largest reply; never above the
     largest blob."""
-    task = TaskReply(
-        method="fedclf", task="all", line="main", classes=("a", "b"), rounds=3, round=1, phase="train", state="open",
-        deadline_ms=0, tokens=0, maps_per_class=0, quorum_min=1, quorum_target=1, max_reply_bytes=10**7, replied=False,
-        settings={}, travels=("features", "weights"),
-    )  # fmt: skip
+    task = told_task(max_reply_bytes=10**7, travels=("features", "weights"))
     assert largest_broadcast(task) == 10**7 + 65_536 * 256 + 2**20
     assert largest_broadcast(replace(task, travels=("weights",))) == 10**7 + 2**20
     assert largest_broadcast(replace(task, tokens=196, maps_per_class=5)) == 4000 * 5 * 196 * 2 + 2**20

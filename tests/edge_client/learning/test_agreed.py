@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.edge_client.learning.contrast_lab import contrast_bundle, contrast_plan
+from tests.told import told_task
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
@@ -193,8 +194,7 @@ def test_a_live_round_is_learned_with_the_federations_rate(encoder: Bundle, labe
 
     def reply(name: str, **settings: Any) -> Payload:
         live = LiveRound(
-            federation="skin", site="ward-3", number=1, method="fedclf", classes=(), epochs=1, seed=5,
-            maps_per_class=0, travels=(), settings={**SAME, **settings}, backbone={}, complete=False,
+            federation="skin", site="ward-3", task=told_task(epochs=1, seed=5, settings={**SAME, **settings}),
             permitted=lambda kinds, size: None, broadcast=Payload(arrays, {"phase": "train", "round": 1, "rounds": 2}),
         )  # fmt: skip
         _, found = learn_live(Home(tmp_path / name), encoder, Table(file=labels), OPTIONS, live)
@@ -208,8 +208,8 @@ def test_a_live_round_is_learned_with_the_federations_rate(encoder: Bundle, labe
 def test_what_the_task_says_of_what_leaves_must_be_so(encoder: Bundle, home: Home, labels: Path) -> None:
     """A task that says weights alone, of a method that sends features too: nothing is learned."""
     live = LiveRound(
-        federation="skin", site="ward-3", number=1, method="fedclf", classes=(), epochs=1, seed=5, maps_per_class=0,
-        travels=("weights",), settings={}, backbone={}, complete=False, permitted=lambda kinds, size: None,
+        federation="skin", site="ward-3", task=told_task(epochs=1, seed=5, travels=("weights",)),
+        permitted=lambda kinds, size: None,
         broadcast=Payload({}, {"phase": "train", "round": 1, "rounds": 2}),
     )  # fmt: skip
     with pytest.raises(LearningError, match="says that weights leave a site") as refused:

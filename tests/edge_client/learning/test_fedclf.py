@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.edge_client.learning.contrast_lab import VIEW_PX, contrast_bundle, contrast_plan
+from tests.told import told_task
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
@@ -332,8 +333,10 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
     rounds = [("warm", 0, True), ("train", 1, False), ("train", 2, True), ("train", 3, True), ("final", 4, True)]
     for number, (phase, round_, counts) in enumerate(rounds, 1):
         live = LiveRound(
-            federation="skin", site=SITE, number=number, method="fedclf", classes=bundle.labels.classes, epochs=2,
-            seed=5, maps_per_class=0, travels=("features", "weights"), settings={}, backbone={}, complete=False,
+            federation="skin", site=SITE,
+            task=told_task(
+                round=number, classes=bundle.labels.classes, epochs=2, seed=5, travels=("features", "weights")
+            ),
             permitted=lambda kinds, size: asked.append((tuple(kinds), size)),
             broadcast=broadcast(phase, round_, **({"remote": REMOTE} if phase == "train" else {})),
         )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.told import told_task
 from tests.trainer.conftest import pictures_of, rad_entries, write_rad
 
 from edgefl_protocol.messages.requests import TaskReply
@@ -32,12 +33,11 @@ def facts(name: str = "tiny", seed: int = 0) -> dict[str, Any]:
 def told(**changes: Any) -> TaskReply:
     """A task that fits the drawn data."""
     plain: dict[str, Any] = {
-        "method": "fedevprompt", "task": "nevus", "line": "main", "classes": ("nevus", "other"), "rounds": 2,
-        "round": 1, "phase": "train", "state": "open", "deadline_ms": 0, "tokens": 9, "maps_per_class": 5,
-        "quorum_min": 1, "quorum_target": 2, "max_reply_bytes": 2**20, "replied": False, "settings": {"kd_weight": 0.5},
-        "train_rounds": 2, "epochs": 3, "seed": 7, "travels": ("maps",), "backbone": facts(seed=7),
+        "method": "fedevprompt", "task": "nevus", "classes": ("nevus", "other"), "rounds": 2, "tokens": 9,
+        "maps_per_class": 5, "settings": {"kd_weight": 0.5}, "train_rounds": 2, "epochs": 3, "seed": 7,
+        "travels": ("maps",), "backbone": facts(seed=7),
     }  # fmt: skip
-    return TaskReply(**{**plain, **changes})
+    return told_task(**{**plain, **changes})
 
 
 OPTIONS = SiteOptions(data=(DATA,), site="site-2", device="cpu")

@@ -5,16 +5,16 @@ mistyped option leaves nothing behind; a run goes on only with the settings it b
 one directory at once; a finished run is not computed again.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import foreign_content, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.lock_file import hold, is_held
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError
 
@@ -174,12 +174,8 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
     except OSError as error:
         raise StorageError(f"cannot write in {folder}: {error.strerror}; name another --out") from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(_worked_on(folder)) from error
-        except OSError:
-            pass  # a file system without locks: nothing to hold
+        with suppress(OSError):  # a file system without locks: nothing to hold
+            hold(handle, RunError(_worked_on(folder)))
         check_claim(folder, settings, resume=resume)
         if not (folder / CONFIG).exists():
             write_atomic(folder / CONFIG, settings.to_toml().encode())
@@ -190,24 +186,7 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
 
 def is_worked_on(folder: Path) -> bool:
     """Tell whether another process works on the run of this folder now; False where the disk has no locks."""
-    return is_held(folder / LOCK, fcntl.LOCK_SH)
-
-
-def is_held(lock: Path, wanted: int) -> bool:
-    """Tell whether another process keeps this lock file from being locked as `wanted`; False where there is none."""
-    try:
-        handle = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, wanted | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return False
+    return is_held(folder / LOCK)
 
 
 def _compared(settings: RunSettings) -> Mapping[str, Any]:

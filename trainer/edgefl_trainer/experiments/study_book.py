@@ -7,9 +7,7 @@
 Guarantees: a watcher only reads, and never keeps a run from beginning.
 """
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.lock_file import is_held, share
 from edgefl_trainer.engine.checkpoint import RunProgress
-from edgefl_trainer.engine.folder import is_held, make_folder
+from edgefl_trainer.engine.folder import make_folder
 
 BOOK = ".study"
+LOCK = "lock"
 LATEST = "checkpoints/latest.json"
 
 
@@ -35,16 +35,13 @@ class StudyBook:
     def led(self) -> Iterator[None]:
         """Be one who leads, for a while; several may, each with runs of its own."""
         make_folder(self.folder)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+        (self.folder / LOCK).touch(0o644)
+        with share(self.folder / LOCK):
             yield
-        finally:
-            os.close(handle)
 
     def is_led(self) -> bool:
         """Tell whether a command leads now."""
-        return is_held(self.folder / "lock", fcntl.LOCK_EX)
+        return is_held(self.folder / LOCK, shared=True)
 
     def began(self, name: str, run: Path, worker: int, process: int) -> None:
         """Note that a worker's process makes a run."""

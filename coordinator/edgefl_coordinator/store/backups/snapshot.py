@@ -15,7 +15,6 @@ docs/decisions/0056, 0069.
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -36,6 +35,7 @@ from edgefl_coordinator.store.store import BLOB_COLUMNS, Store
 from edgefl_coordinator.store.tables import audit, refused_replies, replies, uploads
 from edgefl_protocol.durable import open_bounded, write_pieces
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.lock_file import is_held, share
 
 DATABASE: Final = "store.sqlite"  # as `settings.CoordinatorHome` has it
 _BLOB_FILE: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")  # the name of a blob that is a file
@@ -63,8 +63,9 @@ def take(coordinator: Coordinator, name: str) -> None:
         StorageError: the disk is full, a blob is missing, or it was dropped meanwhile; nothing is left over.
     """
     home = coordinator.store.home
+    # Where a network's file system cannot tell whether one is read, it stays until the store opens again.
     for old in home.jobs.glob("snapshot-*"):
-        if time.time() - old.stat().st_mtime > _OLD_S and not _is_held(old):
+        if time.time() - old.stat().st_mtime > _OLD_S and not is_held(old, shared=True, unknown=True):
             shutil.rmtree(old, ignore_errors=True)
     folder = home.jobs / name
     if not _SNAPSHOT.fullmatch(name) or folder.exists():
@@ -135,23 +136,8 @@ def folder_of(home: CoordinatorHome, name: str) -> Path:
 def held(home: CoordinatorHome, name: str) -> Iterator[Path]:
     """Give a snapshot's folder, which stays while it is read; an `OperatorError` where there is none."""
     folder = folder_of(home, name)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with share(folder):
         yield folder
-    finally:
-        os.close(descriptor)
-
-
-def _is_held(folder: Path) -> bool:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is; or a network's file system cannot tell, and it stays until the store opens again
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def drop(home: CoordinatorHome, name: str) -> None:

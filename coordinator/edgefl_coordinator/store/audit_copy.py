@@ -9,11 +9,10 @@ head tells of. Source: docs/security.md 2.9, check 69.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.store.audit_chain import LogHead, LogRow, check_log, newest, read_head
 from edgefl_protocol.durable import open_bounded, read_bounded, write_pieces
@@ -24,8 +23,11 @@ MAX_COPY_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
 
 
-def write_copy(path: Path, operator: Operator) -> None:
+def write_copy(path: Path, rows_after: Callable[[int], Mapping[str, Any]]) -> None:
     """Write the log of a coordinator to a new file.
+
+    Args:
+        rows_after: asks the coordinator for at most `ROWS_AT_ONCE` rows after a number (`operations.copy_log`).
 
     Raises:
         OperatorError: the file exists.
@@ -33,7 +35,7 @@ def write_copy(path: Path, operator: Operator) -> None:
     """
     if path.exists():
         raise OperatorError(f"{path} exists; name a new file", USAGE)
-    write_pieces(path, (json.dumps(line).encode() + b"\n" for line in _lines(operator)))
+    write_pieces(path, (json.dumps(line).encode() + b"\n" for line in _lines(rows_after)))
 
 
 def check_copy(
@@ -70,10 +72,10 @@ def check_copy(
     return {"federation": first["federation"], "rows": count, "signed_rows": head.rows, "signed_ms": head.at_ms}
 
 
-def _lines(operator: Operator) -> Iterator[object]:
+def _lines(rows_after: Callable[[int], Mapping[str, Any]]) -> Iterator[object]:
     after, heads = 0, list[str]()
     while True:
-        piece = operator.run("copy_log", after=after, most=ROWS_AT_ONCE)
+        piece = rows_after(after)
         if after == 0:
             heads = piece["heads"]
             yield {"federation": piece["federation"]}

@@ -1,0 +1,1 @@
+"""What `init` makes: a new coordinator's folder, and the task of its federation."""

@@ -1,0 +1,1 @@
+"""The commands of `edgefl-export`, one file each: options and printing."""
