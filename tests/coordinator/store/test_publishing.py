@@ -25,7 +25,7 @@ from edgefl_protocol.records.root import Root, make_root
 pytestmark = pytest.mark.both_databases
 
 BUNDLE_SIGNER = SigningKey(bytes(range(32))).public  # tests/vectors/bundles/README.md
-BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
+BUNDLE = Path(__file__).parents[2] / "vectors" / "bundles" / "format1.edgefl"
 
 
 def publish(coordinator: Any, line: str, version: int, data: bytes) -> None:

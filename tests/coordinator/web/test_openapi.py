@@ -20,14 +20,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance, unsupported_method
-from tests.coordinator.served import Served
+from tests.coordinator.web.served import Served
 from tests.fuzz.targets import TARGETS
 
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import ROUTES
 
 CASES = int(os.environ.get("EDGEFL_CASES", "600"))  # requests in all
-DOCUMENT = json.loads((Path(__file__).parents[2] / "docs/reference/openapi.json").read_text())
+DOCUMENT = json.loads((Path(__file__).parents[3] / "docs/reference/openapi.json").read_text())
 # What is not listed is answered with 404, whatever the method; and no bytes of a generator are a sealed envelope.
 NOT_ASKED = [unsupported_method, positive_data_acceptance]
 PLACES = {"enrol": 0, "enrol-proof": 2, "task": 4, "broadcast": 6, "reply": 7, "blob": 13, "index": 4, "bundle": 10,

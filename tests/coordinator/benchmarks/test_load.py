@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "coordinator_load.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "coordinator_load.py"
 
 
 @pytest.mark.slow

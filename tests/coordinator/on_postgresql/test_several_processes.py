@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
-from tests.coordinator.served import Served
+from tests.coordinator.web.served import Served
 
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store import audit

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select, text
 from tests.coordinator.carried import together
-from tests.coordinator.test_any_order import worker
+from tests.coordinator.rounds.test_any_order import worker
 
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import audit

@@ -28,7 +28,7 @@ from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GATE = "examples/gate.py"
 WIDTH, CLASSES = 12, 3
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.coordinator.running import Running
+from tests.coordinator.web.running import Running
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.rounds.aggregation import step

@@ -48,7 +48,7 @@ import hashlib
 from functools import partial
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.web.operations import OPERATIONS
-from tests.coordinator.blobs.conftest import CNN, Blob, averaging_worker, reply_of
+from tests.coordinator.payloads.conftest import CNN, Blob, averaging_worker, reply_of
 
 VALUES = 20_000  # 80 kB: a file
 CNN_TASK = {{"method": "fedclf", "shares_maps": False, "backbone": CNN}}

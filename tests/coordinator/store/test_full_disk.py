@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text
-from tests.coordinator.blobs.conftest import CNN, Blob, averaging_worker, reply_of
+from tests.coordinator.payloads.conftest import CNN, Blob, averaging_worker, reply_of
 
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import audit

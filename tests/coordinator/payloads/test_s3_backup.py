@@ -12,7 +12,7 @@ import obstore
 import pytest
 from click.testing import CliRunner
 from tests.coordinator.backups import backup_of
-from tests.coordinator.blobs.conftest import averaging_worker
+from tests.coordinator.payloads.conftest import averaging_worker
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from tests.coordinator.running import Running, seconds_until_closed
+from tests.coordinator.web.running import Running, seconds_until_closed
 
 from edgefl_protocol import Payload
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.coordinator.running import Running, seconds_until_closed
+from tests.coordinator.web.running import Running, seconds_until_closed
 
 from edgefl_coordinator.web import app
 from edgefl_coordinator.web.bodies import SMALL_BYTES

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from tests.coordinator.conftest import settings_table
-from tests.coordinator.served import Served, cpu_s, memory_kib
+from tests.coordinator.web.served import Served, cpu_s, memory_kib
 
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import CoordinatorHome
