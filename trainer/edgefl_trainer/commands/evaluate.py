@@ -85,7 +85,8 @@ def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
     from edgefl_protocol.sentences import counted
     from edgefl_trainer.commands.results_text import is_judged_whole
     from edgefl_trainer.errors import SettingError
-    from edgefl_trainer.evaluate.confusion import MAX_CLASSES, plot_confusion, pooled_matrix
+    from edgefl_trainer.evaluate.confusion import MAX_CLASSES, pooled_matrix
+    from edgefl_trainer.evaluate.plots.confusion_plot import plot_confusion
     from edgefl_trainer.models.backbone_names import UNTRAINED
 
     found = summary["confusion"]

@@ -5,6 +5,8 @@ import pytest
 from tests.trainer.evaluate.conftest import ONE
 
 from edgefl_trainer.evaluate.chance import Chance
+from edgefl_trainer.evaluate.plots import metric_plot
+from edgefl_trainer.evaluate.tables.rows import table_rows
 from edgefl_trainer.evaluate.tables.text import render_table
 
 
@@ -111,3 +113,16 @@ def test_sites_of_one_figure_do_not_hide_one_another(drawn_metric):
     axes, _ = drawn_metric({name: {"accuracy": 0.5} for name in "abc"}, "accuracy")
     heights = [line.get_ydata()[0] for line in axes.lines if line.get_label() in "abc"]
     assert len(heights) == 3 == len(set(heights)) and all(-0.5 < height < 0.3 for height in heights)
+
+
+@pytest.mark.parametrize(("metric", "better"), [("ece", "lower"), ("auroc", "higher")])
+def test_a_figures_axis_fits_it(metric, better, monkeypatch):
+    """The data's span with some room, not 0 to 1; the label says which end is good."""
+    drawn = []
+    monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+    sites = {"a": {metric: 0.031}, "b": {metric: 0.054}}
+    run = {"method": "local", "task": "all", "seed": 0, "sites": sites, "pooled": {}}
+    metric_plot.plot_metric(table_rows([run], metric), metric)
+    low, high = drawn[0].get_xlim()
+    assert 0 < low < 0.031 and 0.054 < high < 0.08
+    assert f"{better} is better" in drawn[0].get_xlabel() and metric.upper() in drawn[0].get_xlabel()

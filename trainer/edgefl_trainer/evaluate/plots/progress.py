@@ -8,10 +8,7 @@ where the lines tell it. Chance is a dotted line, one for each value where sites
 file, no display, no global state of the plotting library.
 """
 
-import io
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -23,37 +20,22 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from edgefl_trainer.evaluate.chance import Chance, labels_of
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS, metric_words
 from edgefl_trainer.evaluate.one_class import MARK
+from edgefl_trainer.evaluate.plots.style import CHANCE, DASHES, MARKERS, PALETTE, png
+from edgefl_trainer.evaluate.plots.tracks import (
+    FEW_BYTES,
+    MAX_NAMES,
+    MEAN,
+    Drawn,
+    Lines,
+    curves,
+    mean_track,
+    rows_of,
+    site_tracks,
+    sites_of_rounds,
+)
 
-Curves = dict[str, dict[int, float]]
-"""Site name to round to figure."""
-
-Lines = Sequence[Mapping[str, Any]]
-"""The lines of one run's ``metrics.jsonl``."""
-
-Track = tuple[list[float], list[float]]
-"""Where a line goes: x, y."""
-
-Sides = tuple[Track, Track]
-"""Over rounds on the left, over bytes on the right."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A line of the picture, and the lines that it is the mean of."""
-
-    sides: Sides
-    seeds: Sequence[Sides] = ()  # none where it is the line of one run
-
-
-# Okabe and Ito's colours, told apart with colour-blind eyes too; black is kept for the mean.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F")
-DASHES = ("-", "--", "-.", (0, (1, 1.2)))
-MARKERS = "osD^vPX*"
-MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
 LONGEST_NAME = 42  # characters of a name beside the axes
 ROOM = 0.055  # share of the height that a name takes
-FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axis
-MEAN = "mean of "  # begins the name of a run's mean over its sites
 EQUAL = " (equal)"  # ends the name of a line that another one lies upon
 WIDER = 3.8  # points by which a line, and its marker, frames one that is the same
 LEADS_TO, SAMPLE, NAMES = (
@@ -61,8 +43,6 @@ LEADS_TO, SAMPLE, NAMES = (
     (1.05, 1.08, 1.11),
     1.125,
 )  # beside the axes: the ends of threads, samples of lines, names
-LEGEND_WIDTH, LEGEND_PT, LEGEND_LINE_INCHES = 80, 9, 0.2  # characters of a line, size of its letters, height
-CHANCE: Mapping[str, Any] = {"color": "0.35", "linestyle": (0, (1, 2)), "linewidth": 1.2, "zorder": 0}
 THREAD: dict[str, Any] = {
     "arrowstyle": "-",
     "color": "0.65",
@@ -71,32 +51,6 @@ THREAD: dict[str, Any] = {
     "shrinkA": 0,
     "shrinkB": 0,
 }
-
-
-def curves(lines: Lines, metric: str = "balanced_accuracy") -> Curves:
-    """Pick one figure from the lines of a run; a later line of the same round and site replaces an earlier one.
-
-    Lines without round, site or the figure, or with ``None``, are passed over.
-    """
-    found: Curves = {}
-    for line in lines:
-        value = line.get(metric)
-        if value is not None and "site" in line and "round" in line:
-            found.setdefault(str(line["site"]), {})[int(line["round"])] = float(value)
-    return {name: found[name] for name in sorted(found)}
-
-
-def bytes_by_round(lines: Lines) -> dict[int, float]:
-    """Sum the bytes of all sites, up and down, from the start to the end of each round."""
-    spent: dict[int, float] = {}
-    for line in lines:
-        both = float(line.get("bytes_up", 0)) + float(line.get("bytes_down", 0))
-        spent[int(line.get("round", 0))] = spent.get(int(line.get("round", 0)), 0.0) + both
-    total, found = 0.0, {}
-    for number in sorted(spent):
-        total += spent[number]
-        found[number] = total
-    return found
 
 
 def plot_progress(
@@ -125,10 +79,10 @@ def plot_progress(
     alone = sum(map(len, found.values())) == 1
     if alone:
         ((name, (lines,)),) = found.items()
-        tracks = _site_tracks(lines, metric, marked[name])
+        tracks = site_tracks(lines, metric, marked[name])
         guessed = _site_chances(curves(lines, metric), (chance or {}).get(name))
     else:
-        tracks = {_of_seeds(name, seeds): _mean_of(seeds, metric, marked[name]) for name, seeds in found.items()}
+        tracks = {_of_seeds(name, seeds): mean_track(seeds, metric, marked[name]) for name, seeds in found.items()}
         guessed = labels_of((name, one.mean) for name, one in (chance or {}).items() if name in found)
     if len(tracks) > MAX_NAMES:
         raise ValueError(f"there are {len(tracks)} lines, and at most {MAX_NAMES} fit into one picture")
@@ -153,29 +107,6 @@ def plot_progress(
     return png(figure, metadata={"Software": None})
 
 
-def draw_legend(figure: Figure, axes: Axes, most_columns: int) -> None:
-    """Draw a legend below the axes, in as many columns as the picture has room for; the picture grows by its lines."""
-    handles, labels = axes.get_legend_handles_labels()
-    folded = [fill(label, LEGEND_WIDTH) for label in labels]
-    for columns in range(min(most_columns, len(folded)), 0, -1):
-        legend = figure.legend(
-            handles, folded, loc="outside lower center", ncols=columns, frameon=False, fontsize=LEGEND_PT
-        )
-        if legend.get_window_extent().width <= figure.bbox.width:
-            break
-        if columns > 1:
-            legend.remove()
-    lines = sum(label.count("\n") + 1 for label in folded) / columns
-    figure.set_figheight(figure.get_figheight() + LEGEND_LINE_INCHES * max(0.0, lines - 1))
-
-
-def png(figure: Figure, **options: Any) -> bytes:
-    """Write a figure as the bytes of a PNG."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", **options)
-    return out.getvalue()
-
-
 def _of_seeds(name: str, seeds: Sequence[Lines]) -> str:
     return f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
 
@@ -187,7 +118,7 @@ def _told_of_sites(found: Mapping[str, Sequence[Lines]]) -> str:
 
 def _told_of_means(found: Mapping[str, Sequence[Lines]], metric: str, one_class: Mapping[str, Collection[str]]) -> str:
     """What the mean of a run is over, sites and rows, and what is thin: said below the name of the figure."""
-    runs = [(lines, _sites_of_rounds(lines, metric, one_class[name])) for name, some in found.items() for lines in some]
+    runs = [(lines, sites_of_rounds(lines, metric, one_class[name])) for name, some in found.items() for lines in some]
     sites = _range([len(names) for _, rounds in runs for names in rounds])
     whole = all(names == set().union(*rounds) for _, rounds in runs for names in rounds)
     rows = [(rows_of(lines, metric), rounds) for lines, rounds in runs]
@@ -200,48 +131,9 @@ def _told_of_means(found: Mapping[str, Sequence[Lines]], metric: str, one_class:
     return f"\nmean over {sites} site{'' if sites == '1' else 's'}{'' if whole else ' of each round'}{judged}{thin}"
 
 
-def _sites_of_rounds(lines: Lines, metric: str, without: Collection[str]) -> list[set[str]]:
-    """Of each round the sites that its mean is over: with a part of the sites in each round, those that took part."""
-    found: dict[int, set[str]] = {}
-    for site, curve in curves(lines, metric).items():
-        for number in curve.keys() if site not in without else ():
-            found.setdefault(number, set()).add(site)
-    return list(found.values())
-
-
 def _range(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def rows_of(lines: Lines, metric: str) -> dict[str, int]:
-    """Return on how many rows each site was judged last; without the sites of a run that did not keep it."""
-    return {
-        str(line["site"]): int(line[JUDGED_ROWS])
-        for line in lines
-        if line.get(metric) is not None and "site" in line and JUDGED_ROWS in line
-    }
-
-
-def _site_tracks(lines: Lines, metric: str, one_class: Collection[str]) -> dict[str, Drawn]:
-    """A line for each site, and the mean of those with more than one class."""
-    spent, rows = bytes_by_round(lines), rows_of(lines, metric)
-    sites = curves(lines, metric)
-    tracks: dict[str, Drawn] = {}
-    if len(sites) < MAX_NAMES:
-        for name, curve in sites.items():
-            figures = [curve[number] for number in sorted(curve)]
-            sent = [max(FEW_BYTES, spent[number]) for number in sorted(curve)]
-            told = f"{name}{MARK}" if name in one_class else name
-            told += f" (n = {rows[name]:,})" if name in rows else ""
-            tracks[told] = Drawn((([float(number) for number in sorted(curve)], figures), (sent, figures)))
-    others = sites.keys() - set(one_class)
-    if len(sites) != 1 and others:
-        whole = all(names == others for names in _sites_of_rounds(lines, metric, one_class))
-        which = f"{len(others)} sites" if whole else "the sites of each round"
-        told = f"{MEAN}{which}{f' without {MARK}' if len(others) < len(sites) else ''}"
-        tracks[told] = Drawn(_mean_tracks([lines], metric, one_class))
-    return tracks
 
 
 def _site_chances(sites: Collection[str], chance: Chance | None) -> dict[float, str]:
@@ -251,31 +143,6 @@ def _site_chances(sites: Collection[str], chance: Chance | None) -> dict[float, 
     mean = [("the mean", chance.mean)] if len(sites) > 1 else []
     drawn = sites if len(sites) < MAX_NAMES else ()
     return labels_of([*((name, value) for name, value in chance.sites.items() if name in drawn), *mean])
-
-
-def _mean_of(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> Drawn:
-    """The mean of some runs, and each of them where there are several."""
-    each = [_mean_tracks([lines], metric, one_class) for lines in seeds] if len(seeds) > 1 else []
-    return Drawn(_mean_tracks(seeds, metric, one_class), each)
-
-
-def _mean_tracks(seeds: Sequence[Lines], metric: str, one_class: Collection[str]) -> Sides:
-    """Over rounds and over bytes the mean over sites, then over seeds."""
-    means = [_means(lines, metric, one_class) for lines in seeds]
-    if not all(means):
-        raise ValueError("a run's sites all have one class only, so it has no mean to draw")
-    rounds = sorted(set.intersection(*(set(found) for found in means)))
-    figures = [float(np.mean([found[n] for found in means])) for n in rounds]
-    spent = [bytes_by_round(lines) for lines in seeds]
-    sent = [max(FEW_BYTES, float(np.mean([found[n] for found in spent]))) for n in rounds]
-    return ([float(n) for n in rounds], figures), (sent, figures)
-
-
-def _means(lines: Lines, metric: str, one_class: Collection[str]) -> dict[int, float]:
-    """Round to the mean over the sites that have a figure."""
-    sites = [curve for name, curve in curves(lines, metric).items() if name not in one_class]
-    rounds = sorted({number for curve in sites for number in curve})
-    return {n: float(np.mean([curve[n] for curve in sites if n in curve])) for n in rounds}
 
 
 def _draw(axes: Axes, tracks: Mapping[str, Drawn], *, side: int) -> None:

@@ -17,7 +17,7 @@ from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.chance import Chance, labels_of, rounded
 from edgefl_trainer.evaluate.metrics import HIGHEST, metric_words
 from edgefl_trainer.evaluate.one_class import MARK
-from edgefl_trainer.evaluate.plot import CHANCE, MARKERS, PALETTE, draw_legend, png
+from edgefl_trainer.evaluate.plots.style import CHANCE, MARKERS, PALETTE, draw_legend, png
 from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, TableRow, named
 from edgefl_trainer.evaluate.tables.rows import Figure as Spread
 

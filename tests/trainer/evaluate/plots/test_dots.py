@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
-from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.dots import _draw, _lines, plot_dots
+from edgefl_trainer.evaluate.plots.bars import Bar
+from edgefl_trainer.evaluate.plots.dots import _draw, _lines, plot_dots
 
 
 def _axes(panel):

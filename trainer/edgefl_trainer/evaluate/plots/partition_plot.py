@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.partition import ROW_KINDS, Partition
-from edgefl_trainer.evaluate.plot import PALETTE, png
+from edgefl_trainer.evaluate.plots.style import PALETTE, png
 
 MAX_NAMED = 40  # sites or classes along an axis whose names can still be read
 MAX_NUMBERED = 400  # fields whose counts can still be read

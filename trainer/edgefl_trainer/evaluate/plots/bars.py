@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from edgefl_trainer.evaluate.plot import PALETTE, draw_legend, png
+from edgefl_trainer.evaluate.plots.style import PALETTE, draw_legend, png
 
 PAPER = "the paper, in italics"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")

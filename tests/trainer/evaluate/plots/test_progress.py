@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgefl_trainer.evaluate import plot
 from edgefl_trainer.evaluate.chance import Chance
-from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
+from edgefl_trainer.evaluate.plots import progress as drawing
+from edgefl_trainer.evaluate.plots.progress import plot_progress, spread_out
+from edgefl_trainer.evaluate.plots.tracks import FEW_BYTES, bytes_by_round, curves
 
 LINES = [{"round": r, "site": s, "balanced_accuracy": 0.5 + 0.1 * r} for r in (2, 1) for s in ("b", "a")]
 
@@ -42,7 +43,7 @@ def test_the_picture_is_a_drawn_png(runs):
 def progress(monkeypatch):
     """Draw, and give the axes over rounds."""
     drawn = []
-    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure, **_: drawn.append(figure) or b"")
 
     def draw(runs, **more):
         plot_progress(runs, **more)
@@ -53,7 +54,7 @@ def progress(monkeypatch):
 
 def data_lines(axes):
     return {
-        line.get_label().removesuffix(plot.EQUAL): line
+        line.get_label().removesuffix(drawing.EQUAL): line
         for line in axes.lines
         if line.get_transform() == axes.transData and line.get_label()[0] != "_"
     }
@@ -74,7 +75,7 @@ def test_beside_the_axes_nothing_looks_like_data(progress):
     assert len(threads) == 2 and all(len(set(thread.get_edgecolor()[:3])) == 1 for thread in threads)  # grey
     assert axes.spines["right"].get_visible()
     outside = [line for line in axes.lines if line.get_transform() == axes.transAxes]
-    assert len(outside) == 2 and min(np.min(line.get_xdata()) for line in outside) > plot.LEADS_TO
+    assert len(outside) == 2 and min(np.min(line.get_xdata()) for line in outside) > drawing.LEADS_TO
 
 
 def test_chance_is_drawn(progress):
@@ -104,14 +105,14 @@ def test_a_line_that_a_longer_one_begins_with_frames_it(progress):
     """docs/guides/first-run.md: of a run of 2 rounds under one of 3 nothing could be seen, as they agree so far."""
     longer = [*LINES, *({"round": 3, "site": s, "balanced_accuracy": 0.9} for s in "ab")]
     lines = data_lines(progress({"short": [LINES], "long": [longer], "other": [ABOVE]}))
-    assert lines["short"].get_linewidth() == lines["long"].get_linewidth() + plot.WIDER
+    assert lines["short"].get_linewidth() == lines["long"].get_linewidth() + drawing.WIDER
     assert lines["long"].get_linewidth() == lines["other"].get_linewidth()
 
 
 def test_a_method_that_sends_nothing_stands_at_no_bytes(progress):
     """The axis is logarithmic: it had no place for 0, and said 1 B."""
     axes = progress({"a": [LINES]}).figure.axes[1]
-    assert set(data_lines(axes)["a"].get_xdata()) == {plot.FEW_BYTES}
+    assert set(data_lines(axes)["a"].get_xdata()) == {FEW_BYTES}
     assert [axes.xaxis.get_major_formatter()(value, 0) for value in (0.5, 1.0, 16.0, 2048.0)] == [
         "",
         "0 B",

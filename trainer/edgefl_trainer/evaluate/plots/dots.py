@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.plot import png
+from edgefl_trainer.evaluate.plots.bars import Bar
+from edgefl_trainer.evaluate.plots.style import png
 
 OURS, PAPER = "#0072B2", "#D55E00"
 MAX_ROWS = 40
