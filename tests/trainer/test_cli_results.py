@@ -179,7 +179,7 @@ def test_predict_scores_what_it_can_and_counts_the_rest(finished, tmp_path):
 
 def test_predict_says_once_what_speaks_against_the_model(finished, tmp_path, monkeypatch):
     """It is not about a picture, so a run says it once, as `edgefl score` does; and whose pictures taught it."""
-    monkeypatch.setattr("edgefl_trainer.engine.prediction.figures_against", lambda *_: ("Weak.", "Wrong."))
+    monkeypatch.setattr("edgefl_trainer.engine.judging.prediction.figures_against", lambda *_: ("Weak.", "Wrong."))
     write_picture(tmp_path / "a.png", 80, 1, px=50)
     outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", tmp_path / "a.png", "--site", "east")
     whose = "expect more wrong answers on pictures of another centre or camera."

@@ -21,14 +21,14 @@ from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.display import judging_of, tell, warn
 from edgefl_trainer.engine.folder import read_metrics
-from edgefl_trainer.engine.held_out import federation_figures, newcomers
+from edgefl_trainer.engine.judging.held_out import federation_figures, newcomers
+from edgefl_trainer.engine.judging.suspicion import save_tune_scores
 from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
 from edgefl_trainer.engine.models import predict_rows, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.selection import WATCHED_ROWS, judged_rows
 from edgefl_trainer.engine.sites import learned_rows, report_rows
-from edgefl_trainer.engine.suspicion import save_tune_scores
 from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
@@ -119,7 +119,7 @@ def predictor_results(
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    What a site's model is made of: `_rounds_of`. Further models are judged alike. Held-out sites: `engine.held_out`.
+    What a site's model is made of: `_rounds_of`. Further models are judged alike. Held-out sites: `held_out`.
     """
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}

@@ -23,8 +23,8 @@ from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.class_info import read_class_info
+from edgefl_trainer.engine.judging.suspicion import site_suspicion
 from edgefl_trainer.engine.models import FinishedRun, predict
-from edgefl_trainer.engine.suspicion import site_suspicion
 from edgefl_trainer.errors import RunError
 
 

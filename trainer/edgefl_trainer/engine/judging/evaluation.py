@@ -17,9 +17,9 @@ from edgefl_trainer.data.site_rows import REPORTED
 from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.data.specs import asks_questions
 from edgefl_trainer.engine.display import warn
-from edgefl_trainer.engine.held_out import federation_figures
+from edgefl_trainer.engine.judging.held_out import federation_figures
+from edgefl_trainer.engine.judging.results import score
 from edgefl_trainer.engine.models import FinishedRun, predict
-from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device, examples_of, load_data
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
