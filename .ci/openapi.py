@@ -2,7 +2,7 @@
 
 It tells paths, methods, sizes and every status with its media type. What an envelope holds is sealed and stands in
 docs/security.md 2.2; which signed refusals a route gives stands here, for their status is that of HTTP, too.
-`tests/coordinator/test_openapi.py` asks a running coordinator whether this is so (docs/security.md check 41).
+`tests/coordinator/web/test_openapi.py` asks a running coordinator whether this is so (docs/security.md check 41).
 """
 
 import json

@@ -19,8 +19,8 @@ from sklearn.metrics import roc_auc_score
 
 from edgefl_protocol.pictures.class_info import KNOWN, suspicious_classes
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+from edgefl_trainer.engine.judging.suspicion import TuneScores, site_suspicion, tune_scores
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.suspicion import TuneScores, site_suspicion, tune_scores
 from edgefl_trainer.evaluate.intervals import Scored, interval, resample
 from edgefl_trainer.evaluate.tables.text import markdown
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from uncertainty_measures import TODAY
 
-from edgefl_trainer.evaluate.plot import CHANCE, DASHES, PALETTE, draw_legend, png
+from edgefl_trainer.evaluate.plots.style import CHANCE, DASHES, PALETTE, draw_legend, png
 
 CURVE = tuple(np.linspace(0.1, 1.0, 46))
 RULE = ("referred", "error of the rest")

@@ -31,7 +31,7 @@ from two_models import Tune, rows_of_two, tune_figures
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.evaluate.plot import png
+from edgefl_trainer.evaluate.plots.style import png
 from edgefl_trainer.evaluate.tables.text import bytes_text, markdown
 
 BEGIN, END = "<!-- figures: written by benchmarks/what_federation_gives.py -->", "<!-- end of figures -->"

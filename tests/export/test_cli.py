@@ -31,9 +31,9 @@ from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.imaging import prepare
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.data.class_info import read_class_info
+from edgefl_trainer.engine.judging.prediction import referral_rules_of
+from edgefl_trainer.engine.judging.suspicion import save_tune_scores
 from edgefl_trainer.engine.models import open_run, predict
-from edgefl_trainer.engine.prediction import referral_rules_of
-from edgefl_trainer.engine.suspicion import save_tune_scores
 
 
 def call(*arguments, **options):

@@ -12,8 +12,8 @@ from edgefl_export.parity.score_parity import graph_scores, open_session
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Measures, ReferralRules, asks_for_a_look
 from edgefl_protocol.tensors import read_tensors
 from edgefl_trainer.contract import Prediction
+from edgefl_trainer.engine.judging.suspicion import save_tune_scores
 from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.engine.suspicion import save_tune_scores
 
 
 @pytest.mark.parametrize("kept", [True, False])

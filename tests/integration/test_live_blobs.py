@@ -1,7 +1,7 @@
 """A live round whose network is above the cap of an envelope: the command lines, TLS, and no cap lowered.
 
 One wide block of a transformer: 36 MB to send, next to nothing to compute. What a bad network and a kill do to a
-blob is in tests/coordinator/blobs, with smaller ones. Source: docs/security.md 2.2; docs/design.md 7 (above 32 MiB a
+blob is in tests/coordinator/payloads, with smaller ones. Source: docs/security.md 2.2; docs/design.md 7 (above 32 MiB a
 payload travels as a blob).
 """
 

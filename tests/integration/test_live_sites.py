@@ -32,7 +32,7 @@ from edgefl_protocol.errors import InviteError
 from edgefl_trainer.commands.results_text import summary_text
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
-from edgefl_trainer.engine.evaluation import evaluate
+from edgefl_trainer.engine.judging.evaluation import evaluate
 from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import resolve

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.coordinator.blobs.conftest import Wire
 from tests.coordinator.conftest import AsgiClient
+from tests.coordinator.payloads.conftest import Wire
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_client.cli import main

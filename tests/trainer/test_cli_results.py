@@ -16,7 +16,7 @@ from tests.trainer.engine.conftest import files_of
 
 from edgefl_trainer.engine.folder import working_in
 from edgefl_trainer.engine.settings import hyper_values, read_settings
-from edgefl_trainer.evaluate import confusion, metric_plot, plot
+from edgefl_trainer.evaluate.plots import confusion_plot, metric_plot, progress
 
 # ---------------------------------------------------------------------------------------------- evaluate
 
@@ -85,7 +85,7 @@ def test_evaluate_counts_the_pictures_that_the_run_learned_from(ward, finished, 
     sites = json.loads((finished["local"] / "summary.json").read_text())["sites"].values()
     learned = 40 - sum(site["n_test"] for site in sites)
     titles: list[str] = []
-    monkeypatch.setattr(confusion, "plot_confusion", lambda matrix, classes, title: titles.append(title) or b"")
+    monkeypatch.setattr(confusion_plot, "plot_confusion", lambda matrix, classes, title: titles.append(title) or b"")
     picture = ("--json", "--plot", tmp_path / "a.png")
     outcome = edgefl_train("evaluate", finished["local"], "--data", again, *picture)
     assert outcome.json()["rows_learned_from"] == learned
@@ -179,7 +179,7 @@ def test_predict_scores_what_it_can_and_counts_the_rest(finished, tmp_path):
 
 def test_predict_says_once_what_speaks_against_the_model(finished, tmp_path, monkeypatch):
     """It is not about a picture, so a run says it once, as `edgefl score` does; and whose pictures taught it."""
-    monkeypatch.setattr("edgefl_trainer.engine.prediction.figures_against", lambda *_: ("Weak.", "Wrong."))
+    monkeypatch.setattr("edgefl_trainer.engine.judging.prediction.figures_against", lambda *_: ("Weak.", "Wrong."))
     write_picture(tmp_path / "a.png", 80, 1, px=50)
     outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", tmp_path / "a.png", "--site", "east")
     whose = "expect more wrong answers on pictures of another centre or camera."
@@ -282,7 +282,7 @@ def test_table_draws_seeds_of_one_setting_as_one_method(finished, tmp_path, monk
     summary = json.loads((tmp_path / "second/summary.json").read_text())
     (tmp_path / "second/summary.json").write_text(json.dumps(summary | {"seed": summary["seed"] + 1}))
     words: list[str] = []
-    monkeypatch.setattr(plot, "png", lambda figure, **_: words.append(words_of(figure)) or b"")
+    monkeypatch.setattr(progress, "png", lambda figure, **_: words.append(words_of(figure)) or b"")
     runs = (finished["local"], finished["fedavg"], tmp_path / "second")
     assert edgefl_train("table", *runs, "--plot", tmp_path / "a.png").code == 0
     told = words[0].splitlines()
@@ -296,7 +296,7 @@ def test_a_picture_says_where_runs_saw_other_rows(finished, tmp_path, monkeypatc
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     (tmp_path / "run/summary.json").write_text(json.dumps(summary | {"partition_sha256": "0" * 64}))
     titles: list[str] = []
-    for module in (plot, metric_plot):
+    for module in (progress, metric_plot):
         monkeypatch.setattr(module, "png", lambda figure, **_: titles.append(words_of(figure)) or b"")
     for runs, told in (((tmp_path / "run", finished["fedavg"]), True), (finished.values(), False)):
         for metric in ((), ("--metric", "balanced_accuracy")):
@@ -318,7 +318,7 @@ def test_figures_of_an_untrained_network_say_so_wherever_they_are_shown(finished
     """docs/guides/first-run.md: only `run` said so, and tables and pictures travel without its standard error."""
     words = "UNTRAINED NETWORK: this trial shows the steps, not what a model can do"
     titles: list[str] = []
-    for module in (plot, metric_plot):
+    for module in (progress, metric_plot, confusion_plot):
         monkeypatch.setattr(module, "png", lambda figure, **_: titles.append(words_of(figure)) or b"")
     trained, bare = finished["fedavg"], variant(finished["local"], tmp_path / "bare", backbone="tiny")
     for metric in ((), ("--metric", "accuracy")):

@@ -50,8 +50,8 @@ from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.tasks import task_word
+from edgefl_trainer.engine.judging.suspicion import site_suspicion
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.suspicion import site_suspicion
 from edgefl_trainer.evaluate.calibration import choose_suspicion
 from edgefl_trainer.evaluate.looking import tried_questions
 from edgefl_trainer.evaluate.metrics import predicted_classes

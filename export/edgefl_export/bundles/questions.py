@@ -20,9 +20,9 @@ from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import light_at_scale
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.judging.suspicion import tune_scores
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.sites import examples_of
-from edgefl_trainer.engine.suspicion import tune_scores
 from edgefl_trainer.evaluate.looking import other_picture, tried_questions
 
 

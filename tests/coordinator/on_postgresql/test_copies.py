@@ -1,7 +1,7 @@
 """Between a file and a database: every row as it was, one moment, and nothing left over where it fails.
 
-From a database to another one, `test_backup.py` holds what it holds of files. Source: docs/security.md check 67,
-docs/decisions/0069.
+From a database to another one, `store/backups/test_backup.py` holds what it holds of files. Source: docs/security.md
+check 67, docs/decisions/0069.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """What several share that have one coordinator on PostgreSQL open. Here one process opens it twice, or four times, and
 threads speak to them: they share the folder and the database alone, as processes do, and a test can look into each.
-`tests/coordinator/test_several_processes.py` has real ones.
+`tests/coordinator/on_postgresql/test_several_processes.py` has real ones.
 
 Source: docs/decisions/0058; docs/security.md check 66; PostgreSQL, "Appendix A: Error Codes" and "Advisory Locks".
 """

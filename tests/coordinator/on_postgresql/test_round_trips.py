@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import delete, insert, select
-from tests.coordinator.test_shared_commit import keep, kept, together
+from tests.coordinator.commits.test_shared_commit import keep, kept, together
 
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT, Statement
 from edgefl_coordinator.store.tables import facts

@@ -5,7 +5,7 @@ import pytest
 from referred_diagnoses import Arm, area, referred, spared_line, table
 from sklearn.metrics import roc_auc_score
 
-from edgefl_trainer.engine.suspicion import TuneScores
+from edgefl_trainer.engine.judging.suspicion import TuneScores
 from edgefl_trainer.evaluate.intervals import Scored
 
 CLASSES = ("NV", "MEL", "BKL")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.trainer.conftest import TINY, edgefl_train, make_ward
-from tests.trainer.engine.test_further import without_threshold
+from tests.trainer.engine.judging.test_further import without_threshold
 from tests.trainer.engine.test_run import metrics
 
 from edgefl_protocol import Payload

@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgefl_trainer.evaluate import metric_plot
 from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.evaluate.plots import metric_plot
 from edgefl_trainer.evaluate.tables.rows import table_rows
 
 

@@ -1,18 +1,12 @@
 """Which class is taken for which: counted by hand, and against scikit-learn's confusion matrix and recall."""
 
-import io
-
 import numpy as np
 import pytest
-from matplotlib.text import Text
-from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score
 
-from edgefl_trainer.evaluate import plot
 from edgefl_trainer.evaluate.confusion import (
     MAX_CLASSES,
     confusions,
-    plot_confusion,
     pooled_matrix,
     recall_lines,
     recalls,
@@ -77,37 +71,6 @@ def test_many_classes_are_not_kept():
     assert confusions({"a": scored([0], [0], MAX_CLASSES + 1)}) is None
 
 
-def test_the_picture_has_a_field_for_each_pair():
-    with Image.open(io.BytesIO(plot_confusion(np.array([[3, 1, 0], [0, 2, 0]]), ("MEL", "NV"), "x"))) as picture:
-        assert picture.format == "PNG" and min(picture.size) > 400
-
-
-def test_the_title_stands_within_the_picture(monkeypatch):
-    """Its longest lines were cut off at both sides: few classes, a loan, learned pictures and an untrained network."""
-    drawn = []
-    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure) or b"")
-    title = (
-        "fedevprompt, model of vidir_molemax, 3,809 pictures (test rows) of 6 sites\nTOO HIGH: the run learned from "
-        "1,234 of these pictures\nUNTRAINED NETWORK: this trial shows the steps, not what a model can do"
-    )
-    for classes in (2, 8):
-        plot_confusion(np.ones((classes, classes + 1), dtype=int), [f"c{k}" for k in range(classes)], title)
-        figure = drawn.pop()
-        figure.draw_without_rendering()
-        (said,) = [text for text in figure.findobj(Text) if "fedevprompt" in text.get_text()]
-        assert said.get_text().split() == title.split()
-        box = said.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
-
-
-def test_a_pair_that_never_happened_is_0_and_a_class_without_pictures_is_empty(monkeypatch):
-    """An empty field was read as a missing figure."""
-    drawn = []
-    monkeypatch.setattr(plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
-    plot_confusion(np.array([[3, 0, 0, 0], [1, 2, 0, 0], [0] * 4]), CLASSES, "x")
-    assert [text.get_text() for text in drawn[0].texts] == ["3", "0", "0", "1", "2", "0"]
-
-
 def test_runs_stand_with_their_recalls_in_one_table():
     run = {
         "method": "local", "seed": 0, "sites": {}, "classes": list(CLASSES),
@@ -117,19 +80,3 @@ def test_runs_stand_with_their_recalls_in_one_table():
     assert "| local | 0 | 0.500 | 0.750 | – | 0.625 (0.250 to 1.000) |" in render_recall([run])
     assert render_recall([{**run, "confusion": None}]) == ""
     assert render_recall([run, {**run, "classes": ["a", "b", "c"]}]) == ""
-
-
-@pytest.mark.parametrize(("metric", "better"), [("ece", "lower"), ("auroc", "higher")])
-def test_a_figures_axis_fits_it(metric, better, monkeypatch):
-    """The data's span with some room, not 0 to 1; the label says which end is good."""
-    from edgefl_trainer.evaluate import metric_plot
-    from edgefl_trainer.evaluate.tables.rows import table_rows
-
-    drawn = []
-    monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
-    sites = {"a": {metric: 0.031}, "b": {metric: 0.054}}
-    run = {"method": "local", "task": "all", "seed": 0, "sites": sites, "pooled": {}}
-    metric_plot.plot_metric(table_rows([run], metric), metric)
-    low, high = drawn[0].get_xlim()
-    assert 0 < low < 0.031 and 0.054 < high < 0.08
-    assert f"{better} is better" in drawn[0].get_xlabel() and metric.upper() in drawn[0].get_xlabel()

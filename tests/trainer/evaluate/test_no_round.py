@@ -8,8 +8,8 @@ import pytest
 from tests.trainer.evaluate.conftest import ONE
 
 from edgefl_trainer.contract import Phase
-from edgefl_trainer.engine.held_out import summary_of
-from edgefl_trainer.engine.results import parts_taken
+from edgefl_trainer.engine.judging.held_out import summary_of
+from edgefl_trainer.engine.judging.results import parts_taken
 from edgefl_trainer.evaluate.no_round import part_lines, trained_sites
 from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.methods import METHODS

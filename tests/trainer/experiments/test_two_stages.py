@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.evaluate.bars import Bar, _annotate, _draw, plot_bars
+from edgefl_trainer.evaluate.plots.bars import Bar, _annotate, _draw, plot_bars
 from edgefl_trainer.experiments import crews
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, figure_of

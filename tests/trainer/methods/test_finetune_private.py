@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Site, State, Task
-from edgefl_trainer.engine.held_out import newcomers, without_model
+from edgefl_trainer.engine.judging.held_out import newcomers, without_model
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import whole_network

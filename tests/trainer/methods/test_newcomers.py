@@ -6,7 +6,7 @@ from tests.trainer.methods.conftest import play
 from tests.trainer.methods.test_conformance import backbone, small
 
 from edgefl_trainer.contract import declared
-from edgefl_trainer.engine.held_out import newcomers, without_model
+from edgefl_trainer.engine.judging.held_out import newcomers, without_model
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.methods import METHODS
 

@@ -16,8 +16,8 @@ from tests.trainer.pretended_card import CARD, pretended_card
 
 from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.card.step_memory import has_batch, peak_of
+from edgefl_trainer.engine.judging.results import tune_logits
 from edgefl_trainer.engine.models import predict_rows
-from edgefl_trainer.engine.results import tune_logits
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 
 

@@ -56,8 +56,8 @@ def evaluate(
         check_model(run_dir, site)
     check_there(data)
     from edgefl_trainer.commands.results_text import judged_words, map_lines, not_judged, site_lines
-    from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.first_run import untrained_line
+    from edgefl_trainer.engine.judging.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.no_round import part_lines
@@ -85,7 +85,8 @@ def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
     from edgefl_protocol.sentences import counted
     from edgefl_trainer.commands.results_text import is_judged_whole
     from edgefl_trainer.errors import SettingError
-    from edgefl_trainer.evaluate.confusion import MAX_CLASSES, plot_confusion, pooled_matrix
+    from edgefl_trainer.evaluate.confusion import MAX_CLASSES, pooled_matrix
+    from edgefl_trainer.evaluate.plots.confusion_plot import plot_confusion
     from edgefl_trainer.models.backbone_names import UNTRAINED
 
     found = summary["confusion"]

@@ -110,7 +110,7 @@ def partition(
     wanted = None if classes is None else names(classes)
     kept, apart = (None if given is None else names(given) for given in (whole, hold_out))
     made = make_partition(data, PartitionPlan(by=dirichlet_by, whole=kept, hold_out=apart, **numbers), seed, wanted)
-    from edgefl_trainer.evaluate.partition_plot import plot_partition  # with matplotlib, which takes a second
+    from edgefl_trainer.evaluate.plots.partition_plot import plot_partition  # with matplotlib, which takes a second
 
     write_atomic(out, made.to_bytes())
     write_atomic(picture, plot_partition(made))

@@ -34,8 +34,8 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, c
     from edgefl_protocol.pictures.score import Score
     from edgefl_protocol.pictures.wording import learned_where
     from edgefl_trainer.commands.results_text import score_line
+    from edgefl_trainer.engine.judging.prediction import predict_files
     from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.engine.prediction import predict_files
 
     failed, told_of_model = 0, False
     for found in predict_files(open_run(run_dir), site, images, class_info):

@@ -69,7 +69,7 @@ def table(
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.environment import environment_of
     from edgefl_trainer.evaluate.chance import chance_of
-    from edgefl_trainer.evaluate.metric_plot import plot_metric
+    from edgefl_trainer.evaluate.plots.metric_plot import plot_metric
     from edgefl_trainer.evaluate.tables.recalls import render_recall
     from edgefl_trainer.evaluate.tables.rows import runs_of_rows, table_rows, usual_metric
     from edgefl_trainer.evaluate.tables.text import origin, render_table, unlike, untrained

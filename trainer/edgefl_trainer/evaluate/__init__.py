@@ -1,1 +1,1 @@
-"""What a run is judged by: figures per site, calibration, probes, baseline rows, tables. Values in, values out."""
+"""What a run is judged by: figures, thresholds, what maps and answers look at, tables, plots. Values in, values out."""

@@ -1,9 +1,9 @@
-"""Which class is taken for which: the confusion matrix as figures, as lines of text and as a PNG.
+"""Which class is taken for which: the confusion matrix as figures and as lines of text.
 
-Rows are true classes, columns what was answered; the last column counts rows without an answer. Values in, values out.
+Rows are true classes, columns what was answered; the last column counts rows without an answer. Values in, values out;
+the picture is in `plots.confusion_plot`.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +16,6 @@ from edgefl_trainer.evaluate.metrics import confusion_matrix
 MAX_CLASSES = 40  # beyond, nobody reads the matrix, and of many sites it fills files
 INTERVAL_WIDTH = 31
 NO_ANSWER = "no answer"
-TITLE_POINTS = 10
-LETTER = 0.62  # width of the title's letters, in times their height; fewer than one in a thousand lines is wider
 
 Matrix = Int[np.ndarray, "K K1"]
 
@@ -82,31 +80,3 @@ def _spoken(bounds: Sequence[float] | None, right: int, rows: int) -> str:
         why = {rows: "all are right", 0: "all are wrong"}.get(right, "too few lesions")
         return f"(no interval: {why})"
     return f"({bounds[0]:.1%} to {bounds[1]:.1%})"
-
-
-def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:
-    """Return the matrix as PNG bytes: shades are shares of a true class, figures are numbers of pictures."""
-    from matplotlib.figure import Figure  # here: a run counts and draws nothing, and needs not load it
-
-    from edgefl_trainer.evaluate.plot import png
-
-    columns = [*classes, *([NO_ANSWER] if matrix[:, -1].any() else [])]
-    shown = matrix[:, : len(columns)]
-    shares = shown / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    size = max(4.5, 1.6 + 0.62 * len(columns))
-    letters = int((size + 1.0) * 72 / (LETTER * TITLE_POINTS))  # that fit in a line across the picture
-    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, letters)]
-    figure = Figure(figsize=(size + 1.0, size + 0.17 * len(lines)), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
-    for row, column in np.ndindex(*shown.shape):
-        if matrix[row].sum():  # a class without a picture has an empty row
-            colour = "white" if shares[row, column] > 0.55 else "black" if shown[row, column] else "0.6"
-            axes.text(column, row, f"{shown[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
-    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
-    axes.set_yticks(range(len(classes)), [f"{name} ({matrix[k].sum():,})" for k, name in enumerate(classes)])
-    axes.set_xlabel("answer")
-    axes.set_ylabel("true class (pictures)")
-    figure.suptitle("\n".join(lines), fontsize=TITLE_POINTS)
-    return png(figure, metadata={"Software": None})

@@ -3,7 +3,7 @@
 Where a run draws a share of the sites for each round, some may never be drawn; a site of a live federation may come too
 late. Guarantee: they stay in every figure of `summary.json`, as the others do: a mean over those that happened to be
 drawn would be one over other sites in each run. Texts and pictures say which they are, and beside the mean stands that
-of the others. A held-out site (`engine.held_out`) is no such site: it was never to train, and is in no mean.
+of the others. A held-out site (`engine.judging.held_out`) is no such site: it was never to train, and is in no mean.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -17,9 +17,9 @@ import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings, without_folders
 from edgefl_trainer.evaluate.answer_figures import usual_runs
-from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
+from edgefl_trainer.evaluate.plots.bars import Bar
 from edgefl_trainer.evaluate.tables.shares import COLUMNS, share_columns, share_words
 from edgefl_trainer.evaluate.tables.text import (
     SPREADS,

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_trainer.engine.folder import read_metrics
-from edgefl_trainer.evaluate.bars import plot_bars
 from edgefl_trainer.evaluate.chance import chance_of
-from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.one_class import one_class_of
-from edgefl_trainer.evaluate.plot import Lines, plot_progress
+from edgefl_trainer.evaluate.plots.bars import plot_bars
+from edgefl_trainer.evaluate.plots.dots import plot_dots
+from edgefl_trainer.evaluate.plots.progress import plot_progress
+from edgefl_trainer.evaluate.plots.tracks import Lines
 from edgefl_trainer.evaluate.tables.rows import row_names, usual_metric
 from edgefl_trainer.evaluate.tables.text import unlike, untrained
 from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites

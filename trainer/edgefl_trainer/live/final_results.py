@@ -13,8 +13,8 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.handout import received_encoder
+from edgefl_trainer.engine.judging.results import results_of
 from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
-from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.run import what_was_asked, write_summary
 from edgefl_trainer.live.site_work import SiteWork
 

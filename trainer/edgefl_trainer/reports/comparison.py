@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.evaluate.chance import chance_of
-from edgefl_trainer.evaluate.metric_plot import plot_metric
+from edgefl_trainer.evaluate.plots.metric_plot import plot_metric
 from edgefl_trainer.evaluate.tables.rows import Figure, named, runs_of_rows, table_rows, usual_metric
 from edgefl_trainer.evaluate.tables.text import MAX_SITE_COLUMNS, bytes_text, caption, figure_text, origin, time_text
 from edgefl_trainer.experiments.variants import told_apart

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from edgefl_trainer.evaluate.plot import CHANCE, PALETTE, png
+from edgefl_trainer.evaluate.plots.style import CHANCE, PALETTE, png
 from edgefl_trainer.evaluate.risk_coverage import CURVE
 
 MOST_PANELS = 12

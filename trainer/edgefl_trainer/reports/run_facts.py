@@ -14,8 +14,8 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_trainer.engine.folder import SUMMARY, read_metrics
+from edgefl_trainer.engine.judging.suspicion import site_suspicion
 from edgefl_trainer.engine.models import FinishedRun, open_run
-from edgefl_trainer.engine.suspicion import site_suspicion
 from edgefl_trainer.environment import environment_of
 from edgefl_trainer.errors import RunError
 
