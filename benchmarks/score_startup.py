@@ -74,7 +74,7 @@ def predictor() -> "Predictor":
 def vit_small() -> "SiteModel":
     from edgefl_export.bundles.assemble import SiteModel
     from edgefl_protocol.bundle import Card
-    from edgefl_protocol.pictures.imaging import Preprocess
+    from edgefl_protocol.pictures.preprocess import Preprocess
 
     card = Card(
         intended_use="A benchmark.", method="none", site=None, sites={}, metrics={}, temperature=1.0, refer_above=None,

@@ -18,7 +18,7 @@ from edgefl_protocol.bundle import BundleFields, Card, Labels, build_bundle
 from edgefl_protocol.bundle.question_table import MEMBER, OtherPicture, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.envelopes.keys import SigningKey
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess
 from edgefl_protocol.rules.questions import Questions, token_ids
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors

@@ -28,7 +28,7 @@ from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.bundle.shown_map import Advantage, HidingEffect, ShownMap
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.class_info import ClassInfo
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess, TaughtPictures
 from edgefl_protocol.pictures.referral import Suspicion
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
@@ -167,6 +167,7 @@ def bundle_bytes(
     seen: tuple[bool, ...] = (True, True, True),
     refer_above: float | None = 0.9,
     fit: str = "squash",
+    taught: TaughtPictures | None = None,
     version: int = 1,
     federation: str | None = "skin",
     line: str = "main",
@@ -195,7 +196,7 @@ def bundle_bytes(
     members = {
         "score.onnx": score_graph(softmax=softmax, with_map=with_map),
         "weights.safetensors": write_tensors(values, {}),
-        "preprocess.json": write_json(Preprocess(size=SIZE, fit=fit).to_json()),  # type: ignore[arg-type]
+        "preprocess.json": write_json(Preprocess(size=SIZE, fit=fit, taught=taught).to_json()),  # type: ignore[arg-type]
         "labels.json": Labels(CLASSES, seen, info).to_bytes(),
         "card.json": card.to_bytes(),
     }

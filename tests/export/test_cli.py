@@ -28,7 +28,7 @@ from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bund
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import known_among
-from edgefl_protocol.pictures.imaging import prepare
+from edgefl_protocol.pictures.preprocess import prepare
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.judging.prediction import referral_rules_of

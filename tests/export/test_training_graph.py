@@ -44,7 +44,7 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm, constants, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.bundle.onnx_wire import read_graph
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess
 from edgefl_trainer.contract import Examples, Predictor, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run

@@ -30,7 +30,7 @@ from edgefl_protocol.envelopes.blob import BlobReference
 from edgefl_protocol.envelopes.header import parse_header
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages import blob_messages, key_messages, requests
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess
 from edgefl_protocol.records import coordinator_records, invite, record_form, revocation, root, rotation
 from edgefl_protocol.rules.questions import Questions
 from edgefl_protocol.strict_json import parse_json

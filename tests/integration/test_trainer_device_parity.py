@@ -5,6 +5,7 @@ docs/security.md check 32: probabilities, vacuity and dissonance agree to 1e-4, 
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -183,3 +184,28 @@ def test_without_vacuity_the_line_names_the_uncertainty(line):
     softmax = replace(with_vacuity, vacuity=None, refer=True, refer_reasons=("vacuity",), entropy_from=0.4)
     assert ", uncertainty 0.72, above the rule's 0.58" in line(softmax) and "vacuity" not in line(softmax)
     assert line(softmax).count("uncertainty") == 1 and "refer: its answer is too uncertain" in line(softmax)
+
+
+def test_a_run_of_small_pictures_scores_as_it_learned(signed, shared: Shared, tmp_path):
+    """A run over pictures of 18 px, which the network reads at 24: a device shrinks a photograph first, as `predict`.
+
+    The run's own summary says what its pictures were like; here it is said of a run that is there already.
+    """
+    run, _, public = signed
+    small = tmp_path / "small"
+    shutil.copytree(run, small)
+    summary = json.loads((small / "summary.json").read_text())
+    assert summary["taught_pictures"] is None, "36 px are more than the network reads"
+    told = {"side": 18, "jpeg_quality": 40}
+    (small / "summary.json").write_text(json.dumps({**summary, "taught_pictures": told}))
+    bundle, file = tmp_path / "small.edgefl", tmp_path / "photo.jpg"
+    file.write_bytes(photo((300, 400)))
+    with shared.traces():
+        invoke(export_cli, "bundle", small, "--site", "site-1", "--sign", public.parent, "-o", bundle)
+    expected = json.loads(invoke(trainer_cli, "predict", small, file, "--site", "site-1", "--json"))
+    found = json.loads(
+        invoke(device_cli, "score", file, "--model", bundle, "--trust", public, "--home", tmp_path / "home", "--json")
+    )
+    assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
+    sharp = json.loads(invoke(trainer_cli, "predict", run, file, "--site", "site-1", "--json"))
+    assert found["probabilities"] != pytest.approx(sharp["probabilities"], abs=1e-4)

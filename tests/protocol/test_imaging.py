@@ -18,16 +18,8 @@ from PIL import Image
 from tests.protocol.conftest import chunk, encoded, exif, photograph, png
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import (
-    Preprocess,
-    decode,
-    flattened,
-    from_pillow,
-    open_photo,
-    prepare,
-    resize,
-    shades_of_grey,
-)
+from edgefl_protocol.pictures.imaging import decode, flattened, from_pillow, open_photo, resize, shades_of_grey
+from edgefl_protocol.pictures.preprocess import Preprocess, prepare
 
 
 def bicubic_antialias(image: np.ndarray, size: int) -> np.ndarray:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, Preprocess, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE
 from edgefl_protocol.pictures.light import Light
+from edgefl_protocol.pictures.preprocess import Preprocess, prepare
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.sentences import counted, of_file
 

@@ -104,7 +104,7 @@ class Asker:
         """Make the network's input of a picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        small = min(photo.pixels.shape[:2]) < self.network.side_px
+        small = min(photo.pixels.shape[:2]) < self.network.least_px
         light = light_at_scale(photo.pixels, self.network.bundle.preprocess.colour)
         return AskedPicture(pixels, small, (time.perf_counter() - started) * 1e3, photo.transparent, light)
 

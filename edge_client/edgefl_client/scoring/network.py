@@ -22,7 +22,8 @@ from edgefl_client.runtime import check_runtime, load_graph, processors, run_gra
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.question_table import INPUT
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import DecodedPicture, flattened, open_photo, prepare
+from edgefl_protocol.pictures.imaging import DecodedPicture, flattened, open_photo
+from edgefl_protocol.pictures.preprocess import prepare
 from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
 
 OCCLUSION_BATCH = 8  # as in the export gates
@@ -75,6 +76,11 @@ class Network:
     def side_px(self) -> int:
         """Side of the network's input in pixels."""
         return self.bundle.preprocess.size
+
+    @property
+    def least_px(self) -> int:
+        """Side from which a picture has as much detail as the model learned from."""
+        return self.bundle.preprocess.least_px
 
     @property
     def precision(self) -> str:

@@ -114,7 +114,7 @@ class Scorer:
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
         quality = measure_quality(photo.pixels, self.network.bundle.preprocess.colour)
-        judged = judge_picture(quality, self.network.side_px, self._rules, white=photo.white)
+        judged = judge_picture(quality, self.network.least_px, self._rules, white=photo.white)
         return PreparedPicture(pixels, judged, (time.perf_counter() - started) * 1e3)
 
     @property

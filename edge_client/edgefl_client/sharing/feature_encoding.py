@@ -25,7 +25,8 @@ from edgefl_client.learning.views import draw, views
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, ImageError
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, Preprocess, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE
+from edgefl_protocol.pictures.preprocess import Preprocess, prepare
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
 from edgefl_protocol.rules.draws import generator

@@ -59,7 +59,7 @@ from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess
 from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import UnknownKeysError, parse_json
 from edgefl_protocol.tensors import read_tensors

@@ -1,6 +1,6 @@
-"""The one image path: bytes of a photograph in, the network's oriented and resized uint8 array out.
+"""The one image path: bytes of a photograph in, the oriented and resized uint8 array out (`preprocess` says how).
 
-Trainer, exporter and device all call `prepare`, so a device scores exactly the picture that was learned. No file is
+Trainer, exporter and device all use it, so a device scores exactly the picture that was learned. No file is
 opened here. The order of checks on a photograph is fixed; the first that fails names the code of the `ImageError`:
 
     (1) file size <= 20 MB                                               too_large
@@ -28,10 +28,8 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from io import BytesIO
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import PIL
@@ -44,7 +42,6 @@ from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.transparent_colour import loaded
 from edgefl_protocol.pictures.whole_files import PNG_START, rest_is_missing, walk_png
-from edgefl_protocol.strict_json import check_keys
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -55,7 +52,6 @@ REDUCE = "reduce it in a program for pictures, for example to 4,000 pixels on it
 MAX_PIXELS = 40_000_000
 MAX_SCAN_PIXELS = 16 * MAX_PIXELS  # decoded pixels summed over the scans of a progressive JPEG
 STRIP_PIXELS = 1 << 18  # turned into an array at a time
-MAX_SIZE_PX = 4_096  # of the network's input
 
 Fit = Literal["squash", "crop"]
 Colour = Literal["none", "shades_of_grey_6"]
@@ -97,58 +93,6 @@ _UPRIGHT = {
 
 # Warning filters are process-wide, so two threads must not change and restore them crosswise.
 _filter_lock = threading.Lock()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocess:
-    """How a photograph becomes the network's input; the content of a bundle's `preprocess.json`.
-
-    `mean` and `std` apply to pixels divided by 255 and live inside the graph; they stand here to be read.
-    """
-
-    size: int  # px, both sides of the network's input
-    fit: Fit = "squash"
-    resample: Literal["bicubic"] = "bicubic"
-    antialias: bool = True
-    colour: Colour = "none"
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-
-    def __post_init__(self) -> None:
-        if type(self.size) is not int or not 1 <= self.size <= MAX_SIZE_PX:
-            raise ValueError(f"size is {self.size!r}; allowed: a whole number of pixels from 1 to {MAX_SIZE_PX}")
-        for name, value, allowed in (
-            ("fit", self.fit, get_args(Fit)),
-            ("resample", self.resample, ("bicubic",)),
-            ("antialias", self.antialias, (True,)),
-            ("colour", self.colour, get_args(Colour)),
-        ):
-            if type(value) is not type(allowed[0]) or value not in allowed:
-                raise ValueError(f"{name} is {value!r}; this version knows {', '.join(map(repr, allowed))}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != 3 or not all(type(v) is float and math.isfinite(v) for v in values):
-                raise ValueError(f"{name} is {values!r}; it must be three finite numbers, for red, green and blue")
-        if min(self.std) <= 0.0:
-            raise ValueError(f"std is {self.std!r}; every entry must be above 0")
-
-    def to_json(self) -> dict[str, object]:
-        """Give the record as JSON values, `Preprocess.from_json`'s inverse."""
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, object]) -> "Preprocess":
-        """Read the record of a `preprocess.json`.
-
-        Raises:
-            ValueError: a key is missing or unknown, or a value is outside what this version can do.
-        """
-        values = dict(check_keys(record, {field.name for field in fields(cls)}))
-        for name in ("mean", "std"):
-            value = values[name]
-            if not isinstance(value, list) or not all(type(v) in (int, float) for v in value):
-                raise ValueError(f"{name} is {value!r}; it must be a list of three numbers")
-            values[name] = tuple(float(v) for v in value)
-        return cls(**values)  # __post_init__ checks every value
 
 
 class DecodedPicture(NamedTuple):
@@ -303,19 +247,6 @@ def light_of(image: Pixels) -> NDArray[np.float64]:
 def correct_colour(image: Pixels, colour: Colour) -> Pixels:
     """Remove the colour of the light as a model asks for it; with `none` the picture stays as it is."""
     return shades_of_grey(image) if colour == "shades_of_grey_6" else image
-
-
-def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
-    """Make the network's input of a photograph: decode, resize, then correct the colour.
-
-    Args:
-        source: the bytes of a JPEG or PNG file, or an upright picture (H, W, 3).
-
-    Returns:
-        (size, size, 3), the same bytes on every machine of one Pillow version.
-    """
-    image = decode(source) if isinstance(source, bytes) else source
-    return correct_colour(resize(image, preprocess.size, preprocess.fit), preprocess.colour)
 
 
 def _check_pixels(image: Image.Image) -> None:

@@ -123,18 +123,18 @@ class Quality:
             return "dark"
         return "bright" if self.clipped > MOST_CLIPPED or self.mean > MOST_MEAN else None
 
-    def reasons(self, network_px: int, unlit_above: float = MOST_UNLIT, white: float = 0.0) -> tuple[str, ...]:
+    def reasons(self, least_px: int, unlit_above: float = MOST_UNLIT, white: float = 0.0) -> tuple[str, ...]:
         """List the gate's reasons to refer a picture, in the order of `referral.REASON_WORDS`; empty where it passes.
 
         Args:
-            network_px: side of the network's input; a picture with fewer pixels in either direction is too small.
+            least_px: of the model (`Preprocess.least_px`); with fewer pixels in either direction a picture is small.
             unlit_above: share of unlit pixels above which a picture is referred, of the model in use.
             white: share of the picture that is the white laid under what was transparent.
         """
         found = {
             "blur": self.sharpness is not None and self.sharpness < LEAST_SHARPNESS,
             "exposure": self.exposure is not None,
-            "size": min(self.height_px, self.width_px) < network_px,
+            "size": min(self.height_px, self.width_px) < least_px,
             "shape": max(self.height_px, self.width_px) > MOST_OBLONG * min(self.height_px, self.width_px),
             "not_skin": self.skin < LEAST_SKIN,
             "dark_corners": self.lit >= LEAST_LIT

@@ -171,14 +171,14 @@ class JudgedPicture:
     transparent: bool = False  # whether parts of the picture were, and were read as white
 
 
-def judge_picture(quality: Quality, network_px: int, rules: ReferralRules, *, white: float = 0.0) -> JudgedPicture:
-    """Judge what was measured on a picture, by the rules of the model that will see it at `network_px`.
+def judge_picture(quality: Quality, least_px: int, rules: ReferralRules, *, white: float = 0.0) -> JudgedPicture:
+    """Judge what was measured on a picture, by the rules of the model that will see it (`Preprocess.least_px`).
 
     Args:
         white: share of the picture that is the white laid under what was transparent.
     """
     return JudgedPicture(
-        faults=quality.reasons(network_px, rules.unlit_above, white),
+        faults=quality.reasons(least_px, rules.unlit_above, white),
         exposure=quality.exposure,
         light=None if quality.exposure else unlike_learned(quality.light, rules),  # one cause, one word
         transparent=white > 0,

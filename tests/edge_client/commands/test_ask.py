@@ -14,7 +14,8 @@ from tests.conftest import photo, true_map
 
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.bundle.question_table import OtherPicture, TriedQuestions
-from edgefl_protocol.pictures.imaging import decode, prepare
+from edgefl_protocol.pictures.imaging import decode
+from edgefl_protocol.pictures.preprocess import prepare
 
 KEYS = [
     "image", "question", "answer", "confidence", "measured", "learned_from", "answers", "refused", "refuse_reasons",

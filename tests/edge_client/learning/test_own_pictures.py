@@ -13,7 +13,7 @@ from PIL import Image
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.own_pictures import hold_back
 from edgefl_client.learning.picture_rows import PreparedRows, joined, read_labels, read_rows
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess
 
 CLASSES = ("a", "b", "c")
 

@@ -8,8 +8,8 @@ from tests.conftest import photo
 from edgefl_client.learning.picture_rows import LabelsError, PreparedRows, fit_rows, read_labels, read_rows
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.sharing.feature_encoding import _FitPictures
-from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.pictures.light import Light
+from edgefl_protocol.pictures.preprocess import Preprocess
 from edgefl_protocol.pictures.quality import MOST_UNLIT
 
 CLASSES = ("MEL", "NV", "BCC")

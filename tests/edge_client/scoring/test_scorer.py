@@ -1,5 +1,6 @@
 """Scores against an oracle written from the formulas, and the referral rules."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from edgefl_client.runtime import load_graph
 from edgefl_client.scoring.network import ScoreError
 from edgefl_protocol.errors import BundleError, ImageError
 from edgefl_protocol.payload import digest
-from edgefl_protocol.pictures.imaging import prepare
+from edgefl_protocol.pictures.preprocess import TaughtPictures, prepare
 
 
 def oracle(bundle, pixels):
@@ -148,6 +149,26 @@ def test_size_refers_below_the_networks_input(lab, plain_bundle, width, height, 
     score = Scorer(plain_bundle, threads=1).score(lab.photo(width, height))
     assert ("size" in score.refer_reasons) is small
     assert (score.predicted is None) is small and (score.judged or score.to_json()["predicted_name"] is None)
+
+
+def test_a_picture_as_small_as_the_taught_ones_is_scored(lab, make_bundle):
+    """The network reads 24 px and learned from 20 px: such a picture is what it knows, and one of 19 px is not."""
+    scorer = Scorer(make_bundle(taught=TaughtPictures(side=20)), threads=1)
+    assert "size" not in scorer.score(lab.photo(20, 20)).refer_reasons
+    assert scorer.score(lab.photo(20, 20)).predicted is not None
+    assert "size" in scorer.score(lab.photo(19, 30)).refer_reasons
+
+
+def test_a_photograph_is_scored_as_the_taught_ones_were(lab, make_bundle):
+    """What the score says of a camera's picture is what it says of the same, shrunk and saved as the taught ones."""
+    photo, taught = lab.photo(300, 200), TaughtPictures(side=20, jpeg_quality=30)
+    file = io.BytesIO()
+    small = Image.fromarray(np.asarray(photo)).resize((20, 20), Image.Resampling.BICUBIC)
+    small.save(file, "JPEG", quality=30)
+    scorer = Scorer(make_bundle(taught=taught), threads=1)
+    found, wanted = scorer.score(photo).probabilities, scorer.score(file.getvalue()).probabilities
+    assert found == pytest.approx(wanted, abs=1e-6)
+    assert found != pytest.approx(Scorer(make_bundle(), threads=1).score(photo).probabilities, abs=1e-6)
 
 
 def test_a_scorer_that_outlives_its_bundle_refers(lab, make_bundle):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl_protocol.pictures.imaging import Preprocess, prepare
+from edgefl_protocol.pictures.preprocess import Preprocess, prepare
 from edgefl_trainer.data import DataError, default_cache_dir, load_federation
 from edgefl_trainer.data.cache import cached_pictures
 from edgefl_trainer.data.sources import files
@@ -56,7 +56,7 @@ def test_other_size_other_source_other_entry(make_zip, cache: Path) -> None:
 
 
 def test_the_colour_of_the_light_is_removed_as_a_device_removes_it(make_zip, cache: Path) -> None:
-    """The picture is resized first, as `imaging.prepare` does, and pictures as they are keep their entry."""
+    """The picture is resized first, as `preprocess.prepare` does, and pictures as they are keep their entry."""
     path = make_zip(ward_records(3))
     corrected = load_federation([f"manifest:{path}"], image_px=16, colour="shades_of_grey_6")
     for i, image in enumerate(corrected.images):

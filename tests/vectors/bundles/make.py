@@ -12,7 +12,7 @@ from onnx import TensorProto, checker, helper, numpy_helper
 
 from edgefl_protocol.bundle import BundleFields, Card, Labels, build_bundle
 from edgefl_protocol.envelopes.keys import SigningKey
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 

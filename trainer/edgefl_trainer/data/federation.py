@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Colour, Fit
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread, tested
 from edgefl_trainer.data.errors import DataError
@@ -27,6 +28,7 @@ from edgefl_trainer.data.learned_from import (
     told_of_lesions,
     told_of_pictures,
 )
+from edgefl_trainer.data.likeness import likeness_of, told_of_likeness
 from edgefl_trainer.data.partition import Partition, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.questions import (
     QuestionRows,
@@ -61,6 +63,7 @@ class Federation:
     pictures: NDArray[np.int64] | None = None  # int64 (n,), which of `images` a row shows; None: row i shows image i
     questions: QuestionRows | None = None  # None: the pictures are asked nothing
     colour: Colour = "none"  # what was done with the colour of the light in `images`
+    taught: TaughtPictures | None = None  # what the pictures are like that are learned from, where that matters
 
     def places(self, rows: Sequence[int] | Indices) -> Indices:
         """Return which of `images` these rows show, (len,): several rows may ask about one picture."""
@@ -104,6 +107,7 @@ def load_federation(
     partition: Partition | None = None,
     vocabulary: Vocabulary | None = None,
     all_test: bool = False,
+    made_like: TaughtPictures | None = None,
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
@@ -116,7 +120,7 @@ def load_federation(
         seed: Of every choice of rows but that of `test`, which is the same in every run.
         unlabelled: `none`; `site`: a site's unlabelled images; `spread`: also those of no site, by training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
-        fit, colour: How a picture becomes square, and what becomes of the colour of its light (`imaging.Preprocess`).
+        fit, colour, made_like: How a picture becomes square, the colour of its light, what it is like (`Preprocess`).
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
@@ -124,7 +128,7 @@ def load_federation(
     """
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
-    tables = _read_tables(parsed, seed, all_test=all_test and partition is None)
+    tables = _read_tables(parsed, seed, made_like, all_test=all_test and partition is None)
     asking = asks(tables, task, classes, partition)
     rows = _read_rows(parsed, tables, partition, seed)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
@@ -147,12 +151,16 @@ def load_federation(
         questions=questions,
         colour=colour,
     )
-    return replace(found, warnings=tuple(_warnings(tables, rows, found)))
+    return _noted(tables, rows, found)
 
 
-def _read_tables(specs: Sequence[Spec], seed: int, *, all_test: bool) -> list[SourceRows]:
+def _read_tables(
+    specs: Sequence[Spec], seed: int, made_like: TaughtPictures | None, *, all_test: bool
+) -> list[SourceRows]:
     """The tables of these SPECs; with `all_test` without a row that learns where a source names no split."""
     tables = read_specs(specs, seed)
+    if made_like is not None:
+        tables = [replace(table, pixels=table.pixels.made_like(made_like)) for table in tables]
     return [tested(table) if all_test and not spec.shares else table for spec, table in zip(specs, tables, strict=True)]
 
 
@@ -173,12 +181,18 @@ def _targets(
     return (*label_rows(rows, task, classes, whole=whole), None)
 
 
+def _noted(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> Federation:
+    """With what the pictures are like that are learned from, and what a person should look at."""
+    found = replace(found, taught=likeness_of(tables, rows, found.learned, found.images.shape[1]))
+    return replace(found, warnings=tuple(_warnings(tables, rows, found)))
+
+
 def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> list[str]:
     told = [line for table in tables for line in table.warnings]
     if found.questions is not None:
         learning = [rows[i] for site in found.sites.values() for i in site.train]
         told += told_of_questions(rows, found.labels, found.questions.vocabulary, learning)
-    told += alike_sites(found.sites)
+    told += alike_sites(found.sites) + told_of_likeness(found.taught, found.images.shape[1])
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:
         told += near_classes(Counter(found.classes[label] for label in found.labels if label >= 0))

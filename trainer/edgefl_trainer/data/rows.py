@@ -7,12 +7,13 @@ Source: docs/design.md 5 (Data SPECs, Rows).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.errors import DataError
 
 Pixels = NDArray[np.uint8]  # (px, px, 3) image or (px, px) mask, 0..255
@@ -66,6 +67,14 @@ class PixelSource(Protocol):
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, Pixels | None]]:
         """Yield, in the order of `rows`, image (px, px, 3) and, with masks, mask (px, px) 0 = skin, 255 = lesion."""
+        ...
+
+    def likeness(self, rows: Sequence[Row], most_px: int) -> TaughtPictures | None:
+        """Tell what these pictures are like; None where one of them has more than `most_px` pixels in a direction."""
+        ...
+
+    def made_like(self, taught: TaughtPictures) -> Self:
+        """Return a source that makes its pictures like the taught ones, as a device does; drawn ones stay."""
         ...
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess, TaughtPictures
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Examples, Prediction, Predictor
 from edgefl_trainer.engine.folder import CONFIG, SUMMARY, check_finished, check_model, make_folder, model_sites
@@ -86,7 +86,9 @@ class FinishedRun:
     def preprocess(self) -> Preprocess:
         """How a photo becomes the network's input."""
         spec = self.backbone.spec
-        return Preprocess(size=spec.image_px, colour=self.settings.colour, mean=spec.mean, std=spec.std)
+        told = self.summary.get("taught_pictures")
+        taught = None if told is None else TaughtPictures.from_json(told)
+        return Preprocess(size=spec.image_px, colour=self.settings.colour, mean=spec.mean, std=spec.std, taught=taught)
 
     @property
     def further(self) -> tuple[str, ...]:

@@ -185,11 +185,11 @@ class FineTune:
 
     def _at_home(self, site: Site, model: Classifier, round_: int) -> State:
         """Fit the averaged model, or a part of it, to the site's pictures: what it scores with from then on."""
-        if self.fitted_at_home == "statistics":
+        part = self.fitted_at_home
+        if part == "statistics":
             whole_network.count_statistics(site, model)
             return State(_arrays(model), {AT_HOME: 1})
-        whole = self.fitted_at_home == "network"
-        fitted = frozenset(_arrays(model)) if whole else tensors_of(self.fitted_at_home, model)
+        fitted = frozenset(_arrays(model)) if part == "network" else tensors_of(part, model)
         whole_network.fit_part(
             self.recipe, site, model, round_, fitted, self.home_epochs or site.task.epochs, self.home_lr
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_protocol.pictures.imaging import Fit, resize
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.plan import LesionSettings, plan_rows
 from edgefl_trainer.data.lesions.site import SiteStyle, site_styles
@@ -51,6 +52,14 @@ class DrawnPixels:
                 lesion = paint_lesion(label, styles[last[0]], s.px, stream(s.seed, _LESION_STREAM, *last))
             image, mask = photograph(lesion, styles[last[0]], s.px, stream(s.seed, _VIEW_STREAM, *last, int(view)))
             yield _fitted(image, mask, image_px, fit)
+
+    def likeness(self, rows: Sequence[Row], most_px: int) -> TaughtPictures | None:
+        """See `PixelSource.likeness`."""
+        return TaughtPictures(side=self.settings.px) if most_px >= self.settings.px else None
+
+    def made_like(self, taught: TaughtPictures) -> "DrawnPixels":
+        """See `PixelSource.made_like`."""
+        return self
 
 
 def read_lesions(settings: LesionSettings) -> SourceRows:

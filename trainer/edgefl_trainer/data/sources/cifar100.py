@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit, resize
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, Row, SourceRows
 from edgefl_trainer.data.sources.store import FileStore, open_store
@@ -50,6 +51,14 @@ class RecordPixels:
             planes = self.files[file][int(number), 2:].reshape(3, SIDE_PX, SIDE_PX)
             image = np.ascontiguousarray(planes.transpose(1, 2, 0))
             yield (image if image_px == SIDE_PX else resize(image, image_px, fit)), None
+
+    def likeness(self, rows: Sequence[Row], most_px: int) -> TaughtPictures | None:
+        """See `PixelSource.likeness`."""
+        return TaughtPictures(side=SIDE_PX) if most_px >= SIDE_PX else None
+
+    def made_like(self, taught: TaughtPictures) -> "RecordPixels":
+        """See `PixelSource.made_like`; records are smaller than any picture that a network read."""
+        return self
 
 
 def read_cifar100(path: Path) -> SourceRows:

@@ -6,13 +6,15 @@ not resampled; an unreadable picture is named with its file and its image. Sourc
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import Fit, decode, resize
+from edgefl_protocol.pictures.imaging import Fit, decode, open_photo, resize
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, Row
+from edgefl_trainer.data.sources.jpeg_quality import jpeg_quality
 from edgefl_trainer.data.sources.store import FileStore
 
 _BATCH = 256  # rows whose bytes are in memory at once
@@ -29,6 +31,7 @@ class FilePixels:
     has_masks: bool = False
     missing: tuple[str, ...] = ()  # files of the rows that are not there
     note: str = ""  # a sentence on why these names were looked for
+    taught: TaughtPictures | None = None  # what every picture is made like
 
     def check_present(self, rows: int) -> None:
         """Refuse, by a `DataError`, rows of which a file is missing."""
@@ -45,7 +48,7 @@ class FilePixels:
 
         A `DataError` at the end where files are missing or pictures cannot be read: all of them are looked at.
         """
-        read, broken = partial(_read_picture, self.store, image_px, fit), list[str]()
+        read, broken = partial(_read_picture, self.store, image_px, fit, self.taught), list[str]()
         with ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(rows), _BATCH):
                 for image in pool.map(read, rows[start : start + _BATCH]):
@@ -58,6 +61,24 @@ class FilePixels:
         if broken:
             named = "; ".join(broken[:MOST_NAMED]) + _more(len(broken))
             raise DataError(f"{len(broken)} of {len(rows)} pictures cannot be read: {named}.")
+
+    def likeness(self, rows: Sequence[Row], most_px: int) -> TaughtPictures | None:
+        """Look at the heads of the files; see `PixelSource.likeness`. A `DataError` where one cannot be read."""
+        side, qualities = 0, set[int | None]()
+        for source in dict.fromkeys(row.source for row in rows):
+            try:
+                image = open_photo(self.store.read(source))
+            except ImageError as error:
+                raise DataError(f"{source} in {self.store.name} cannot be used: {error}") from error
+            side = max(side, *image.size)
+            if side > most_px:
+                return None
+            qualities.add(jpeg_quality(image))
+        return TaughtPictures(side=side, jpeg_quality=qualities.pop() if len(qualities) == 1 else None)
+
+    def made_like(self, taught: TaughtPictures) -> "FilePixels":
+        """See `PixelSource.made_like`."""
+        return replace(self, taught=taught, identity=f"{self.identity} {taught}")
 
     def check_others(self, rows: Sequence[Row]) -> None:
         """Refuse, by a `DataError`, pictures among those that are there which cannot be read; it decodes them all."""
@@ -85,10 +106,12 @@ def _more(count: int) -> str:
     return f" and {count - MOST_NAMED} more" if count > MOST_NAMED else ""
 
 
-def _read_picture(store: FileStore, image_px: int, fit: Fit, row: Row) -> Pixels | str:
+def _read_picture(store: FileStore, image_px: int, fit: Fit, taught: TaughtPictures | None, row: Row) -> Pixels | str:
     """Decode one picture, or say in a sentence without its full stop why it cannot be read."""
     try:
         image = decode(store.read(row.source))
+        if taught is not None:
+            image = taught.made_like(image, fit)
         if image.shape == (image_px, image_px, 3):
             return image
         return resize(image, image_px, fit)

@@ -267,6 +267,7 @@ def _read_data(
         partition=None if site is not None else _partition_of(run),
         vocabulary=None if run.questions is None else Vocabulary(run.classes, run.questions),
         all_test=all_test,
+        made_like=run.preprocess.taught,
     )
 
 

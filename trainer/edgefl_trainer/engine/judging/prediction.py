@@ -16,8 +16,9 @@ from edgefl_protocol.bundle.tested_classes import untested_classes
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, flattened, open_photo, prepare
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, flattened, open_photo
 from edgefl_protocol.pictures.light import LightRange
+from edgefl_protocol.pictures.preprocess import prepare
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
@@ -71,7 +72,7 @@ def predict_files(
             rules=rules,
             picture=judge_picture(
                 measure_quality(photo.pixels, run.preprocess.colour),
-                run.preprocess.size,
+                run.preprocess.least_px,
                 rules,
                 white=photo.white,
             ),

@@ -4,7 +4,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def results_of(
     else:
         save_backbone(folder, backbone)
         results = predictor_results(folder, method, task, final, federation, sites, held_out)
+    results["taught_pictures"] = None if federation.taught is None else asdict(federation.taught)
     for name, part in parts_taken(method, task.rounds, read_metrics(folder), sorted(sites)).items():
         for answered in (results, *results.get("further", {}).values()):
             answered["sites"][name]["took_part"] = part
