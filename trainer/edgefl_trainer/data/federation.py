@@ -121,7 +121,7 @@ def load_federation(
         unlabelled: `none`; `site`: a site's unlabelled images; `spread`: also those of no site, by training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
         fit, colour, made_like: How a picture becomes square, the colour of its light, what it is like (`Preprocess`).
-        cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
+        cache_dir: Folder of decoded pictures; None: `default_cache_dir`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
         all_test: Make all pictures of a source without splits `test`; a partition and `@rows` deal them all the same.
@@ -129,13 +129,12 @@ def load_federation(
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
     tables = _read_tables(parsed, seed, made_like, all_test=all_test and partition is None)
-    asking = asks(tables, task, classes, partition)
+    shown, places = picture_tables(tables) if asks(tables, task, classes, partition) else (tables, None)
     rows = _read_rows(parsed, tables, partition, seed)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     rows, tune = _select(parsed, tables, rows, partition, seed)
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
-    shown, places = picture_tables(tables) if asking else (tables, None)
     pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir(), colour)
     found = Federation(
         classes=names,
