@@ -125,6 +125,26 @@ def test_a_score_says_whose_pictures_the_model_learned_from(sites, kind, whose) 
     assert replace(a_score(CALM, THREE), model=model).to_json()["learned_from"] == list(sites)
 
 
+@pytest.mark.parametrize(("kind", "own"), [("bundle", ""), ("personal", " and of this device")])
+def test_the_other_sites_of_a_federation_are_elsewhere(kind, own) -> None:
+    """A user at b read that the model learned from b's pictures; its rules were set at a, and 12 of 99 melanomas of b
+    passed where 3 of 53 of a did."""
+    model = replace(MODEL, learned_from=("a", "b", "c"), site="a", state_kind=kind)
+    assert learned_where(model) == (
+        f"It is the model of the site a{own}, and also learned from pictures of b and c; expect more wrong answers on "
+        "pictures of any centre or camera but a's."
+    )
+    shared = replace(model, learned_from=("b", "c"), state_kind="bundle")
+    assert "pictures of the sites b and c; expect more wrong answers on pictures of another" in learned_where(shared)
+    assert replace(a_score(CALM, THREE), model=model).to_json()["model"]["site"] == "a"
+
+
+def test_what_passed_says_at_which_site() -> None:
+    tried = replace(THREE, suspicious_tried=TriedRule(pictures=50, passed=7, benign_passed=23))
+    score = replace(a_score(CALM, tried), model=replace(MODEL, site="a"))
+    assert "Of 30 pictures, kept from learning at the site a, that passed the rule" in outcome(score)
+
+
 @pytest.mark.parametrize(("faults", "told"), [
     (("blur", "exposure", "not_skin", "dark_corners"), ["it is too dark"]),
     (("size", "exposure"), ["it is too dark", "it has fewer pixels than the model reads"]),

@@ -80,6 +80,7 @@ class Scorer:
             better_than_chance=better_than_chance(site_figures(bundle.card)),
             warnings=shown_weaknesses(bundle.card, self.labels, learned_here=personal is not None),
             learned_from=learned_from(bundle.card),
+            site=bundle.card.site,
         )
 
     def score(self, image: Photo, name: str | None = None) -> Score:

@@ -42,6 +42,7 @@ class ModelInfo:
     better_than_chance: bool | None = None
     warnings: tuple[str, ...] = ()  # what its own card says against it, in sentences
     learned_from: tuple[str, ...] = ()  # sites whose pictures it learned from; of an answer they stand beside it
+    site: str | None = None  # whose model it is, on whose pictures its rules were set; None for a shared one
 
     def to_json(self) -> dict[str, Any]:
         """Write the `model` object of a score."""
@@ -52,6 +53,7 @@ class ModelInfo:
             "state": {"kind": self.state_kind, "sha256": self.state_sha256},
             "better_than_chance": self.better_than_chance,
             "warnings": list(self.warnings),
+            "site": self.site,
         }
 
 

@@ -126,8 +126,19 @@ def taught_words(sites: Sequence[str], *, here: bool = False) -> str:
 
 
 def learned_where(model: ModelInfo) -> str:
-    """Say whose pictures a model learned from, and what to expect of it elsewhere."""
-    whose = taught_words(model.learned_from, here=model.state_kind == "personal")
+    """Say whose pictures a model learned from, and what to expect of it elsewhere.
+
+    Of a site's own model that learned from other sites, too, these are elsewhere: its rules were set on its own site's
+    pictures, and it may have been fitted to them.
+    """
+    here, others = model.state_kind == "personal", [site for site in model.learned_from if site != model.site]
+    if model.site in model.learned_from and others:
+        return (
+            f"It is the model of the site {model.site}{' and of this device' if here else ''}, and also learned from "
+            f"pictures of {listed(others)}; expect more wrong answers on pictures of any centre or camera but "
+            f"{model.site}'s."
+        )
+    whose = taught_words(model.learned_from, here=here)
     return f"{whose}; expect more wrong answers on pictures of another centre or camera."
 
 
@@ -256,7 +267,9 @@ def passed_words(score: Score) -> str | None:
     if tried is None or "suspicious_class" not in score.rules_tried:
         return None
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
-    what, kept, rule = _suspicious_kind(score), f"kept from learning{before}", "passed the rule for suspicious classes"
+    whose = "" if score.model.site is None else f" at the site {score.model.site}"
+    kept, rule = f"kept from learning{whose}{before}", "passed the rule for suspicious classes"
+    what = _suspicious_kind(score)
     if tried.benign_passed is None:
         return f"Of {counted(tried.pictures, 'picture')} {what}, {kept}, {tried.passed} {rule}."
     passed = counted(tried.passed + tried.benign_passed, "picture")

@@ -64,7 +64,7 @@ def test_json_keys_are_the_contract(lab, plain_bundle):
         "entropy_from", "heatmap_fall", "light", "transparent",
         "learned_from", "suspicious_tried",
     ]  # fmt: skip
-    assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance", "warnings"]
+    assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance", "warnings", "site"]
     assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}
     assert value["model"]["sha256"] == plain_bundle.sha256
     assert value["model"]["id"] == "skin/main/all"

@@ -84,7 +84,7 @@ def evaluate(
         way: federation_figures(*_score_sites(run, federation, labels, trained, where, way)[:2]) for way in run.further
     }
     return {
-        **{key: run.summary[key] for key in (*KEPT, "backbone_sha256") if key in run.summary},
+        **{key: run.summary[key] for key in (*KEPT, "backbone_sha256", "taught_pictures") if key in run.summary},
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),

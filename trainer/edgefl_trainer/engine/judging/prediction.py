@@ -116,6 +116,7 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor, info: Mapping[
         state_sha256=state,
         better_than_chance=better_than_chance(figures),
         warnings=figures_against(figures, site, run.classes, temperature, never),
+        site=site,
         learned_from=taught_by(
             site, {one: int(facts["n_train"]) for one, facts in sites.items()}, figures, run.summary.get("travels")
         ),
