@@ -168,7 +168,10 @@ def _suspicion(card: Card, labels: Labels) -> str:
             f"no threshold was chosen{few}; by default they ask for a look from {DEFAULT_SUSPICIOUS_FROM:.0%} together"
         )
     else:
-        rule = f"they ask for a look from {chosen.threshold:.1%} together, a threshold chosen on tune pictures"
+        rule = (
+            f"they ask for a look from {chosen.threshold:.1%} together, a threshold chosen so that at least 95% of the "
+            "site's tune pictures of them do; expect fewer of other pictures"
+        )
     if chosen is None:
         return rule
     asked = _reached(chosen.sensitivity, chosen.suspicious, f"of {_counted_classes(labels)}", "sensitivity")

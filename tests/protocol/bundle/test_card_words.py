@@ -71,9 +71,11 @@ def test_the_two_lines_name_figures_interval_chance_pictures_and_site():
         assert words in right
     assert "site msk" in right
     assert "a look at 24 of 25 pictures (sensitivity 96.0%) of " in suspicious and "20.0% together" in suspicious
+    assert "so that at least 95% of the site's tune pictures of them do; expect fewer of other pictures" in suspicious
     assert "for none at 20 of 40 pictures (specificity 50.0%) of benign classes" in suspicious
     assert "states neither" in quality_lines(replace(CARD, metrics={}), LABELS)[0]
     without = quality_lines(replace(CARD, suspicion=replace(CHOSEN, threshold=None, suspicious=3)), LABELS)[1]
+    assert "expect fewer" not in without, "nothing was chosen on them"
     assert "no threshold was chosen, for there were 3 pictures" in without and "10% together" in without
     missed = replace(CHOSEN, threshold=None, suspicious=8, sensitivity=0.0)
     told = quality_lines(replace(CARD, suspicion=missed), LABELS)[1]

@@ -197,7 +197,8 @@ def _statement(
     rule = "A picture asks for a look where the predicted class is not known to be benign"
     if threshold is not None:
         return (
-            f"{rule}, or where such classes have {threshold:.1%} or more together, chosen on tune pictures. {figures}"
+            f"{rule}, or where such classes have {threshold:.1%} or more together, chosen so that at least "
+            f"{TARGET_SENSITIVITY:.0%} of the tune pictures of such classes do. {figures} Expect fewer of others."
         )
     return (
         f"WARNING: no threshold was chosen, for the site has {counted(found[1], 'tune picture')} of classes that are "
