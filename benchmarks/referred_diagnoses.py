@@ -19,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 from edgefl_protocol.pictures.class_info import KNOWN, suspicious_classes
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
-from edgefl_trainer.engine.judging.suspicion import TuneScores, site_suspicion, tune_scores
+from edgefl_trainer.engine.judging.suspicion import KeptScores, site_suspicion, tune_scores
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.intervals import Scored, interval, resample
 from edgefl_trainer.evaluate.tables.text import markdown
@@ -41,7 +41,7 @@ class Arm:
 Arms = Sequence[Sequence[Arm]]  # of each way, one for each seed
 
 
-def spared_line(tune: TuneScores, asks: Bool[np.ndarray, " K"]) -> float:
+def spared_line(tune: KeptScores, asks: Bool[np.ndarray, " K"]) -> float:
     """The line at or below which `SPARED` of a centre's benign tune rows lie; above it a picture is referred."""
     benign = ~asks[tune.targets]
     if not benign.any():

@@ -12,8 +12,9 @@ from edgefl_export.parity.score_parity import graph_scores, open_session
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Measures, ReferralRules, asks_for_a_look
 from edgefl_protocol.tensors import read_tensors
 from edgefl_trainer.contract import Prediction
-from edgefl_trainer.engine.judging.suspicion import save_tune_scores
+from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores
 from edgefl_trainer.engine.models import open_run
+from edgefl_trainer.evaluate.intervals import Scored
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -28,6 +29,7 @@ def test_the_rule_for_suspicious_classes_is_measured_in_8_bits(
     if kept:
         other = rng.dirichlet([1.0, 2.0, 1.0], 90).astype(np.float32)
         save_tune_scores(folder, "north", Prediction(other, other.argmax(1), None, None, None, None), targets)
+        save_reported_scores(folder, "north", Scored(other, targets, other.argmax(1), None, ("",) * 90))
     same = precision.Agreement(64, 1.0, 0.0, None)
     graph, layers = members.files["score.onnx"], precision.FloatLayers((), {}, same)
     weights = read_tensors(members.files["weights.safetensors"], max_bytes=1 << 30)[0]
@@ -57,4 +59,8 @@ def test_the_rule_for_suspicious_classes_is_measured_in_8_bits(
     ill = targets == 0
     assert made.threshold not in (None, DEFAULT_SUSPICIOUS_FROM) and (made.suspicious, made.benign) == (30, 60)
     assert made.sensitivity == asked[ill].mean() >= 0.95 and made.specificity == (~asked[~ill]).mean()
+    by_hand = other[:, 0] >= made.threshold  # the run's model on reported rows, the threshold of 8 bits
+    passed = ~(by_hand | (other.argmax(1) == 0))
+    told = {"pictures": 30, "passed": passed[ill].sum(), "benign_passed": passed[~ill].sum()}
+    assert card.metrics["suspicious_reported"] == told
     assert made != model.card.suspicion and f"{asked[ill].sum()} of 30" in made.statement

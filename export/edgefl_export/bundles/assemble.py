@@ -38,7 +38,7 @@ from edgefl_export.parity.score_parity import (
     parity_questions,
 )
 from edgefl_protocol.bundle import Card, Labels
-from edgefl_protocol.bundle.model_card import referral_rules
+from edgefl_protocol.bundle.model_card import REPORTED_RULE, referral_rules
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
@@ -50,7 +50,7 @@ from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.tasks import task_word
-from edgefl_trainer.engine.judging.suspicion import site_suspicion
+from edgefl_trainer.engine.judging.suspicion import KeptScores, reported_scores, rule_on, site_suspicion
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.calibration import choose_suspicion
 from edgefl_trainer.evaluate.looking import tried_questions
@@ -80,6 +80,7 @@ class SiteModel:
     card: Card
     task: str
     questions: Questions | None = None  # what it knows of questions; None where it scores pictures alone
+    reported: KeptScores | None = None  # what it says of the rows that only report; None where the run kept nothing
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def site_model(
         suspicion=None if info is None else site_suspicion(run, site, info),
     )
     task = task_word(str(run.summary["task"]))
-    return SiteModel(
+    model = SiteModel(
         predictor=predictor,
         classes=run.classes,
         info=info,
@@ -144,7 +145,9 @@ def site_model(
         card=card,
         task=task,
         questions=run.questions,
+        reported=None if info is None else reported_scores(run, site),
     )
+    return replace(model, card=_with_reported_rule(model, card))
 
 
 def backbone_name(spec: BackboneSpec) -> str:
@@ -202,6 +205,7 @@ def build_members(
         found = replace(found, other_referral=_other_referral(model, scores, suspicion))
         facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
         card = replace(card, metrics=facts, suspicion=suspicion)
+        card = _with_reported_rule(model, card)
         tried = _tried_anew(model, data, tensors, int8, tried, taught)
     files = {
         "score.onnx": data,
@@ -313,6 +317,14 @@ def _chosen_anew(
     predicted = predicted_classes(found["probabilities"], found.get("vacuity"), model.predictor.seen)
     suspicious = np.array(suspicious_classes(model.classes, info))
     return choose_suspicion(found["probabilities"], predicted, pictures.targets, suspicious)
+
+
+def _with_reported_rule(model: SiteModel, card: Card) -> Card:
+    """Say how the card's threshold did on rows that only report; the run's model scored them, in 8 bits as in 32."""
+    if model.reported is None or model.info is None or card.suspicion is None:
+        return card
+    tried = rule_on(model.reported, suspicious_classes(model.classes, model.info), card.suspicion.threshold)
+    return card if tried is None else replace(card, metrics={**card.metrics, REPORTED_RULE: tried.to_json()})
 
 
 def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) -> dict[str, object]:

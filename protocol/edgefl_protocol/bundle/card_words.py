@@ -17,7 +17,7 @@ from edgefl_protocol.bundle.figures import (
     site_figures,
     temperature_at_bound,
 )
-from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.model_card import REPORTED_RULE, Card, Labels, rule_tried
 from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.bundle.question_words import question_lines, question_weaknesses
@@ -176,7 +176,21 @@ def _suspicion(card: Card, labels: Labels) -> str:
         return rule
     asked = _reached(chosen.sensitivity, chosen.suspicious, f"of {_counted_classes(labels)}", "sensitivity")
     spared = _reached(chosen.specificity, chosen.benign, "of benign classes", "specificity")
-    return f"{rule}. On the tune pictures this rule asks for a look at {asked}, and asks for none at {spared}"
+    told = f"{rule}. On the tune pictures this rule asks for a look at {asked}, and asks for none at {spared}"
+    return told + _where_nothing_was_chosen(card)
+
+
+def _where_nothing_was_chosen(card: Card) -> str:
+    """Say how the rule did on the pictures that figures are reported on; empty where the card does not tell."""
+    tried = rule_tried(card) if REPORTED_RULE in card.metrics else None
+    if tried is None:
+        return ""
+    asked = tried.pictures - tried.passed
+    benign = "" if tried.benign_passed is None else f", and passes {tried.benign_passed} of benign classes"
+    return (
+        f". On other pictures of the site, on which nothing was chosen, it asks for a look at {asked} of "
+        f"{tried.pictures} ({asked / tried.pictures:.1%}) of these classes{benign}"
+    )
 
 
 def _reached(share: float | None, count: int, classes: str, called: str) -> str:

@@ -28,11 +28,12 @@ from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
 from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT
-from edgefl_protocol.pictures.referral import ReferralRules, Suspicion
+from edgefl_protocol.pictures.referral import ReferralRules, Suspicion, TriedRule
 from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_json
 
 MAX_TEXT = 10_000
 MAX_SITES = 10_000
+REPORTED_RULE = "suspicious_reported"  # metric: how the rule for suspicious classes did on rows that only report
 
 _TEXTS = ("intended_use", "method", "backbone", "licence_note")
 _CARD_KEYS = {*_TEXTS, "research_use_only", "site", "sites", "metrics", "temperature", "refer_above"}
@@ -192,8 +193,19 @@ def referral_rules(labels: Labels, card: Card, refer_above: float | None = None)
         unlit_above=MOST_UNLIT if unlit is None else float(unlit),  # type: ignore[arg-type]
         light=None if light is None else LightRange.from_json(light),
         untested=untested_classes(figures, len(labels.classes)) if isinstance(figures, dict) else None,
-        suspicious_tried=None if card.suspicion is None else card.suspicion.tried,
+        suspicious_tried=rule_tried(card),
     )
+
+
+def rule_tried(card: Card) -> TriedRule | None:
+    """Say how the rule for suspicious classes did: on the rows that only report, else on those that chose it.
+
+    None where nobody tried. A `ValueError` where the card's metric is no such count.
+    """
+    told = card.metrics.get(REPORTED_RULE)
+    if told is None or card.suspicion is None:
+        return None if card.suspicion is None else card.suspicion.tried
+    return TriedRule.from_json(told)
 
 
 def _info(record: object) -> dict[str, ClassInfo]:

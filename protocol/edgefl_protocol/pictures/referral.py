@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.light import Light, LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT, Quality
+from edgefl_protocol.strict_json import check_keys
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 MOST_DISSONANCE = 1.0  # it is at most 1 - vacuity
@@ -112,6 +113,17 @@ class TriedRule:
     pictures: int
     passed: int  # of them, those at which it did not ask for a look
     benign_passed: int | None = None  # pictures of benign classes that passed, too; None where there were none
+
+    @classmethod
+    def from_json(cls, record: object) -> "TriedRule":
+        """Read the same object; a `ValueError` where it is none."""
+        values = check_keys(record, {"pictures", "passed", "benign_passed"}, what="the rule for suspicious classes")
+        counts = [count for name, count in values.items() if count is not None or name != "benign_passed"]
+        if not all(type(count) is int and 0 <= count <= MAX_PICTURES for count in counts):
+            raise ValueError("the rule for suspicious classes does not count pictures")
+        if not values["passed"] <= values["pictures"] >= 1:
+            raise ValueError("the rule for suspicious classes passed more pictures than there were")
+        return cls(**values)
 
     def to_json(self) -> dict[str, int | None]:
         """Write the object `suspicious_tried` of a score."""

@@ -16,9 +16,9 @@ from edgefl_protocol.bundle.card_words import (
     weaknesses,
 )
 from edgefl_protocol.bundle.figures import learned_from
-from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules
+from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules, rule_tried
 from edgefl_protocol.pictures.class_info import known_among
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.referral import Suspicion, TriedRule
 
 BAD = {
     "n_test": 17, "classes_tested": 2, "balanced_accuracy": 0.496, "balanced_accuracy_interval": [0.21, 0.75],
@@ -80,6 +80,32 @@ def test_the_two_lines_name_figures_interval_chance_pictures_and_site():
     missed = replace(CHOSEN, threshold=None, suspicious=8, sensitivity=0.0)
     told = quality_lines(replace(CARD, suspicion=missed), LABELS)[1]
     assert "this rule asks for a look at 0 of 8 pictures (sensitivity 0.0%) of " in told
+
+
+def test_what_the_rule_did_where_nothing_was_chosen_is_told_beside_it():
+    """On the rows that chose it the rule reaches what was aimed at; a user took 96 % for what to expect."""
+    counted = {"pictures": 50, "passed": 8, "benign_passed": 30}
+    card = replace(CARD, metrics={"site": GOOD, "suspicious_reported": counted})
+    suspicious = quality_lines(card, LABELS)[1]
+    assert "on which nothing was chosen, it asks for a look at 42 of 50 (84.0%) of these classes" in suspicious
+    assert suspicious.endswith("and passes 30 of benign classes")
+    assert rule_tried(card) == TriedRule(pictures=50, passed=8, benign_passed=30)
+    assert referral_rules(LABELS, card).suspicious_tried == TriedRule(pictures=50, passed=8, benign_passed=30)
+    assert rule_tried(CARD) == CHOSEN.tried, "of an older bundle the pictures that chose it"
+    assert "nothing was chosen" not in quality_lines(CARD, LABELS)[1]
+    alone = replace(card, metrics={"suspicious_reported": {**counted, "benign_passed": None}})
+    assert quality_lines(alone, LABELS)[1].endswith("of these classes")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pictures": 0}, {"passed": 51}, {"passed": -1}, {"passed": None}, {"benign_passed": "30"},
+     {"benign_passed": True}, {"more": 1}],
+)  # fmt: skip
+def test_other_counts_of_a_rule_are_refused(change):
+    told = {"pictures": 50, "passed": 8, "benign_passed": 30, **change}
+    with pytest.raises(ValueError, match="rule for suspicious classes"):
+        rule_tried(replace(CARD, metrics={"suspicious_reported": told}))
 
 
 @pytest.mark.parametrize(

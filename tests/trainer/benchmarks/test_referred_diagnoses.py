@@ -5,7 +5,7 @@ import pytest
 from referred_diagnoses import Arm, area, referred, spared_line, table
 from sklearn.metrics import roc_auc_score
 
-from edgefl_trainer.engine.judging.suspicion import TuneScores
+from edgefl_trainer.engine.judging.suspicion import KeptScores
 from edgefl_trainer.evaluate.intervals import Scored
 
 CLASSES = ("NV", "MEL", "BKL")
@@ -28,11 +28,11 @@ def test_four_in_five_benign_tune_rows_lie_at_or_below_the_line() -> None:
     """Ten benign rows, 0.0 to 0.9, and a melanoma at 1.0 that has no say: the line is at 0.7 or between it and 0.8."""
     p = np.array([*np.arange(10) / 10, 1.0])
     probabilities = np.stack([1 - p, p, 0 * p], axis=1).astype(np.float32)
-    tune = TuneScores(probabilities, probabilities.argmax(axis=1), np.array([0] * 10 + [1]))
+    tune = KeptScores(probabilities, probabilities.argmax(axis=1), np.array([0] * 10 + [1]))
     line = spared_line(tune, ASKS)
     assert (p[:10] <= line + 1e-6).sum() in (8, 9)
     with pytest.raises(ValueError, match="no benign"):
-        spared_line(TuneScores(probabilities, tune.predicted, np.ones(11, int)), ASKS)
+        spared_line(KeptScores(probabilities, tune.predicted, np.ones(11, int)), ASKS)
 
 
 def test_the_rule_of_the_product_refers_a_named_melanoma_below_its_line() -> None:

@@ -18,7 +18,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task, declared
 from edgefl_trainer.engine import local_engine, probing
 from edgefl_trainer.engine.checkpoint import Checkpoints
-from edgefl_trainer.engine.judging.results import probe_backbone
+from edgefl_trainer.engine.judging.learned_encoder import probe_backbone
 from edgefl_trainer.engine.local_engine import Probed
 from edgefl_trainer.engine.probing import as_if_finished, even_draw, make_prober
 from edgefl_trainer.engine.settings import build

@@ -166,7 +166,7 @@ def choose_suspicion(
         falling = np.sort(together[ill])[::-1]
         needed = int(np.ceil(target_sensitivity * falling.size - 1e-9))
         threshold = min(float((1 - ROOM) * falling[needed - 1]), MOST_SUSPICIOUS_FROM)
-    referred = named | (together >= (DEFAULT_SUSPICIOUS_FROM if threshold is None else threshold))
+    referred = asks_for_a_look(probabilities, predicted, suspicious, threshold)
     found, spared = (int(referred[ill].sum()), int(ill.sum())), (int((~referred[~ill]).sum()), int((~ill).sum()))
     return Suspicion(
         threshold=threshold,
@@ -176,6 +176,22 @@ def choose_suspicion(
         benign=spared[1],
         statement=_statement(suspicious, threshold, found, spared, min_suspicious),
     )
+
+
+def asks_for_a_look(
+    probabilities: Float[np.ndarray, "B K"],
+    predicted: Int[np.ndarray, " B"],
+    suspicious: Bool[np.ndarray, " K"],
+    threshold: float | None,
+) -> Bool[np.ndarray, " B"]:
+    """Tell which rows the rule for suspicious classes refers, by the threshold or, with None, the default.
+
+    Args:
+        predicted: The class that is named; −1 for none, of which the rule knows nothing but the sum.
+    """
+    together = probabilities[:, suspicious].sum(axis=1, dtype=np.float64)
+    named = (predicted >= 0) & suspicious[predicted]
+    return np.asarray(named | (together >= (DEFAULT_SUSPICIOUS_FROM if threshold is None else threshold)))
 
 
 def _statement(

@@ -24,7 +24,7 @@ from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.class_info import read_class_info
-from edgefl_trainer.engine.judging.suspicion import site_suspicion
+from edgefl_trainer.engine.judging.suspicion import reported_rule, site_suspicion
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.errors import RunError
 
@@ -96,7 +96,7 @@ def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]
         unlit_above=float(calibration.get("unlit_above", MOST_UNLIT)),
         light=LightRange.from_json(calibration["light"]) if "light" in calibration else None,
         untested=untested_classes(figures, len(run.classes)),
-        suspicious_tried=suspicion.tried,
+        suspicious_tried=reported_rule(run, site, info, suspicion) or suspicion.tried,
     )
 
 

@@ -1,4 +1,4 @@
-"""The results of a finished federation: calibrated models and their figures, or a learned backbone and its probe."""
+"""The results of a finished federation: calibrated models and their figures, or those of a learned encoder."""
 
 import json
 import math
@@ -19,14 +19,13 @@ from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predict
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.checkpoint import SelectedRound
-from edgefl_trainer.engine.display import judging_of, tell, warn
+from edgefl_trainer.engine.display import judging_of, warn
 from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.judging.held_out import federation_figures, newcomers
-from edgefl_trainer.engine.judging.suspicion import save_tune_scores
-from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
+from edgefl_trainer.engine.judging.learned_encoder import learned_backbone_results
+from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores
+from edgefl_trainer.engine.local_engine import FederationState
 from edgefl_trainer.engine.models import predict_rows, save_predictor
-from edgefl_trainer.engine.own_networks import learned_network, write_networks
-from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.selection import WATCHED_ROWS, judged_rows
 from edgefl_trainer.engine.sites import learned_rows, report_rows
 from edgefl_trainer.evaluate.answer_figures import usual_answers
@@ -39,7 +38,7 @@ from edgefl_trainer.evaluate.calibration import (
     softplus_evidence,
 )
 from edgefl_trainer.evaluate.intervals import AskedRows, Scored
-from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
+from edgefl_trainer.evaluate.metrics import entropy_nats
 from edgefl_trainer.evaluate.no_round import trained_sites
 from edgefl_trainer.evaluate.site_figures import thin_sites
 from edgefl_trainer.evaluate.tables.shares import FULL_MODEL
@@ -48,7 +47,7 @@ from edgefl_trainer.learning.unusual_features import with_usual
 from edgefl_trainer.method_halves import call_broadcast, call_predictor, stamped
 from edgefl_trainer.models.answers import SHARED, AnswerModule
 from edgefl_trainer.models.backbone_names import BACKBONE_FILE
-from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.backbones import backbone_bytes, weights_of
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreOptions
 
@@ -158,8 +157,7 @@ def predictor_results(
             seen[name] = model.seen
             judging.site(name)
             scored[name] = score(model, rows, federation, name, held_out[name].device)
-    for line in thin_sites(scored, seen, federation.classes, federation.report_split):
-        warn(line)
+    _keep_reported(folder, scored, seen, federation)
     reports = {way: federation_figures(found, told[way]) for way, found in further.items()}
     return {
         "classes": list(federation.classes),
@@ -169,6 +167,16 @@ def predictor_results(
         **federation_figures(scored, facts),
         **({"further": reports} if reports else {}),
     }
+
+
+def _keep_reported(
+    folder: Path, scored: Mapping[str, Scored], seen: Mapping[str, Sequence[bool]], federation: Federation
+) -> None:
+    """Keep the scores of the rows that only report, and warn of sites that have few of them."""
+    for name, found in scored.items():
+        save_reported_scores(folder, name, found)
+    for line in thin_sites(scored, seen, federation.classes, federation.report_split):
+        warn(line)
 
 
 def array_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> int:
@@ -336,59 +344,6 @@ def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> N
             output = module.output(images.to(device), tensors, need_attention=False)
             parts.append(module.logits(module.features(output, tensors), tensors).double().cpu().numpy())
     return np.concatenate(parts)
-
-
-def learned_backbone_results(
-    folder: Path, method: Method, final: FederationState, federation: Federation, sites: Mapping[str, Site]
-) -> dict[str, Any]:
-    """Write the backbone of the selected round, or of the last one, and probe its readouts on all tune rows.
-
-    Where sites learned apart, it is the mean of their last networks, which are written beside it.
-    """
-    site = next(iter(sites.values()))
-    if declared(method).apart:
-        write_networks(folder, site.task.backbone, method, final.sites)
-    last = site.task.rounds
-    kept = final.encoder or SelectedEncoder(last, learned_network(method, final.server, final.sites, sites))
-    data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
-    write_atomic(folder / BACKBONE_FILE, data)
-    backbone = load_backbone(f"run:{folder}").to(site.device)
-    probed = sum(len(site.train) + len(site.tune) for site in sites.values())
-    tell(f"judging the encoder by linear probes on {probed:,} rows")
-    figures = {
-        name: {
-            "n_train": len(site.unlabelled),
-            "n_labelled": len(site.train),  # for the probe
-            "n_test": 0,
-            **dict.fromkeys(METRIC_NAMES),
-        }
-        for name, site in sites.items()
-    }
-    return {
-        "classes": list(federation.classes),
-        "backbone_sha256": backbone.spec.sha256,
-        "selected_round": kept.round,
-        "sites": figures,
-        **federation_summary({}),
-        "probe": probe_backbone(backbone, sites),
-    }
-
-
-def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, Any] | None:
-    """Fit a class-balanced linear probe to every readout, per site and pooled; None where no site has labelled rows."""
-    rows = {name: (site.train, site.tune) for name, site in sites.items() if len(site.train) and len(site.tune)}
-    if not rows:
-        return None
-    reports = probe_readouts(backbone, rows, next(iter(sites.values())).device)
-    return {
-        readout: {
-            "mean": found.mean,
-            "pooled": found.pooled,
-            "sites": found.sites,
-            **({"one_class": list(found.one_class)} if found.one_class else {}),
-        }
-        for readout, found in reports.items()
-    }
 
 
 def _with_temperature(predictor: Predictor, temperature: float) -> Predictor:

@@ -1,10 +1,11 @@
 """From which probability on a site's suspicious classes refer together: chosen on its `tune` rows, after the run.
 
 The scores of those rows lie beside the site's model (`DIR/tune/NAME.safetensors`), so the threshold is chosen without
-the pictures, and anew for other class information. A run from before these files has no threshold.
+the pictures, and anew for other class information. A run from before these files has no threshold. The scores of the
+rows that only report lie in `DIR/reported`: what the rule does there is no choice's own praise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion
+from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion, TriedRule
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.errors import RunError
-from edgefl_trainer.evaluate.calibration import choose_suspicion
+from edgefl_trainer.evaluate.calibration import asks_for_a_look, choose_suspicion
+from edgefl_trainer.evaluate.intervals import Scored
 
-FOLDER = "tune"
+FOLDER, REPORTED = "tune", "reported"
 MAX_BYTES = 1 << 30
 NOT_KEPT = (
     "WARNING: no threshold was chosen, for the run kept no scores of this site's tune pictures: it is from before they "
@@ -33,8 +35,8 @@ NOT_KEPT = (
 
 
 @dataclass(frozen=True)
-class TuneScores:
-    """What a site's model says of its `tune` rows, and what they are."""
+class KeptScores:
+    """What a site's model says of some of its rows, and what they are."""
 
     probabilities: NDArray[np.float32]  # (n, K)
     predicted: NDArray[np.int64]  # (n,) -1: abstained
@@ -43,13 +45,25 @@ class TuneScores:
 
 def save_tune_scores(folder: Path, site: str, scores: Prediction, targets: NDArray[np.int64]) -> None:
     """Keep what a site's model says of its `tune` rows, and what they are."""
+    _save(folder / FOLDER, site, scores.probabilities, scores.predicted, targets)
+
+
+def save_reported_scores(folder: Path, site: str, scored: Scored) -> None:
+    """Keep what a model says of a site's reported rows with a label, and what they are."""
+    known = np.flatnonzero((scored.target >= 0) & (scored.target < scored.probabilities.shape[1]))
+    _save(folder / REPORTED, site, scored.probabilities[known], scored.predicted[known], scored.target[known])
+
+
+def _save(
+    folder: Path, site: str, probabilities: NDArray[Any], predicted: NDArray[Any], targets: NDArray[np.int64]
+) -> None:
     arrays: dict[str, NDArray[Any]] = {
-        "probabilities": np.asarray(scores.probabilities, np.float32),
-        "predicted": np.asarray(scores.predicted, np.int64),
+        "probabilities": np.asarray(probabilities, np.float32),
+        "predicted": np.asarray(predicted, np.int64),
         "targets": np.asarray(targets, np.int64),
     }
-    make_folder(folder / FOLDER)
-    write_atomic(folder / FOLDER / f"{site}.safetensors", Payload(arrays, {}).to_bytes())
+    make_folder(folder)
+    write_atomic(folder / f"{site}.safetensors", Payload(arrays, {}).to_bytes())
 
 
 def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -> Suspicion:
@@ -67,13 +81,51 @@ def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -
     return choose_suspicion(kept.probabilities, kept.predicted, kept.targets, suspicious)
 
 
-def tune_scores(run: FinishedRun, site: str) -> TuneScores | None:
-    """Read what a site's model says of its `tune` rows; None where the run kept nothing.
+def reported_rule(
+    run: FinishedRun, site: str, info: Mapping[str, ClassInfo], suspicion: Suspicion | None
+) -> TriedRule | None:
+    """Count at how many of a site's reported rows the rule asks for no look; None where the run kept no such scores.
 
     Raises:
         RunError: the kept scores are damaged.
     """
-    path, classes = run.folder / FOLDER / f"{site}.safetensors", len(run.classes)
+    kept = reported_scores(run, site)
+    if kept is None or suspicion is None:
+        return None
+    return rule_on(kept, suspicious_classes(run.classes, info), suspicion.threshold)
+
+
+def rule_on(scores: KeptScores, suspicious: Sequence[bool], threshold: float | None) -> TriedRule | None:
+    """Count at how many of some rows the rule for suspicious classes asks for no look; None of no suspicious row.
+
+    Args:
+        suspicious: of each class, whether it is not known to be benign.
+        threshold: as chosen; None: the default is in force.
+    """
+    asks = np.array(suspicious)
+    ill, passed = asks[scores.targets], ~asks_for_a_look(scores.probabilities, scores.predicted, asks, threshold)
+    if not ill.any():
+        return None
+    benign = None if ill.all() else int((passed & ~ill).sum())
+    return TriedRule(pictures=int(ill.sum()), passed=int((passed & ill).sum()), benign_passed=benign)
+
+
+def tune_scores(run: FinishedRun, site: str) -> KeptScores | None:
+    """Read what a site's model says of its `tune` rows; as `reported_scores`."""
+    return _read(run, site, FOLDER)
+
+
+def reported_scores(run: FinishedRun, site: str) -> KeptScores | None:
+    """Read what a site's model says of its reported rows; None where the run kept nothing.
+
+    Raises:
+        RunError: the kept scores are damaged.
+    """
+    return _read(run, site, REPORTED)
+
+
+def _read(run: FinishedRun, site: str, rows_of: str) -> KeptScores | None:
+    path, classes = run.folder / rows_of / f"{site}.safetensors", len(run.classes)
     if not path.exists():
         return None
     try:
@@ -89,4 +141,4 @@ def tune_scores(run: FinishedRun, site: str) -> TuneScores | None:
             "--resume.",
             "damaged",
         ) from error
-    return TuneScores(probabilities, predicted, targets)
+    return KeptScores(probabilities, predicted, targets)
