@@ -43,6 +43,11 @@ AGAIN_S = 60.0  # after which such a file is tried again
     "--once", is_flag=True, help="Score what is new or changed and end, with 1 if any of it failed; for use from cron."
 )
 @click.option(
+    "--again",
+    is_flag=True,
+    help="Score again what was scored before in DIR, by whichever model: each picture gets another line.",
+)
+@click.option(
     "--interval",
     "interval_s",
     type=click.FloatRange(0.1, 3600),
@@ -67,6 +72,7 @@ def watch(
     folder: Path,
     out: Path | None,
     once: bool,
+    again: bool,
     interval_s: float,
     model: Path | None,
     trusted: tuple[str, ...],
@@ -101,6 +107,8 @@ def watch(
         others = set(other_files(folder, reader.suffixes))
         prepare(vouched.bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
+        if again:
+            notes.drop()
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
         watcher = _Watcher(folder, task, vouched, notes, output, stop, notes.scored(), others, once)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
@@ -125,6 +133,13 @@ class _Watcher:
     # files that could not be read, and when they are tried again, monotonic seconds
     again_s: dict[str, float] = field(default_factory=dict)
     arrived: set[str] = field(default_factory=set)  # other files that the last look found for the first time
+    looked: bool = False  # whether a look succeeded
+
+    @property
+    def model(self) -> str:
+        """What scores, in words."""
+        manifest, personal = self.vouched.bundle.manifest, self.task.scorer.model.state_kind == "personal"
+        return f"{manifest.name} version {manifest.version}{' with values learned here' if personal else ''}"
 
     def once(self, interval_s: float) -> int:
         """Look twice, and score the pictures that were the same in both; gives the number that could not be scored."""
@@ -164,7 +179,20 @@ class _Watcher:
     def _look(self) -> "dict[str, Seen]":
         from edgefl_client.scoring.watched_folder import look
 
-        return look(self.folder, self.task.reader.suffixes)
+        found = look(self.folder, self.task.reader.suffixes)
+        if not self.looked:
+            self._tell_scored(found)
+        self.looked = True
+        return found
+
+    def _tell_scored(self, found: "dict[str, Seen]") -> None:
+        """Say how many of the pictures there are left out, and which models scored them."""
+        from edgefl_client.scoring.watched_folder import left_out_words
+
+        models = self.notes.models()
+        before = [models.get(name) for name, seen in found.items() if self.scored.get(name) == seen]
+        if before:
+            _say(left_out_words(before))
 
     def _tell_left_out(self) -> None:
         """Name once each picture that is left out, when two looks in a row found it: it may be a copy at work."""
@@ -211,7 +239,7 @@ class _Watcher:
         from edgefl_client.scoring.watched_folder import write_line
 
         position = 0 if self.output is None else self.output.seek(0, os.SEEK_END)
-        self.notes.begin(name, seen, position)
+        self.notes.begin(name, seen, position, self.model)
         if self.output is None:
             click.echo(json_line(result))
         else:
