@@ -8,6 +8,8 @@
   where nothing can be read back, a crash at that moment scores one picture twice rather than never.
 * Another model scores none of them again by itself: an update would write a line for each picture of an archive. It is
   said how many are left out and which model scored them (`left_out_words`); whoever wants them again drops the notes.
+* A score whose heat map could not be written stands in its line and is noted as without one. The next process that
+  draws scores it again, and writes a second line once the map is there; as long as it is not, no line more.
 * Notes lie in the home folder, at most `MAX_NOTES` of a folder besides those of files that are still there. A file is
   noted by the bytes of its name below the folder, so a folder is the same however it is named, and so is a file whose
   name is no text.
@@ -37,7 +39,10 @@ CREATE TABLE IF NOT EXISTS watched (
   number INTEGER PRIMARY KEY, folder BLOB NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL, time_ns INTEGER NOT NULL,
   begun_at INTEGER, UNIQUE (folder, name)
 )"""
-_LATER = {"model": "ALTER TABLE watched ADD COLUMN model TEXT"}  # columns that an older version did not make
+_LATER = {  # columns that an older version did not make
+    "model": "ALTER TABLE watched ADD COLUMN model TEXT",
+    "without_map": "ALTER TABLE watched ADD COLUMN without_map INTEGER NOT NULL DEFAULT 0",
+}
 
 
 @dataclass(frozen=True)
@@ -114,16 +119,27 @@ class Notes:
         rows = self._run("SELECT name, model FROM watched WHERE folder = ? AND begun_at IS NULL", self._folder)
         return {self._name(key): model for key, model in rows}
 
-    def begin(self, name: str, seen: Seen, position: int, model: str | None = None) -> None:
+    def without_map(self) -> set[str]:
+        """List the files that were scored while their heat map could not be written."""
+        rows = self._run(
+            "SELECT name FROM watched WHERE folder = ? AND begun_at IS NULL AND without_map = 1", self._folder
+        )
+        return {self._name(key) for (key,) in rows}
+
+    def begin(
+        self, name: str, seen: Seen, position: int, model: str | None = None, *, without_map: bool = False
+    ) -> None:
         """Note that a file's line is about to be written.
 
         Args:
             position: the output's length in bytes before it.
             model: what scored the file, in words.
+            without_map: whether its heat map could not be written, and may be another time.
         """
         self._run(
-            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at, model) VALUES (?, ?, ?, ?, ?, ?)",
-            self._folder, self._key(name), seen.size_bytes, seen.time_ns, position, model,
+            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at, model, without_map) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            self._folder, self._key(name), seen.size_bytes, seen.time_ns, position, model, without_map,
         )  # fmt: skip
 
     def finish(self, name: str) -> None:

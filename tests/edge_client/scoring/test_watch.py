@@ -4,6 +4,7 @@ Source: docs/guides/device.md.
 """
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import pytest
 
 from edgefl_client.cli import main
 from edgefl_client.scoring import watched_folder
-from edgefl_protocol.errors import StorageError
+from edgefl_protocol import durable
+from edgefl_protocol.errors import EdgeflError, StorageError
 
 SCORING = ("--model", "model.edgefl", "--trust", "signing.pub", "--threads", "1")
 OPTIONS = ("--model", "model.edgefl", "--trust", "signing.pub", "--interval", "0.1", "--threads", "1")
@@ -218,6 +220,46 @@ def test_heat_maps_are_kept_and_never_scored(place, good, lab, capsys):
     assert again["heatmap"] not in before
     assert {name: (place / name).read_bytes() for name in before} == before
     assert len(list((place / "drop" / "maps").iterdir())) == 3
+
+
+def test_a_heat_map_that_a_full_disk_refused_is_drawn_when_it_is_tried_again(place, good, lab, capsys, monkeypatch):
+    """docs/reference/scores.md, exit codes: it ended with 0, and no later call drew the map."""
+    (place / "drop" / "a.png").write_bytes(good)
+    (place / "drop" / "b.png").write_bytes(lab.encoded(lab.photo(50, 60)))
+    maps, real, tries = ("--once", "--heatmap", "maps"), os.fsync, []
+
+    def full(descriptor):
+        tries.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable.os, "fsync", full)
+    code, lines, err = watch(capsys, *maps)
+    assert (code, [line["heatmap"] for line in lines], len(tries)) == (1, [None, None], 2)
+    assert "drop/a.png: no heat map: cannot write maps/a-" in err and "2 heat maps could not be drawn, so this" in err
+    assert err.count("the next start with --heatmap draws it, and writes the line again") == 2
+    code, lines, err = watch(capsys, *maps)  # the disk is still full: one try says it of all, and no line more
+    assert (code, lines, len(tries)) == (1, [], 3) and "2 heat maps missing as before" in err
+    assert watch(capsys, "--once")[:2] == (0, [])  # nobody asked for maps
+    monkeypatch.setattr(durable.os, "fsync", real)
+    (place / "drop" / "c.png").write_bytes(lab.encoded(lab.photo(60, 60)))
+    code, lines, err = watch(capsys, *maps)
+    assert (code, names(lines)) == (0, ["c.png", "a.png", "b.png"]) and "scored before" not in err
+    assert all((place / line["heatmap"]).is_file() for line in lines) and len(list((place / "maps").iterdir())) == 3
+    assert watch(capsys, *maps)[:2] == (0, [])
+
+
+def test_a_heat_map_that_fails_for_another_reason_is_counted_and_not_tried_again(place, good, capsys, monkeypatch):
+    """No disk is to blame, so trying again would fail at each call of a timer."""
+    from edgefl_client.scoring import scorer
+
+    def fails(*_):
+        raise EdgeflError("not finite", "score")
+
+    (place / "drop" / "a.png").write_bytes(good)
+    monkeypatch.setattr(scorer.Scorer, "explain", fails)
+    code, (line,), err = watch(capsys, "--once", "--heatmap", "maps")
+    assert (code, line["heatmap"]) == (1, None) and "drop/a.png: no heat map: not finite\n" in err
+    assert watch(capsys, "--once", "--heatmap", "maps")[:2] == (0, [])
 
 
 def test_an_interval_that_is_no_number_is_a_usage_error(place, capsys):

@@ -94,8 +94,10 @@ def test_notes_of_an_older_version_are_read_and_it_reads_ours(notes, tmp_path):
     folder, a, b = tmp_path / "drop", str(tmp_path / "drop" / "a"), str(tmp_path / "drop" / "b")
     old.execute(insert, (os.fsencode(folder), b"a"))
     made = notes()
-    made.begin(b, Seen(1, 2), 0, "a model")
+    made.begin(b, Seen(1, 2), 0, "a model", without_map=True)
+    assert made.without_map() == set()  # its line is not written yet
     made.finish(b)
+    assert made.without_map() == {b}
     assert made.scored() == {a: Seen(1, 2), b: Seen(1, 2)} and made.models() == {a: None, b: "a model"}
     old.execute(insert, (os.fsencode(folder), b"c"))
     old.close()
