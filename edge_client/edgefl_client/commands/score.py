@@ -145,8 +145,9 @@ def score(
         if as_csv:
             click.echo(table.head())
         task = score_files.ScoringJob(
-            scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
-        )
+            scorer=scorer, reader=reader, heatmaps=heatmaps, batch=batch, log=log,
+            not_drawn=lambda name, error: troubles.append(score_files.no_map_words(name, error)),
+        )  # fmt: skip
         line_of = score_text.json_line if as_json else table.row if as_csv else score_text.human_line
         with _tells_how_many(len(files)) as done, _progress(len(files), with_maps=heatmaps is not None) as step:
             for result in score_files.score_files(task, vouched.before_each(files)):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgefl_client.scoring.score_files import Result, ScoringJob
     from edgefl_client.scoring.watched_folder import Notes, Seen
     from edgefl_client.trust.vouched_bundle import VouchedBundle
+    from edgefl_protocol.errors import EdgeflError
 
 UNREADABLE = frozenset({"permissions", "storage"})  # codes of what lies with the disk or its rights, not the picture
 AGAIN_S = 60.0  # after which such a file is tried again
@@ -41,6 +42,11 @@ AGAIN_S = 60.0  # after which such a file is tried again
 )
 @click.option(
     "--once", is_flag=True, help="Score what is new or changed and end, with 1 if any of it failed; for use from cron."
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Score again what was scored before in DIR, by whichever model: each picture gets another line.",
 )
 @click.option(
     "--interval",
@@ -67,6 +73,7 @@ def watch(
     folder: Path,
     out: Path | None,
     once: bool,
+    again: bool,
     interval_s: float,
     model: Path | None,
     trusted: tuple[str, ...],
@@ -101,12 +108,17 @@ def watch(
         others = set(other_files(folder, reader.suffixes))
         prepare(vouched.bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
-        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, log=log)
-        watcher = _Watcher(folder, task, vouched, notes, output, stop, notes.scored(), others, once)
+        if again:
+            notes.drop()
+        lost: dict[str, EdgeflError] = {}
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=lost.__setitem__, log=log)
+        watcher = _Watcher(folder, task, vouched, notes, output, stop, notes.scored(), others, once, lost)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
-    if once and failed:
-        _say(f"{counted(failed, 'picture')} could not be scored, so this ends with 1")
-    context.exit(1 if once and failed else 0)
+    if once:
+        failures = [(failed, "picture", "scored"), (watcher.without_map, "heat map", "drawn")]
+        for count, what, done in (one for one in failures if one[0]):
+            _say(f"{counted(count, what)} could not be {done}, so this ends with 1")
+    context.exit(1 if once and (failed or watcher.without_map) else 0)
 
 
 @dataclass
@@ -122,14 +134,30 @@ class _Watcher:
     scored: "dict[str, Seen]"  # what `notes` holds, kept here so that a look costs no query
     others: set[str]  # files that are no pictures, or were told to be left out
     ends: bool  # after one look: `--once`
+    lost: "dict[str, EdgeflError]"  # filled by `task` with pictures whose heat map failed, and why
     # files that could not be read, and when they are tried again, monotonic seconds
     again_s: dict[str, float] = field(default_factory=dict)
     arrived: set[str] = field(default_factory=set)  # other files that the last look found for the first time
+    looked: bool = False  # whether a look succeeded
+    without_map: int = 0  # heat maps that this run could not draw
+    # scored by an earlier process that could not write their heat maps, and not tried yet
+    undrawn: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Ask which heat maps are missing, where some are to be drawn."""
+        self.undrawn = set() if self.task.heatmaps is None else self.notes.without_map()
+
+    @property
+    def model(self) -> str:
+        """What scores, in words."""
+        manifest, personal = self.vouched.bundle.manifest, self.task.scorer.model.state_kind == "personal"
+        return f"{manifest.name} version {manifest.version}{' with values learned here' if personal else ''}"
 
     def once(self, interval_s: float) -> int:
         """Look twice, and score the pictures that were the same in both; gives the number that could not be scored."""
         before = self._look()
-        if all(self.scored.get(name) == seen for name, seen in before.items()) or self.stop.wait(interval_s):
+        nothing_new = all(self.scored.get(name) == seen for name, seen in before.items())
+        if (nothing_new and self.undrawn.isdisjoint(before)) or self.stop.wait(interval_s):
             return 0
         now = self._look()
         for name in (name for name, seen in now.items() if before.get(name) != seen):
@@ -164,7 +192,21 @@ class _Watcher:
     def _look(self) -> "dict[str, Seen]":
         from edgefl_client.scoring.watched_folder import look
 
-        return look(self.folder, self.task.reader.suffixes)
+        found = look(self.folder, self.task.reader.suffixes)
+        if not self.looked:
+            self._tell_scored(found)
+        self.looked = True
+        return found
+
+    def _tell_scored(self, found: "dict[str, Seen]") -> None:
+        """Say how many of the pictures there are left out, and which models scored them."""
+        from edgefl_client.scoring.watched_folder import left_out_words
+
+        models = self.notes.models()
+        found = {name: seen for name, seen in found.items() if name not in self.undrawn}
+        before = [models.get(name) for name, seen in found.items() if self.scored.get(name) == seen]
+        if before:
+            _say(left_out_words(before))
 
     def _tell_left_out(self) -> None:
         """Name once each picture that is left out, when two looks in a row found it: it may be a copy at work."""
@@ -193,9 +235,35 @@ class _Watcher:
             failed += isinstance(result, Failure) and not gone
             if self.stop.is_set():
                 break
+        self._draw_missing(before, now)
         if new:
             self.notes.forget(now)
         return failed
+
+    def _draw_missing(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> None:
+        """Score again what has a line and no heat map, until one cannot be written again: the others could not be."""
+        from edgefl_client.scoring.score_files import Failure, no_map_words, score_files
+        from edgefl_protocol.errors import StorageError
+
+        same = (name for name, seen in now.items() if before.get(name) == seen == self.scored.get(name))
+        names = [name for name in same if name in self.undrawn]
+        self.undrawn.difference_update(names)
+        if self.stop.is_set():
+            return
+        results = zip(names, score_files(self.task, self.vouched.before_each(names)), strict=True)
+        for number, (name, result) in enumerate(results):
+            error = self.lost.get(name)
+            if isinstance(error, StorageError):
+                self.without_map += len(names) - number
+                _say(f"{no_map_words(name, error)}; {counted(len(names) - number, 'heat map')} missing as before")
+                return
+            if isinstance(result, Failure):
+                self.without_map += 1
+                _say(f"{name}: no heat map: {result.message}")
+            else:
+                self._write(name, now[name], result)
+            if self.stop.is_set():
+                return
 
     def _put_off(self, name: str, why: str) -> None:
         """No line and no note: the picture is whole, and is scored when it can be read."""
@@ -211,13 +279,27 @@ class _Watcher:
         from edgefl_client.scoring.watched_folder import write_line
 
         position = 0 if self.output is None else self.output.seek(0, os.SEEK_END)
-        self.notes.begin(name, seen, position)
+        self.notes.begin(name, seen, position, self.model, without_map=self._lost_map(name))
         if self.output is None:
             click.echo(json_line(result))
         else:
             write_line(self.output, json_line(result))
         self.notes.finish(name)
         self.scored[name] = seen
+
+    def _lost_map(self, name: str) -> bool:
+        """Tell of the heat map of this picture, where it failed; whether the next start may be able to write it."""
+        from edgefl_client.scoring.score_files import no_map_words
+        from edgefl_protocol.errors import StorageError
+
+        error = self.lost.pop(name, None)
+        if error is None:
+            return False
+        self.without_map += 1
+        may_come = isinstance(error, StorageError)
+        again = "; the next start with --heatmap draws it, and writes the line again" if may_come else ""
+        _say(f"{no_map_words(name, error)}{again}")
+        return may_come
 
 
 def _say(sentence: str) -> None:

@@ -1,15 +1,16 @@
 """FedEvPrompt on the device: prompts and head learn here and stay here, a few rollout maps a class or their mean leave.
 
     learn   E epochs of the training graph, the others' maps as targets (eq. 2, 4, 7)       _learn
-    judge   bundle against personal values on the pictures held back               learning_gate.judge
+    judge   new values against the bundle's and those in use, on pictures held back  learning_gate.judge
     reply   of each class, the M maps of lowest vacuity of the pictures it learned from,    _reply
             of which the picture gate refers none; or the mean of these
 
-The maps that leave are those of the learned values where these passed their gate, else those of the bundle's values:
-what is worse than the bundle is not shared either. The state goes on in both cases, as at every site; its digest is
-what the reply carries. Guarantees: the same state, broadcast, pictures, site and number of threads give the same bits,
-however often it was killed or paused on the way. The method: `edgefl_trainer.methods.fedevprompt`; its graph:
-`edgefl_export.methods.fedevprompt`. Source: arXiv 2411.10071, section 3 and Fig. 1; docs/design.md, sections 7 and 9.
+The maps that leave are those of the learned values where these are no worse than the bundle's by their gate, else those
+of the bundle's values; what scores now decides nothing of a reply. The state goes on in both cases, as at every site;
+its digest is what the reply carries. Guarantees: the same state, broadcast, pictures, site and number of threads give
+the same bits, however often it was killed or paused on the way. The method: `edgefl_trainer.methods.fedevprompt`; its
+graph: `edgefl_export.methods.fedevprompt`. Source: arXiv 2411.10071, section 3 and Fig. 1; docs/design.md, sections 7
+and 9.
 """
 
 from collections.abc import Iterator, Mapping
@@ -162,8 +163,9 @@ class FedEvPromptLearner:
     def _judged(
         self, graph: onnxruntime.InferenceSession, weights: Mapping[str, NDArray[Any]], round_: int, report: Report
     ) -> bool:
-        """The gate: whether the learned values may be used and shared."""
-        total = 2 * len(self._held)
+        """The gate: whether the learned values may be shared."""
+        in_use = self._around.in_use
+        total = (2 if in_use is None else 3) * len(self._held)
         verdict = judge(
             graph,
             self._bundle,
@@ -171,6 +173,7 @@ class FedEvPromptLearner:
             self._seen,
             self._held,
             lambda done: report({"judging": done, "pictures": total}),
+            in_use=in_use,
         )
         light = own_range_of(fit_rows(self._learn_rows).lights, self._bundle.preprocess.colour)
         self._around.judged(
@@ -179,7 +182,7 @@ class FedEvPromptLearner:
                 images=len(self._learn_rows), round=round_, light=light,
             )
         )  # fmt: skip
-        return verdict.passed
+        return verdict.no_worse_than_bundle
 
     def _reply(
         self, graph: onnxruntime.InferenceSession, weights: Mapping[str, NDArray[Any]], site_sha256: str, report: Report

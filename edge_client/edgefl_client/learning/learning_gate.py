@@ -1,6 +1,6 @@
-"""The learning gate: bundle and personal values answer for the pictures held back; `LearningVerdict` judges both.
+"""The learning gate: bundle and personal values answer for the pictures held back; `LearningVerdict` judges them.
 
-Two questions are put to each.
+Where personal values are in use already, they answer, too. Two questions are put to each.
 
 * *Which class of the table is it?* Both choose among the same classes: a bundle of eight classes must not lose to one
   of two for naming one that could not occur. The measure is balanced accuracy of all pictures.
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import run_graph
 from edgefl_client.scoring.learning_verdict import Answers, LearningVerdict
+from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.referral import JudgedPicture, Measures, ReferralRules, predicted_class, refer_reasons
@@ -51,28 +52,39 @@ def judge(
     seen: Sequence[bool],
     held: PreparedRows,
     report: Callable[[int], None] = lambda done: None,
+    *,
+    in_use: PersonalState | None = None,
 ) -> LearningVerdict:
-    """Compare bundle and personal values on the pictures held back.
+    """Compare personal values with the bundle's, and with those in use, on the pictures held back.
 
     Args:
-        seen: per class, whether the personal values were learned on it.
-        report: called with the number of pictures scored so far, of both together.
+        personal: the new ones.
+        seen: per class, whether the new values were learned on it.
+        report: called with the number of pictures scored so far, of all together.
+        in_use: the personal values that score until now; None where the bundle's do.
     """
     rules, class_rule = _rules(bundle)
     suspicious = referral_rules(bundle.labels, bundle.card).suspicious or (True,) * len(bundle.labels.classes)
     benign = [not asks for asks in suspicious]
-    common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
-    theirs = _Question(among=common, seen=bundle.labels.seen, rules=rules, benign=benign)
-    ours = _Question(among=seen, seen=seen, rules=rules, benign=benign)
+
+    def asked(of: Sequence[bool]) -> _Question:
+        """Ask values that were learned on these classes: they choose among those that the new ones know, too."""
+        common = [new and other for new, other in zip(seen, of, strict=True)]
+        return _Question(among=common, seen=of, rules=rules, benign=benign)
+
     counts = np.bincount(held.labels, minlength=len(benign))
     may_miss = np.array(bundle.labels.seen) & ~np.array(benign)  # suspicious classes that the bundle may name
     return LearningVerdict(
-        bundle=_answers(graph, bundle.weights, theirs, held, report),
-        personal=_answers(graph, personal, ours, held, lambda done: report(len(held) + done)),
+        bundle=_answers(graph, bundle.weights, asked(bundle.labels.seen), held, report),
+        personal=_answers(graph, personal, asked(seen), held, lambda done: report(len(held) + done)),
+        before=None
+        if in_use is None
+        else _answers(graph, in_use.weights, asked(in_use.seen), held, lambda done: report(2 * len(held) + done)),
         held=len(held),
         least_of_a_class=int(counts[counts > 0].min()),
         class_rule=class_rule,
         suspicious_judged=bool(counts[may_miss].any() or not may_miss.any()),
+        classes=int(np.count_nonzero(counts)),
     )
 
 

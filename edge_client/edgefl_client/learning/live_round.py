@@ -27,6 +27,7 @@ from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.round_report import Told, keep_judged, round_facts
 from edgefl_client.learning.session import plan_of
+from edgefl_client.scoring.personal import load_personal
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import flush_to_disk
 from edgefl_protocol.errors import StorageError
@@ -75,6 +76,7 @@ def learn_live(
         around = Circumstances(
             points=PointFile(home.learning / _POINT), site=live.site, options=options,
             maps_per_class=min(MAX_MAPS, task.maps_per_class), sent_maps=sent_maps, judged=told.hear, started=started,
+            in_use=load_personal(home, bundle),
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
         _check_travels(task.travels, learner.travels)

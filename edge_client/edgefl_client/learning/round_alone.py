@@ -3,7 +3,8 @@
     read    prepare the pictures, hold 15 % of each class back (at least 20)
     go on   from the point of this very round, or from the values of the round before, or from the bundle's
     learn   a round of the bundle's method (`learner_table`); every now and then, and before any stop, a point is kept
-    judge   bundle against personal values on the pictures held back; only what passes is kept for scoring
+    judge   new values against the bundle's, and against personal ones in use, on the pictures held back; only what
+            passes is kept for scoring
 
 Rounds of a live federation are counted and kept apart (`live_round`): what an owner tries here changes none of them.
 Guarantees: killed at any moment and started again, the round ends with the same values, bit for bit (same number of
@@ -22,6 +23,7 @@ from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt, remember_table
 from edgefl_client.learning.round_learner import ALONE, Circumstances, PointFile
 from edgefl_client.learning.round_report import Told, keep_judged, round_facts
+from edgefl_client.scoring.personal import load_personal
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload
 
@@ -65,6 +67,7 @@ def run_train(
         around = Circumstances(
             points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear,
             started=started,
+            in_use=load_personal(home, bundle),
         )  # fmt: skip
         learner = learn(bundle, dealt, around)
         before = begun_with(home.learning / STANDING, bundle.sha256, "", learner.start())

@@ -120,6 +120,8 @@ class Circumstances:
     sent_maps: SentMaps = "each"  # what is sent of them: each, or of every class their mean
     # told what the gate found of values that a round learned, before the reply is made
     judged: Callable[[PersonalState], None] = lambda found: None
+    # the personal values that score until now: the gate compares new ones with them, too; None where the bundle's score
+    in_use: PersonalState | None = None
     # when the work began, reading the pictures included, by the clock of the limits; None for the call of `local_round`
     started: float | None = None
 

@@ -61,8 +61,10 @@ def save_personal(home: Home, state: PersonalState) -> None:
         "least_of_a_class": verdict.least_of_a_class,
         "class_rule": int(verdict.class_rule),
         "suspicious_judged": int(verdict.suspicious_judged),
+        **({} if verdict.classes is None else {"classes": verdict.classes}),
         **_facts_of("bundle", verdict.bundle),
         **_facts_of("personal", verdict.personal),
+        **({} if verdict.before is None else _facts_of("before", verdict.before)),
     }
     write_checked(home.prepare(home.learning) / PERSONAL, Payload(state.weights, scalars))
 
@@ -107,7 +109,7 @@ def _read(payload: Payload) -> PersonalState:
 
 
 def _facts_of(whose: str, found: Answers) -> dict[str, float | int]:
-    """Write one half of a verdict; an accuracy that nothing was told for is left out."""
+    """Write what a verdict tells of one set of values; an accuracy that nothing was told for is left out."""
     facts: dict[str, float | int] = {
         f"{whose}_balanced_accuracy": found.balanced_accuracy,
         f"{whose}_referred": found.referred,
@@ -136,6 +138,8 @@ def _verdict(facts: Mapping[str, float | int | str]) -> LearningVerdict:
         least_of_a_class=int(facts["least_of_a_class"]),
         class_rule=bool(facts["class_rule"]),
         suspicious_judged=bool(facts["suspicious_judged"]),
+        classes=int(facts["classes"]) if "classes" in facts else None,
+        before=answers("before") if "before_balanced_accuracy" in facts else None,
     )
 
 

@@ -64,8 +64,8 @@ class ScoringJob:
     scorer: "Scorer"  # the model
     reader: "PictureReader"  # decodes the files
     heatmaps: Path | None  # folder for heat maps; None for none
-    # told, in one sentence, of each heat map that cannot be written; its score comes without one
-    not_drawn: Callable[[str], None]
+    # told of each picture whose heat map fails or cannot be written, and why; its score comes without one
+    not_drawn: Callable[[str, EdgeflError], None]
     batch: int = 1  # pictures in one run of the network; one where heat maps are drawn or scores are logged
     # told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is given;
     # None for no log
@@ -85,10 +85,15 @@ def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
                 try:
                     result = _drawn(result, one, task.heatmaps, task)
                 except EdgeflError as error:  # the score is made: a full disk, or a map that fails, must not cost it
-                    task.not_drawn(f"{one.name}: no heat map: {error}")
+                    task.not_drawn(one.name, error)
             if task.log is not None:
                 task.log(result, one.sha256)
             yield result
+
+
+def no_map_words(name: str, error: EdgeflError) -> str:
+    """Say that a picture has no heat map, and why."""
+    return f"{name}: no heat map: {error}"
 
 
 def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -6,6 +6,10 @@
   length of the output; its line is written and flushed to the disk; the file is noted as done. After a crash in
   between, the length of the output says whether the line was written; half a line is cut off. On standard output,
   where nothing can be read back, a crash at that moment scores one picture twice rather than never.
+* Another model scores none of them again by itself: an update would write a line for each picture of an archive. It is
+  said how many are left out and which model scored them (`left_out_words`); whoever wants them again drops the notes.
+* A score whose heat map could not be written stands in its line and is noted as without one. The next process that
+  draws scores it again, and writes a second line once the map is there; as long as it is not, no line more.
 * Notes lie in the home folder, at most `MAX_NOTES` of a folder besides those of files that are still there. A file is
   noted by the bytes of its name below the folder, so a folder is the same however it is named, and so is a file whose
   name is no text.
@@ -14,6 +18,7 @@
 import hashlib
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +30,7 @@ from edgefl_client.scoring.folder_files import pictures_below
 from edgefl_protocol.durable import keep_commits
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.lock_file import LockFile, hold
+from edgefl_protocol.sentences import counted, listed
 
 MAX_NOTES = 100_000
 
@@ -33,6 +39,10 @@ CREATE TABLE IF NOT EXISTS watched (
   number INTEGER PRIMARY KEY, folder BLOB NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL, time_ns INTEGER NOT NULL,
   begun_at INTEGER, UNIQUE (folder, name)
 )"""
+_LATER = {  # columns that an older version did not make
+    "model": "ALTER TABLE watched ADD COLUMN model TEXT",
+    "without_map": "ALTER TABLE watched ADD COLUMN without_map INTEGER NOT NULL DEFAULT 0",
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Notes:
         try:
             keep_commits(self._watched)
             self._watched.execute(_TABLE)
+            self._add_columns()
         except sqlite3.Error as error:
             self.close()
             raise _storage_error(error) from error
@@ -103,16 +114,41 @@ class Notes:
         rows = self._run("SELECT name, size, time_ns FROM watched WHERE folder = ? AND begun_at IS NULL", self._folder)
         return {self._name(key): Seen(size, time_ns) for key, size, time_ns in rows}
 
-    def begin(self, name: str, seen: Seen, position: int) -> None:
-        """Note that a file's line is about to be written; `position` is the output's length in bytes before it."""
+    def models(self) -> dict[str, str | None]:
+        """Tell which model scored each file, in words; None where an older version wrote the note."""
+        rows = self._run("SELECT name, model FROM watched WHERE folder = ? AND begun_at IS NULL", self._folder)
+        return {self._name(key): model for key, model in rows}
+
+    def without_map(self) -> set[str]:
+        """List the files that were scored while their heat map could not be written."""
+        rows = self._run(
+            "SELECT name FROM watched WHERE folder = ? AND begun_at IS NULL AND without_map = 1", self._folder
+        )
+        return {self._name(key) for (key,) in rows}
+
+    def begin(
+        self, name: str, seen: Seen, position: int, model: str | None = None, *, without_map: bool = False
+    ) -> None:
+        """Note that a file's line is about to be written.
+
+        Args:
+            position: the output's length in bytes before it.
+            model: what scored the file, in words.
+            without_map: whether its heat map could not be written, and may be another time.
+        """
         self._run(
-            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at) VALUES (?, ?, ?, ?, ?)",
-            self._folder, self._key(name), seen.size_bytes, seen.time_ns, position,
+            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at, model, without_map) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            self._folder, self._key(name), seen.size_bytes, seen.time_ns, position, model, without_map,
         )  # fmt: skip
 
     def finish(self, name: str) -> None:
         """Note that the line of a file is written."""
         self._finish(self._key(name))
+
+    def drop(self) -> None:
+        """Drop all notes of the folder: each file is new again."""
+        self._run("DELETE FROM watched WHERE folder = ?", self._folder)
 
     def forget(self, present: dict[str, Seen]) -> int:
         """Drop the oldest notes beyond `MAX_NOTES`, but never those of files that are present: they were scored."""
@@ -121,6 +157,20 @@ class Notes:
         for number in surplus:
             self._run("DELETE FROM watched WHERE number = ?", number)
         return len(surplus)
+
+    def _add_columns(self) -> None:
+        """Bring notes of an older version to this one, which that one goes on reading."""
+
+        def missing() -> list[str]:
+            there = {row[1] for row in self._watched.execute("PRAGMA table_info(watched)")}
+            return [statement for name, statement in _LATER.items() if name not in there]
+
+        if not missing():
+            return
+        self._watched.execute("BEGIN IMMEDIATE")  # another process may do the same for its folder
+        for statement in missing():
+            self._watched.execute(statement)
+        self._watched.execute("COMMIT")
 
     def _finish(self, key: bytes) -> None:
         self._run("UPDATE watched SET begun_at = NULL WHERE folder = ? AND name = ?", self._folder, key)
@@ -136,6 +186,20 @@ class Notes:
             return self._watched.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise _storage_error(error) from error
+
+
+def left_out_words(models: Sequence[str | None]) -> str:
+    """Say how many pictures are left out because they were scored before, by which models, and what scores them again.
+
+    Args:
+        models: of each of these pictures what scored it, in words; None where nobody noted it.
+    """
+    one = len(models) == 1
+    by = Counter(name for name in models if name is not None).most_common()
+    each = [f"by {name}" if count == len(models) else f"{count} by {name}" for name, count in by]
+    which = f" ({listed(each)})" if each else ""
+    rest = "is left out; --again scores it" if one else "are left out; --again scores them"
+    return f"{counted(len(models), 'picture was', 'pictures were')} scored before{which} and {rest}"
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from edgefl_client.learning import fedevprompt
 from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.session import TrainingSession
+from edgefl_client.scoring.learning_verdict import LearningVerdict
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol import Payload, digest
 from edgefl_protocol.pictures.imaging import Colour
@@ -88,6 +90,7 @@ def a_round(
     sent_maps: SentMaps = "each",
     learn: PreparedRows | None = None,
     colour: Colour = "none",
+    in_use: PersonalState | None = None,
     **plan: Any,
 ) -> Round:
     """Round 2 of two epochs, from `BEGUN`."""
@@ -102,6 +105,7 @@ def a_round(
         maps_per_class=M,
         sent_maps=sent_maps,
         judged=judged.append,
+        in_use=in_use,
     )
     rows = Dealt(learn=pictures(LABELS) if learn is None else learn, held=pictures(np.arange(42) % 2))
     learner = FedEvPromptLearner(bundle, rows, around)
@@ -223,6 +227,25 @@ def test_the_most_certain_maps_leave(
         assert sent.dtype == np.float16
         np.testing.assert_allclose(sent, maps, atol=1e-3)
     assert dict(found.reply.scalars) == {"site_sha256": digest(dict(found.state))}
+
+
+def test_what_is_in_use_decides_nothing_of_a_reply(
+    school: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/reference/device-learning.md: what is no worse than the bundle is shared, though better values score."""
+    alone = a_round(school, tmp_path, monkeypatch)
+    assert alone.judged.verdict.passed
+    real = fedevprompt.judge
+
+    def beside_better(*given: Any, in_use: PersonalState | None, **named: Any) -> LearningVerdict:
+        verdict = real(*given, in_use=in_use, **named)
+        assert in_use is alone.judged and verdict.before == verdict.personal
+        return replace(verdict, before=replace(verdict.personal, balanced_accuracy=2.0))  # no values are so good
+
+    monkeypatch.setattr(fedevprompt, "judge", beside_better)
+    found = a_round(school, tmp_path, monkeypatch, in_use=alone.judged)
+    assert found.judged.verdict.refused_for == ("before",) and not found.judged.passed
+    assert found.reply.to_bytes() == alone.reply.to_bytes()
 
 
 def test_the_mean_of_these_maps_leaves_where_the_federation_asks_for_it(

@@ -6,6 +6,7 @@ import pytest
 from edgefl_client.learning.learning_gate import judge
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import load_graph
+from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.pictures.class_info import KNOWN, ClassInfo
 from edgefl_protocol.pictures.referral import Suspicion
 
@@ -82,6 +83,23 @@ def test_values_that_refer_88_of_90_are_refused(make_bundle):
     assert verdict.personal.wrong_not_referred == verdict.bundle.wrong_not_referred == 0
     assert verdict.personal.balanced_accuracy == verdict.bundle.balanced_accuracy == 1.0
     assert verdict.refused_for == ("referrals",)
+
+
+def test_the_values_in_use_answer_the_same_pictures(make_bundle):
+    """They choose among the classes that both know, and name their own in a score; a bundle of chance hides nothing."""
+    nothing = by_red(0, 0) | {"head.bias": np.array([20, 20, -50], np.float32)}
+    bundle = make_bundle(**{name.replace(".", "__"): value for name, value in nothing.items()})
+    held, graph = reds(), load_graph(bundle.score_onnx, 1)
+    in_use = PersonalState(
+        bundle_sha256=bundle.sha256, weights=by_red(40, 0.25), seen=(True, True, False), verdict=None, images=9, round=1
+    )
+    told = []
+    found = judge(graph, bundle, nothing, (True, True, False), held, told.append, in_use=in_use)
+    assert (found.bundle.balanced_accuracy, found.before.balanced_accuracy, found.chance) == (0.5, 1.0, 0.5)
+    assert found.refused_for == ("before",) and found.no_worse_than_bundle
+    assert told == sorted(told) and told[-1] == 3 * len(held)
+    better = judge(graph, bundle, by_red(40, 0.25), (True, True, True), held, in_use=in_use)
+    assert better.passed and better.personal == better.before
 
 
 def missing_two(make_bundle, info=KNOWN):

@@ -98,6 +98,31 @@ def test_a_failed_round_leaves_the_one_before_in_use(school, labels, home):
     )
 
 
+def test_worse_values_never_replace_better_ones_in_use(school, labels, home):
+    """device-learning.md, the learning gate: a round no worse than the bundle once replaced a better one in silence."""
+    names, good = ("head.weight", "head.bias"), np.array([[-20, -20, -20], [20, 20, 20], [0, 0, 0]], np.float32)
+    weights = {"head__weight": 0 * good, "head__bias": np.float32([25, -21, -21])}  # it calls all pictures melanomas
+    bundle = school.learning_bundle(weights=weights, rates=dict.fromkeys(names, 0.0))
+    run_train(home, bundle, labels, TrainOptions(**ONE))
+    before = standing(home, bundle)
+    right = replace(before, state={**before.state, "head.weight": good, "head.bias": np.float32([25, -21, -9])})
+    save_standing(home.learning / STANDING, right)
+    second = run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert second["gate"]["passed"] and second["gate"]["before"]["balanced_accuracy"] == second["gate"]["chance"] == 0.5
+    kept = load_personal(home, bundle)
+    assert kept.round == 2 and kept.verdict.to_json() == second["gate"]  # as status tells it
+
+    save_standing(home.learning / STANDING, replace(before, round=2))
+    third = run_train(home, bundle, labels, TrainOptions(**ONE))
+    gate = third["gate"]
+    assert gate["bundle_balanced_accuracy"] == gate["personal_balanced_accuracy"] == 0.5
+    assert (gate["refused_for"], "balanced_accuracy" in gate["before"]["worse_in"]) == (["before"], True)
+    assert third["in_use"]["round"] == 2 and digest(load_personal(home, bundle).weights) == digest(kept.weights)
+    assert "the new values are not used; the personal values of round 2 stay in use" in learned_text(third, "")
+    save_standing(home.learning / STANDING, replace(right, round=3))
+    assert run_train(home, bundle, labels, TrainOptions(**ONE))["in_use"]["round"] == 4  # as good is enough
+
+
 def test_the_next_round_goes_on_from_the_last(bundle, labels, home):
     """Private prompts and moments live on from round to round (docs/methods.md 1.6)."""
     run_train(home, bundle, labels, TrainOptions(**ONE))

@@ -14,6 +14,7 @@ from edgefl_client.scoring.score_files import ScoringJob, score_files
 from edgefl_protocol.bundle import build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true
+from edgefl_protocol.errors import EdgeflError
 
 
 @pytest.fixture
@@ -218,8 +219,10 @@ def test_a_map_that_fails_costs_no_score(lab, make_bundle, tmp_path, monkeypatch
     monkeypatch.setattr(network.Network, "occlusion", fails)
     from edgefl_client.scoring.pictures import FORMATS, PictureReader
 
-    told: list[str] = []
+    told: dict[str, EdgeflError] = {}
     with PictureReader(FORMATS) as reader:
-        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path / "maps", not_drawn=told.append)
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path / "maps", not_drawn=told.__setitem__)
         (result,) = score_files(task, [str(tmp_path / "a.png")])
-    assert result.heatmap is None and result.predicted is not None and "not finite" in told[0]
+    assert (
+        result.heatmap is None and result.predicted is not None and "not finite" in str(told[str(tmp_path / "a.png")])
+    )

@@ -159,6 +159,53 @@ def test_each_condition_at_its_bound(personal: Answers, held: int, least: int, r
     assert (verdict.refused_for, verdict.passed) == (refused_for, not refused_for)
 
 
+@pytest.mark.parametrize(
+    ("personal", "worse_in"),
+    [
+        (GOOD, ()),
+        (replace(GOOD, balanced_accuracy=0.699), ("balanced_accuracy",)),
+        (replace(GOOD, referred=65), ("referrals",)),
+        (replace(GOOD, balanced_accuracy_not_referred=0.819), ("not_referred",)),
+        (replace(GOOD, missed=2), ("missed",)),
+    ],
+)
+def test_the_values_in_use_are_held_to_the_same_bounds(personal: Answers, worse_in: tuple[str, ...]) -> None:
+    """device-learning.md, `before`: beside a bundle that is much worse, values in use keep their place."""
+    poor = Answers(
+        balanced_accuracy=0.5, referred=62, balanced_accuracy_not_referred=0.5, wrong_not_referred=9, missed=5
+    )
+    verdict = replace(EQUAL, bundle=poor, personal=personal, before=GOOD)
+    assert verdict.beside_before is not None and verdict.beside_before.worse_in == worse_in
+    assert verdict.refused_for == (("before",) if worse_in else ()) and verdict.no_worse_than_bundle
+    lines = verdict_table(verdict.to_json()).splitlines()
+    assert lines[0].split()[-6:] == ["learned", "here", "in", "use", "before", "bundle"]
+    assert lines[2].split()[1:] == [
+        *(str(personal.referred), f"({100 * personal.referred / 90:.0f}", "%)"), "60", "(67", "%)", "62", "(69", "%)",
+    ]  # fmt: skip
+    assert [("those in use" in line) for line in lines[7:]] == [True] * len(worse_in)
+
+
+@given(answers(), answers())
+def test_a_third_set_of_values_only_ever_refuses(drawn: Drawn, other: Drawn) -> None:
+    """Values in use add a reason to the others and take none away; the new ones in their own place pass as before."""
+    verdict = drawn.verdict
+    found = replace(verdict, before=other.verdict.bundle)
+    assert tuple(name for name in found.refused_for if name != "before") == verdict.refused_for
+    assert replace(verdict, before=verdict.personal).refused_for == verdict.refused_for
+
+
+def test_the_table_tells_chance_and_who_is_no_better() -> None:
+    """device-learning.md: 0.500 of two classes is what a guess gets, and stood there as a success."""
+    every = replace(GOOD, balanced_accuracy=0.5)
+    found = replace(EQUAL, bundle=every, personal=every, classes=2)
+    said = verdict_table(found.to_json())
+    assert said.splitlines()[1].split() == ["balanced", "accuracy", "(chance:", "0.500)", "0.500", "0.500"]
+    assert said.endswith("A guess has a balanced accuracy of 0.500; the new values are no better.")
+    assert "(chance: 0.500) 0.500 (0.500)" in verdict_line(found.to_json())
+    assert "A guess" not in verdict_table(replace(found, personal=GOOD).to_json())
+    assert "chance" not in verdict_table(replace(found, classes=None).to_json())  # values from before it was kept
+
+
 def test_values_that_no_suspicious_picture_judged_are_refused_and_the_text_says_why() -> None:
     """Decision 0042: not one suspicious picture more is missed; where none is held back, nothing shows that."""
     verdict = replace(EQUAL, suspicious_judged=False)
@@ -227,5 +274,8 @@ def test_where_all_is_referred_the_table_says_what_decided(accuracy, passed):
     said = verdict_table(found.to_json())
     assert found.passed is passed
     assert "Both refer every picture held back, so there is no answer without a referral to judge." in said
+    assert "about referrals, answers without one and missed pictures compared nothing." in said
     assert ("are used because their balanced accuracy of all pictures" in said) is passed
     assert "Where fewer than" not in said
+    again = verdict_table(replace(found, before=every).to_json())
+    assert "All refer every picture held back" in again and ("nor below that of the values in use" in again) is passed

@@ -4,6 +4,7 @@ Source: docs/guides/device.md.
 """
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -15,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from edgefl_client.cli import main
-from edgefl_client.home import Home
 from edgefl_client.scoring import watched_folder
-from edgefl_client.scoring.watched_folder import Notes, Seen, open_output, write_line
-from edgefl_protocol.errors import StorageError
+from edgefl_protocol import durable
+from edgefl_protocol.errors import EdgeflError, StorageError
 
 SCORING = ("--model", "model.edgefl", "--trust", "signing.pub", "--threads", "1")
 OPTIONS = ("--model", "model.edgefl", "--trust", "signing.pub", "--interval", "0.1", "--threads", "1")
@@ -64,6 +64,37 @@ def test_each_picture_once_and_again_when_written_anew(place, good, capsys):
     (drop / "c.png").write_bytes(good)
     os.utime(drop / "b.png", ns=(1, 1))
     assert names(watch(capsys, "--once")[1]) == ["b.png", "c.png"]
+
+
+def test_another_model_scores_nothing_again_unless_it_is_told_to(place, good, lab, capsys):
+    """docs/guides/device.md: after a change of the model nothing was scored, and nothing said so, with any --out."""
+    for name in ("a.png", "b.png"):
+        (place / "drop" / name).write_bytes(good)
+    assert "scored before" not in watch(capsys, "--once", "--out", "first.jsonl")[2]
+    (place / "model.edgefl").write_bytes(lab.bundle_bytes(version=2))
+    code, _, err = watch(capsys, "--once", "--out", "second.jsonl")
+    said = "2 pictures were scored before (by skin/main/all version 1) and are left out; --again scores them\n"
+    assert code == 0 and err.endswith(said) and lines_of(place / "second.jsonl") == []
+    (place / "drop" / "c.png").write_bytes(good)
+    assert watch(capsys, "--once", "--out", "second.jsonl")[2].count("scored before") == 1
+    assert "(2 by skin/main/all version 1 and 1 by skin/main/all version 2)" in watch(capsys, "--once")[2]
+    code, lines, err = watch(capsys, "--once", "--again")
+    assert (code, names(lines)) == (0, ["a.png", "b.png", "c.png"]) and "scored before" not in err
+    assert [line["model"]["version"] for line in lines] == [2, 2, 2]
+    code, lines, err = watch(capsys, "--once")
+    assert (code, lines) == (0, []) and "3 pictures were scored before (by skin/main/all version 2)" in err
+
+
+def test_while_it_runs_it_says_once_what_it_leaves_out(place, good, capsys):
+    """The line stands in a service's journal at each start, not at each look."""
+    (place / "drop" / "0.png").write_bytes(good)
+    watch(capsys, "--once")
+    out = place / "scores.jsonl"
+    process = start("--out", str(out))
+    (place / "drop" / "1.png").write_bytes(good)
+    until(lambda: len(lines_of(out)) == 1, process)
+    process.send_signal(signal.SIGTERM)
+    assert finished(process)[1].count("1 picture was scored before (by skin/main/all version 1) and is left out") == 1
 
 
 def test_a_folder_is_the_same_however_it_is_named(place, good, capsys, monkeypatch):
@@ -191,6 +222,46 @@ def test_heat_maps_are_kept_and_never_scored(place, good, lab, capsys):
     assert len(list((place / "drop" / "maps").iterdir())) == 3
 
 
+def test_a_heat_map_that_a_full_disk_refused_is_drawn_when_it_is_tried_again(place, good, lab, capsys, monkeypatch):
+    """docs/reference/scores.md, exit codes: it ended with 0, and no later call drew the map."""
+    (place / "drop" / "a.png").write_bytes(good)
+    (place / "drop" / "b.png").write_bytes(lab.encoded(lab.photo(50, 60)))
+    maps, real, tries = ("--once", "--heatmap", "maps"), os.fsync, []
+
+    def full(descriptor):
+        tries.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable.os, "fsync", full)
+    code, lines, err = watch(capsys, *maps)
+    assert (code, [line["heatmap"] for line in lines], len(tries)) == (1, [None, None], 2)
+    assert "drop/a.png: no heat map: cannot write maps/a-" in err and "2 heat maps could not be drawn, so this" in err
+    assert err.count("the next start with --heatmap draws it, and writes the line again") == 2
+    code, lines, err = watch(capsys, *maps)  # the disk is still full: one try says it of all, and no line more
+    assert (code, lines, len(tries)) == (1, [], 3) and "2 heat maps missing as before" in err
+    assert watch(capsys, "--once")[:2] == (0, [])  # nobody asked for maps
+    monkeypatch.setattr(durable.os, "fsync", real)
+    (place / "drop" / "c.png").write_bytes(lab.encoded(lab.photo(60, 60)))
+    code, lines, err = watch(capsys, *maps)
+    assert (code, names(lines)) == (0, ["c.png", "a.png", "b.png"]) and "scored before" not in err
+    assert all((place / line["heatmap"]).is_file() for line in lines) and len(list((place / "maps").iterdir())) == 3
+    assert watch(capsys, *maps)[:2] == (0, [])
+
+
+def test_a_heat_map_that_fails_for_another_reason_is_counted_and_not_tried_again(place, good, capsys, monkeypatch):
+    """No disk is to blame, so trying again would fail at each call of a timer."""
+    from edgefl_client.scoring import scorer
+
+    def fails(*_):
+        raise EdgeflError("not finite", "score")
+
+    (place / "drop" / "a.png").write_bytes(good)
+    monkeypatch.setattr(scorer.Scorer, "explain", fails)
+    code, (line,), err = watch(capsys, "--once", "--heatmap", "maps")
+    assert (code, line["heatmap"]) == (1, None) and "drop/a.png: no heat map: not finite\n" in err
+    assert watch(capsys, "--once", "--heatmap", "maps")[:2] == (0, [])
+
+
 def test_an_interval_that_is_no_number_is_a_usage_error(place, capsys):
     with pytest.raises(SystemExit) as left:
         main(["watch", "drop", *OPTIONS, "--interval", "nan"])
@@ -279,76 +350,3 @@ def test_killed_at_any_moment_every_picture_has_one_line(place, good):
         finished(process)
     assert finished(start("--out", str(out), "--once"))[0] == 0
     assert names([json.loads(line) for line in lines_of(out)]) == [f"{number:03}.png" for number in range(90)]
-
-
-@pytest.fixture
-def notes(tmp_path):
-    made = []
-
-    def make(folder: Path = tmp_path / "drop") -> Notes:
-        made.append(Notes(Home(tmp_path / "home"), folder))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@pytest.mark.parametrize(("crashed_after", "written"), [("begin", b""), ("half", b'{"image": "a'), ("line", b"{}\n")])
-def test_recovery_of_a_file_that_was_begun(notes, tmp_path, crashed_after, written):
-    """Module text: the length of the output says whether the line was written; half a line is cut off."""
-    out, seen, a = tmp_path / "out.jsonl", Seen(1, 2), str(tmp_path / "drop" / "a")
-    with open_output(out) as output:
-        write_line(output, '{"image": "before"}')
-        first = notes()
-        first.begin(a, seen, output.tell())
-        output.write(written)
-    first.close()
-    second = notes()
-    with open_output(out) as output:
-        second.recover(output)
-        assert second.scored() == ({a: seen} if crashed_after == "line" else {})
-        write_line(output, '{"image": "after"}')
-    whole = [json.loads(line) for line in lines_of(out)]
-    assert [line.get("image") for line in whole] == ["before", *([None] if crashed_after == "line" else []), "after"]
-
-
-def test_notes_are_bounded_but_never_forget_what_is_there(notes, monkeypatch, tmp_path):
-    monkeypatch.setattr(watched_folder, "MAX_NOTES", 10)
-    made, called = notes(), [str(tmp_path / "drop" / str(number)) for number in range(25)]
-    for number, name in enumerate(called):
-        made.begin(name, Seen(number, number), 0)
-        made.finish(name)
-    present = {name: Seen(number, number) for number, name in enumerate(called[:5])}
-    assert made.forget(present) == 15
-    assert set(made.scored()) == {*called[:5], *called[20:]}
-    assert made.forget(present) == 0
-
-
-def test_two_folders_share_a_home_and_one_folder_has_one_watcher(notes, tmp_path):
-    one, other = notes(), notes(tmp_path / "elsewhere")
-    one.begin(str(tmp_path / "drop" / "a"), Seen(1, 1), 0)
-    one.finish(str(tmp_path / "drop" / "a"))
-    assert other.scored() == {}
-    with pytest.raises(StorageError, match="another edgefl watch"):
-        notes()
-
-
-def test_two_watchers_never_share_a_file_of_results(tmp_path):
-    """After a crash the length of the file says whose line is missing: only where one process alone writes to it."""
-    with open_output(tmp_path / "out.jsonl"):
-        with (
-            pytest.raises(StorageError, match="another edgefl watch writes to") as busy,
-            open_output(tmp_path / "out.jsonl"),
-        ):
-            pass
-        assert busy.value.code == "busy"
-    with open_output(tmp_path / "out.jsonl") as free:
-        write_line(free, "x")
-
-
-def test_damaged_notes_are_one_sentence(notes, tmp_path):
-    notes().close()
-    (tmp_path / "home" / "watched.sqlite3").write_bytes(b"no database" * 100)
-    with pytest.raises(StorageError, match="cannot keep its notes"):
-        notes()

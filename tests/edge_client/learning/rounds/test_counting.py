@@ -13,13 +13,18 @@ from tests.edge_client.learning.rounds.conftest import OPTIONS, PAUSE, STEPS, Le
 from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.live_round import counted_round, drop_reply
+from edgefl_client.scoring.learning_verdict import Answers, LearningVerdict
+from edgefl_client.scoring.personal import PersonalState, kept_personal, load_personal, save_personal
 from edgefl_client.sharing.enrolled_device import Device, run_enrol
 from edgefl_client.sharing.sync import run_sync
 from edgefl_client.sharing.waiting_items import drop_waiting, list_waiting, show_waiting
 from edgefl_exchange.errors import Unavailable
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal
+from edgefl_protocol.payload import digest
 from edgefl_protocol.records.invite import encode_invite
+
+EVEN = Answers(balanced_accuracy=0.5, referred=0, balanced_accuracy_not_referred=0.5, wrong_not_referred=20, missed=0)
 
 
 def test_a_round_is_learned_and_answered_in_one_sync(device: Learner) -> None:
@@ -58,6 +63,28 @@ def test_the_next_round_begins_with_the_last_that_counted(device: Learner) -> No
     assert first is not None and second is not None
     assert (first.round, second.round) == (1, 2)
     assert int(second.state["optimizer.step"]) == 2 * int(first.state["optimizer.step"]) == 2 * STEPS
+
+
+def test_a_live_round_keeps_better_values_in_use_and_is_answered(device: Learner) -> None:
+    """docs/reference/device-learning.md, `before`: the gate is the same in a round; the reply goes as it would."""
+    device.sync()
+    first = device.report(None)
+    good = np.array([[-20, -20, -20], [20, 20, 20], [0, 0, 0]], np.float32)
+    kept = kept_personal(device.home) or PersonalState(
+        bundle_sha256=device.bundle.sha256, weights=device.bundle.weights, seen=(True, True, False), images=14, round=1,
+        verdict=LearningVerdict(bundle=EVEN, personal=EVEN, held=40, least_of_a_class=20, class_rule=True),
+    )  # fmt: skip
+    better = {**kept.weights, "head.weight": good, "head.bias": np.float32([25, -21, -9])}
+    save_personal(device.home, replace(kept, weights=better))
+    device.open_round(2)
+    found = device.report()
+    gate = found["learning"]["gate"]
+    assert gate["before"]["balanced_accuracy"] > 0.9 > gate["personal_balanced_accuracy"]
+    assert "before" in gate["refused_for"] and not gate["passed"]
+    assert found["sent"][0]["outcome"] == "accepted" and first["learning"] is None
+    assert device.standing == f"2 {found['learning']['state_sha256']}"
+    now = load_personal(device.home, device.bundle)
+    assert now is not None and digest(now.weights) == digest(better)
 
 
 def test_an_answer_that_was_lost_comes_again(device: Learner, net: SimpleNamespace) -> None:
