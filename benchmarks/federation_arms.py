@@ -60,6 +60,7 @@ ARMS = (
     Arm("fedevprompt2000", "FedEvPrompt on FedMAE's network", MANY, elsewhere=True),
     Arm("together2000s", TOGETHER, MANY),
     Arm("together2000", FITTED, MANY, elsewhere=True),
+    Arm("network2000", "federation, whole network fitted at home", MANY),
     Arm("fedbn2000", "federation, head and batch norm private", MANY),
     Arm("pooled2000", "all pictures in one place", MANY),
     *(Arm(f"{start}-60", label, FEW, frozen=True) for start, label in STARTS.items()),
