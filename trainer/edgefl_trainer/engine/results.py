@@ -20,6 +20,7 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.display import judging_of, tell, warn
+from edgefl_trainer.engine.first_run import has_learned
 from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.held_out import federation_figures, newcomers
 from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
@@ -104,7 +105,8 @@ def save_backbone(folder: Path, backbone: Backbone) -> None:
     """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
     if backbone.spec.name.startswith("timm:"):
         return  # positions of timm's networks are learned and their files large: named, not copied
-    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
+    spec, learned = backbone.spec, has_learned(backbone.spec.name)
+    data = backbone_bytes(spec, weights_of(backbone.network), self_supervised=spec.self_supervised, learned=learned)
     write_atomic(folder / BACKBONE_FILE, data)
 
 
@@ -349,7 +351,8 @@ def learned_backbone_results(
         write_networks(folder, site.task.backbone, method, final.sites)
     last = site.task.rounds
     kept = final.encoder or SelectedEncoder(last, learned_network(method, final.server, final.sites, sites))
-    data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
+    learned = bool(method.phases(last))
+    data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True, learned=learned)
     write_atomic(folder / BACKBONE_FILE, data)
     backbone = load_backbone(f"run:{folder}").to(site.device)
     probed = sum(len(site.train) + len(site.tune) for site in sites.values())

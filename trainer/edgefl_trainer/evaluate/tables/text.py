@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgefl_protocol.sentences import capital, listed
+from edgefl_protocol.sentences import UNTRAINED, capital, listed
 from edgefl_trainer.evaluate import no_round
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
@@ -28,7 +28,6 @@ from edgefl_trainer.evaluate.tables.rows import (
 )
 from edgefl_trainer.evaluate.tables.shares import share_columns, share_words
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
-from edgefl_trainer.models.backbone_names import UNTRAINED
 
 FORMATS = ("md", "csv", "json", "latex")
 MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
