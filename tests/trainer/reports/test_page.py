@@ -229,6 +229,23 @@ def test_several_runs_are_compared_first(finished, tmp_path):
         assert f"{row['mean']['mean']:.3f} ± {row['mean']['std']:.3f}" in read.text
 
 
+def test_a_comparison_has_every_column_of_which_its_caption_speaks(finished, tmp_path):
+    """The caption was that of `table`, whose columns of shares and of means without some sites the page lacked."""
+    shutil.copytree(finished["local"], tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary["sites"]["east"] |= {"classes_tested": 1, "took_part": {"rounds": 0, "of": 5}}
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary))
+    runs = [finished["fedavg"], tmp_path / "run"]
+    page = report_page([read_run(run) for run in runs], NOW)
+    compared = page.partition("The runs compared")[2].partition("</figure>")[0]
+    columns = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', compared)
+    of_table = edgefl_train("table", *runs).out.splitlines()[0].strip("| ").split(" | ")
+    assert columns == of_table and {"of full model", "mean without *", "mean without ‡"} <= set(columns)
+    for words in ("of full model is up / round", "left out of mean without *", "left out of mean without ‡"):
+        assert words in compared
+    assert "*‡</td>" in compared  # the site that the marks are of
+
+
 def test_nothing_is_overwritten_unasked(finished, tmp_path):
     out = tmp_path / "a.html"
     out.write_text("mine")

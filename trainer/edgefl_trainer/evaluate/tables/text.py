@@ -60,13 +60,22 @@ def render_table(
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; choose one of {', '.join(FORMATS)}")
     rows = table_rows(summaries, metric, ddof)
-    fewer = [of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
     text = caption(summaries, machine, metric, ddof)
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
-    names = sorted({name for row in rows for name in row.sites})
     if style == "csv":
-        return _csv(rows, names)
+        return _csv(rows, _site_names(rows))
+    head, body = table_page(summaries, metric, ddof)
+    return markdown(head, body, text) if style == "md" else latex(head, body, text)
+
+
+def table_page(
+    summaries: Sequence[Summary], metric: str = "balanced_accuracy", ddof: int = 1
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the lines of the table as a page shows it: it has every column of which `caption` speaks."""
+    rows = table_rows(summaries, metric, ddof)
+    fewer = [of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
+    names = _site_names(rows)
     names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
     marked, absent = any(row.one_class for row in rows), any(row.no_round for row in rows)
@@ -88,7 +97,11 @@ def render_table(
         _cells(row, name, names, (marked, absent, pooled), few, [cells[i] for cells in shares.values()])
         for i, (row, name, few) in enumerate(zip(rows, named(rows), fewer, strict=True))
     ]
-    return markdown(head, body, text) if style == "md" else latex(head, body, text)
+    return head, body
+
+
+def _site_names(rows: Sequence[TableRow]) -> list[str]:
+    return sorted({name for row in rows for name in row.sites})
 
 
 def _cells(
