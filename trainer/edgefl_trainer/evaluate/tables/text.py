@@ -26,6 +26,7 @@ from edgefl_trainer.evaluate.tables.rows import (
     runs_of_rows,
     table_rows,
 )
+from edgefl_trainer.evaluate.tables.seeds import seeds_column, seeds_words, spread_over, unlike_seeds
 from edgefl_trainer.evaluate.tables.shares import share_columns, share_words
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
 
@@ -79,9 +80,10 @@ def table_page(
     names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
     marked, absent = any(row.one_class for row in rows), any(row.no_round for row in rows)
-    shares = share_columns(rows)
+    shares, seeds = share_columns(rows), seeds_column(rows)
     head = [
         "method",
+        *seeds,
         *names,
         "mean ± std",
         *([WITHOUT] if marked else []),
@@ -94,10 +96,15 @@ def table_page(
         "time",
     ]
     body = [
-        _cells(row, name, names, (marked, absent, pooled), few, [cells[i] for cells in shares.values()])
+        _cells(row, [name, *_at(seeds, i)], names, (marked, absent, pooled), few, _at(shares, i))
         for i, (row, name, few) in enumerate(zip(rows, named(rows), fewer, strict=True))
     ]
     return head, body
+
+
+def _at(columns: Mapping[str, Sequence[str]], place: int) -> list[str]:
+    """The cells of one line of some columns."""
+    return [cells[place] for cells in columns.values()]
 
 
 def _site_names(rows: Sequence[TableRow]) -> list[str]:
@@ -106,7 +113,7 @@ def _site_names(rows: Sequence[TableRow]) -> list[str]:
 
 def _cells(
     row: TableRow,
-    name: str,
+    start: Sequence[str],
     names: Sequence[str],
     shown: tuple[bool, bool, bool],
     fewer: Collection[str],
@@ -122,7 +129,7 @@ def _cells(
     up, down = bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)
     traffic = [up, *shares, down, time_text(row.seconds)]
     together = [figure_text(row.pooled)] if shown[2] else []
-    return [name, *sites, figure_text(row.mean), *means, figure_text(Figure(mean=row.worst)), *together, *traffic]
+    return [*start, *sites, figure_text(row.mean), *means, figure_text(Figure(mean=row.worst)), *together, *traffic]
 
 
 def caption(
@@ -134,13 +141,12 @@ def caption(
     """
     rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
-    seeds = sorted({seed for row in rows for seed in row.seeds})
-    kinds = sorted({row.spread_over for row in rows})
-    over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
+    kinds, names = [row.spread_over for row in rows], named(rows)
     held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
     bare = sorted({name for run in summaries for name, site in run["sites"].items() if without_head(site)})
     parts = [
         *unlike(summaries),
+        *unlike_seeds(rows, names),
         *untrained(summaries),
         f"{capital(metric_words(metric))} per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
         *(["Lower is better"] if metric in LOWER_IS_BETTER else []),
@@ -148,11 +154,11 @@ def caption(
         *([f"{_named(held_out)} held out, never trained: in no mean, and never the worst"] if held_out else []),
         *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
         *_equal(rows),
-        f"± is the {SPREADS[ddof]} over {over}",
+        f"± is the {SPREADS[ddof]} over {spread_over(kinds, names)}",
         *(["`worst` is the mean over seeds of each seed's worst site"] if "seeds" in kinds else []),
         f"Task {summaries[0].get('task')}",
         *map(capital, _made(summaries)),
-        f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
+        *seeds_words(rows),
         *share_words(rows),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
@@ -189,6 +195,13 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
             digests.setdefault(summary.get("seed"), set()).add(str(summary["partition_sha256"]))
     most = max(map(len, digests.values()), default=0)
     return [f"NOT ALL ON THE SAME ROWS: {most} different partition_sha256 among runs of one seed"] if most > 1 else []
+
+
+def against(summaries: Sequence[Summary]) -> str:
+    """Return, for the title of a picture, a line for each thing that speaks against comparing these runs."""
+    rows = table_rows(summaries)
+    seeds = [clause.partition(":")[0] for clause in unlike_seeds(rows, named(rows))]
+    return "\n".join([*unlike(summaries), *seeds, *untrained(summaries)])
 
 
 def untrained(summaries: Sequence[Summary]) -> list[str]:
