@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.trainer.conftest import edgefl_train
 
+from edgefl_trainer.reports.findings import in_short
 from edgefl_trainer.reports.page import report_page
 from edgefl_trainer.reports.run_facts import read_run
 
@@ -244,6 +245,40 @@ def test_a_comparison_has_every_column_of_which_its_caption_speaks(finished, tmp
     for words in ("of full model is up / round", "left out of mean without *", "left out of mean without ‡"):
         assert words in compared
     assert "*‡</td>" in compared  # the site that the marks are of
+
+
+def head_of(page: str) -> str:
+    """What stands above the first section of a run."""
+    return re.sub(r"<[^>]*>", " ", page.partition("<h1>")[2].partition("<h2>")[0])
+
+
+def test_the_head_says_what_chance_is_and_that_a_network_was_never_trained(finished):
+    """A bare 52 % of two classes read as a result; that the network was a random one stood pages below."""
+    facts = read_run(finished["local"])
+    told = head_of(report_page([facts], NOW))
+    assert re.search(r"balanced accuracy, mean of sites\s+[\d.]+ %\s+(?:[\d.]+ to [\d.]+; )?chance 50\.0 %", told), told
+    assert re.search(r"balanced accuracy, worst site\s+[\d.]+ %\s+chance 50\.0 %", told), told
+    assert "never trained" not in told
+    trial = replace(facts, run=replace(facts.run, settings=replace(facts.run.settings, backbone="tiny")))
+    told = head_of(report_page([trial], NOW))
+    assert "The network was never trained: this trial shows the steps, not what a model can do." in told
+
+
+def test_chance_is_that_of_the_site_and_of_questions_the_usual_answer(finished):
+    """By hand: the mean of 1/4 and 1/2; the worst site is judged on four classes; a site of one class has none."""
+    facts = read_run(finished["local"])
+    summary = json.loads(json.dumps(dict(facts.summary)))
+    summary |= {"several_classes": {"one_class": ["x"]}, "worst_balanced_accuracy": 0.3}
+    summary["sites"]["east"] |= {"classes_tested": 4, "balanced_accuracy": 0.3}
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert below["balanced accuracy, mean of sites"].endswith("chance 37.5 % of sites with several classes")
+    assert below["balanced accuracy, worst site"] == "chance 25.0 %"
+    summary["sites"]["east"]["classes_tested"] = 1
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert below["balanced accuracy, worst site"] == ""
+    summary |= {"mean_accuracy": 0.7, "worst_accuracy": 0.6, "usual_answer": {"mean_accuracy": 0.5}}
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert (below["accuracy, mean of sites"], below["accuracy, worst site"]) == ("usual answer 50.0 %", "")
 
 
 def test_nothing_is_overwritten_unasked(finished, tmp_path):

@@ -121,12 +121,16 @@ def _told(value: Any) -> str:
     return str(value)
 
 
+def never_trained(facts: RunFacts) -> list[str]:
+    """Say that the frozen network of a run learned nothing; nothing of another."""
+    bare = stays_untrained(facts.run.settings, facts.run.folder)
+    return [f"The network was never trained: {UNTRAINED}."] if bare else []
+
+
 def limits_section(facts: RunFacts) -> Section:
     """Tell what the figures cannot say."""
     told = ["For research only. An aid for study, not a diagnosis, and not a medical device."]
-    if stays_untrained(facts.run.settings, facts.run.folder):
-        told.append(f"The network was never trained: {UNTRAINED}.")
-    told += [capital(line) + "." for line in part_lines(facts.summary)]
+    told += [*never_trained(facts), *(capital(line) + "." for line in part_lines(facts.summary))]
     marks = {mark_at(facts, name).replace(ABSENT, "") for name in facts.sites}
     told += [f"Some sites: {SAYS}." for _ in marks & {MARK}] + [f"Some sites: {FEWER_SAYS}." for _ in marks & {FEWER}]
     told += [
