@@ -131,6 +131,29 @@ def test_the_page_tells_whose_pictures_and_what_travels(page, finished):
     assert summary["state_sha256"] in read.text and summary["partition_sha256"] in read.text
 
 
+def test_what_leaves_of_a_picture_is_told_as_the_run_sent_it(finished):
+    """It said "each or of every class their mean": docs/decisions/0071, and docs/results/what_leaves.md the figures."""
+    facts = read_run(finished["fedevprompt"])  # of the preset tiny, which sends means
+    mean = "of each class the mean of the maps of at most 5 training pictures; of one picture, its own map"
+    told = {}
+    for sent, most in (("mean", 5), ("each", 5), ("mean", 1)):
+        hyper = {**facts.run.settings.hyper, "sent_maps": sent, "maps_per_class": most}
+        run = replace(facts.run, settings=replace(facts.run.settings, hyper=hyper))
+        told[sent, most] = Read(report_page([replace(facts, run=run)], NOW)).text
+    assert mean in Read(report_page([facts], NOW)).text and mean in told["mean", 5]
+    assert "of each class the single maps of at most 5 training pictures" in told["each", 5]
+    assert "of each class the single maps of at most 1 training picture" in told["mean", 1]  # a mean of one is that one
+    page = (Path(__file__).parents[3] / "docs/results/what_leaves.md").read_text()
+    for words, sent in (("single map", "one a picture"), ("mean of five", "the mean of five")):
+        (line,) = [
+            one for one in page.splitlines() if one.startswith(f"| maps, {sent} | re-identification, same picture")
+        ]
+        figure, floor = (float(re.match(r"[\d.]+", one.strip())[0]) for one in line.split("|")[3:5])
+        for text in told.values():
+            assert f"{words} " in text and f"{figure:.0f} %" in text and f"a guess is right in {floor:.0f} %" in text
+    assert "what_leaves.md" not in Read(report_page([read_run(finished["local"])], NOW)).text
+
+
 def renamed(facts, site: str, label: str, folder: str):
     """The same run with another name of a site, of a class, and of its folder."""
     text = json.dumps({**facts.summary})
