@@ -188,8 +188,8 @@ class FineTune:
         if self.fitted_at_home == "statistics":
             whole_network.count_statistics(site, model)
             return State(_arrays(model), {AT_HOME: 1})
-        whole = self.fitted_at_home == "network"
-        fitted = frozenset(_arrays(model)) if whole else tensors_of(self.fitted_at_home, model)
+        part = self.fitted_at_home
+        fitted = frozenset(_arrays(model)) if part == "network" else tensors_of(part, model)
         whole_network.fit_part(
             self.recipe, site, model, round_, fitted, self.home_epochs or site.task.epochs, self.home_lr
         )
