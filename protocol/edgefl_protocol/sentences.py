@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _MOST_NAMES: Final = 8  # in one sentence
+UNTRAINED: Final = "this trial shows the steps, not what a model can do"  # of a network in which nothing was learned
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:

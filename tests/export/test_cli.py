@@ -36,6 +36,8 @@ from edgefl_trainer.engine.judging.prediction import referral_rules_of
 from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores
 from edgefl_trainer.engine.models import open_run, predict
 from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.models.backbone_names import BACKBONE_FILE
+from edgefl_trainer.models.backbones import backbone_bytes, weights_of
 
 
 def call(*arguments, **options):
@@ -189,7 +191,7 @@ def test_whoever_signs_is_told_what_speaks_against_the_model(run_folder, low, to
     model = assemble.site_model(open_run(run_folder), "north")
     site = {"balanced_accuracy": 0.7, "balanced_accuracy_interval": [low, 0.9], "classes_tested": 3, "n_test": 40,
             "auroc": 0.8, "auroc_interval": [low, 0.9], "accuracy": 0.7}  # fmt: skip
-    card = replace(model.card, metrics={**model.card.metrics, "site": site})
+    card = replace(model.card, untrained=False, metrics={**model.card.metrics, "site": site})
     members = assemble.Members(
         {"labels.json": Labels(model.classes, model.predictor.seen, model.info).to_bytes()}, card, (), "1.23"
     )
@@ -237,6 +239,18 @@ def test_damaged_tune_scores_are_one_sentence(tmp_path, predictor):
     (folder / "tune" / "north.safetensors").write_bytes(b"no tensors")
     result = call("bundle", folder, "--site", "north", "--sign", make_key(tmp_path), "-o", tmp_path / "m.edgefl")
     assert_refused(result, 1, "cannot be read", "--resume")
+
+
+def test_a_card_says_that_the_network_was_never_trained(run_folder, predictor, tmp_path):
+    """docs/design.md 7: the run stands on `tiny`; another one like it, on a network that a run without labels left."""
+    trained = write_run(tmp_path / "run", predictor)
+    spec, weights = predictor.module.backbone.spec, weights_of(predictor.module.backbone.network)
+    for learned, told in ((True, False), (False, True)):
+        (trained / BACKBONE_FILE).write_bytes(backbone_bytes(spec, weights, self_supervised=True, learned=learned))
+        run = open_run(trained)
+        other = replace(run, settings=replace(run.settings, backbone="run:/nowhere"))
+        assert assemble.site_model(other, "north").card.untrained is told
+    assert assemble.site_model(open_run(run_folder), "north").card.untrained
 
 
 def test_class_information_that_is_wrong_stops_before_the_tracing(tmp_path, run_folder):

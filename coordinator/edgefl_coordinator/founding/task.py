@@ -15,6 +15,7 @@ from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.settings import CoordinatorSettings, LimitSettings
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.rules.maps import sent_maps_in, travel_alone
+from edgefl_protocol.sentences import UNTRAINED
 
 DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
 
@@ -62,6 +63,7 @@ def task_of_method(
         EdgeflError: there is no such backbone, or it is untrained and the method would freeze it, but for a trial.
     """
     from edgefl_trainer.contract import declared
+    from edgefl_trainer.engine.first_run import has_learned
     from edgefl_trainer.engine.settings import check_start, hyper_types, method_class, preset_of
     from edgefl_trainer.errors import SettingError
 
@@ -76,7 +78,7 @@ def task_of_method(
             USAGE,
         )
     backbone = backbone or _usual_backbone(method, preset, image_px)
-    check_start(method, kind, backbone, preset)
+    check_start(method, kind, backbone, preset, learned=has_learned(backbone))
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]
     begun = {"sent_maps": "mean"} if preset != "paper" and "sent_maps" in hyper_types(kind) else {}
     table = _method_table(method, {**begun, **usual.get("hyper", {})}, assignments)
@@ -132,11 +134,11 @@ def reply_cap(state_bytes: int) -> int:
 def untrained_line(settings: CoordinatorSettings) -> str:
     """Say what a federation on a random network that no round changes is worth; "" on another. Imports the trainer."""
     from edgefl_trainer.contract import declared
+    from edgefl_trainer.engine.first_run import has_learned
     from edgefl_trainer.engine.settings import method_class
-    from edgefl_trainer.models.backbone_names import UNTRAINED, names_fresh_network
 
     name = str(settings.task.backbone.get("name", ""))
-    frozen = names_fresh_network(name) and declared(method_class(settings.task.method)).freezes
+    frozen = has_learned(name) is False and declared(method_class(settings.task.method)).freezes
     return f"backbone {name} is untrained: {UNTRAINED}" if frozen else ""
 
 
@@ -169,10 +171,10 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
 
 
 def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> dict[str, Any]:
-    from edgefl_trainer.models.backbone_names import is_trained
+    from edgefl_trainer.models.backbone_names import has_own_weights
     from edgefl_trainer.models.backbones import load_backbone
 
-    if _learns_network(method) and is_trained(name):
+    if _learns_network(method) and has_own_weights(name):
         raise OperatorError(
             f"{method} learns a whole network, and a live federation starts it with random weights: name an "
             "architecture, such as --backbone cnn:resnet18 or vit:192x12/12",

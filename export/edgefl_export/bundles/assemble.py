@@ -50,6 +50,7 @@ from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.tasks import task_word
+from edgefl_trainer.engine.first_run import stays_untrained
 from edgefl_trainer.engine.judging.suspicion import KeptScores, reported_scores, rule_on, site_suspicion
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.calibration import choose_suspicion
@@ -135,6 +136,7 @@ def site_model(
         backbone=backbone_name(predictor.module.backbone.spec),
         licence_note=answers_licence(run.settings) if asked else PICTURES,
         suspicion=None if info is None else site_suspicion(run, site, info),
+        untrained=stays_untrained(run.settings, run.folder),
     )
     task = task_word(str(run.summary["task"]))
     model = SiteModel(

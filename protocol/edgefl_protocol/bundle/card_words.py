@@ -23,7 +23,7 @@ from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.bundle.question_words import question_lines, question_weaknesses
 from edgefl_protocol.pictures.class_info import undescribed
 from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
-from edgefl_protocol.sentences import counted, listed
+from edgefl_protocol.sentences import UNTRAINED, counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
 _NO_THRESHOLD: Final = (
@@ -85,13 +85,19 @@ def weaknesses(
         questions: of a bundle that answers some.
         learned_here: whether a device learned these values; else they are the bundle's.
     """
-    figures = site_figures(card)
+    figures, first = site_figures(card), untrained_warning(untrained=card.untrained)
     if questions is not None:
-        return (*filter(None, [_took_no_part(figures, card.site)]), *question_weaknesses(card, labels, questions))
+        without = filter(None, [_took_no_part(figures, card.site)])
+        return (*first, *without, *question_weaknesses(card, labels, questions))
     never = never_predicted(labels, learned_here=learned_here).warning
-    found = figures_against(figures, card.site, labels.classes, card.temperature, never)
+    found = (*first, *figures_against(figures, card.site, labels.classes, card.temperature, never))
     chosen = card.suspicion is not None and card.suspicion.threshold is not None
     return (*found, _NO_THRESHOLD) if _has_suspicious(labels) and not chosen else found
+
+
+def untrained_warning(*, untrained: bool) -> tuple[str, ...]:
+    """Say that nothing was ever learned in a model's frozen network; nothing of another."""
+    return (f"The network below this model was never trained: {UNTRAINED}.",) if untrained else ()
 
 
 def figures_against(

@@ -11,6 +11,7 @@ Anything else is a `ValueError`.
                  and, where it was chosen, "suspicion": {"threshold": 0 to 1|null, "sensitivity", "specificity":
                  0 to 1|null, "suspicious", "benign": pictures, "statement"}
                  and, in bundles whose map was measured, "map": see `shown_map`
+                 and, where nothing was ever learned in the frozen network, "untrained": true
 
 The optional keys may be missing, as they are in every bundle from before them. One without `info` is read, and asks for
 a look at every picture (`referral_rules`).
@@ -37,7 +38,7 @@ REPORTED_RULE = "suspicious_reported"  # metric: how the rule for suspicious cla
 
 _TEXTS = ("intended_use", "method", "backbone", "licence_note")
 _CARD_KEYS = {*_TEXTS, "research_use_only", "site", "sites", "metrics", "temperature", "refer_above"}
-_OPTIONAL_KEYS = {"suspicion", "map"}
+_OPTIONAL_KEYS = {"suspicion", "map", "untrained"}
 _INFO_KEYS = {"name", "meaning", "malignancy"}
 _SUSPICION_KEYS = {"threshold", "sensitivity", "specificity", "suspicious", "benign", "statement"}
 
@@ -107,6 +108,7 @@ class Card:
     research_use_only: bool = True  # shown to everyone who scores
     suspicion: Suspicion | None = None  # from where suspicious classes refer; None in bundles from before it
     map: ShownMap | None = None  # the map that a device shows; None in bundles from before it was measured
+    untrained: bool = False  # nothing was ever learned in the frozen network; False in bundles from before it was told
 
     def __post_init__(self) -> None:
         for name, text in zip(_TEXTS, (self.intended_use, self.method, self.backbone, self.licence_note), strict=True):
@@ -127,6 +129,8 @@ class Card:
             raise ValueError("refer_above must be a number from 0, or null")
         if type(self.research_use_only) is not bool:
             raise ValueError("research_use_only must be true or false")
+        if type(self.untrained) is not bool:
+            raise ValueError("untrained must be true or false")
 
     def to_bytes(self) -> bytes:
         """Write `card.json`."""
@@ -146,6 +150,8 @@ class Card:
             record["suspicion"] = asdict(self.suspicion)
         if self.map is not None:
             record["map"] = self.map.to_json()
+        if self.untrained:
+            record["untrained"] = True
         return write_json(record)
 
     @classmethod
@@ -167,6 +173,7 @@ class Card:
             research_use_only=record["research_use_only"],
             suspicion=_suspicion(record["suspicion"]) if "suspicion" in record else None,
             map=ShownMap.from_json(record["map"]) if "map" in record else None,
+            untrained=record.get("untrained", False),
         )
 
 

@@ -184,6 +184,23 @@ def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
     assert found == {None: [3, 3, 2], 4: [4, 4, 3], 10: [4, 10, 3]}
 
 
+def test_init_knows_an_untrained_network_by_any_name(tmp_path) -> None:
+    """docs/decisions/0004: a copy of a network in which nothing was learned passed for a trained one."""
+    from click.testing import CliRunner
+
+    from edgefl_coordinator.cli import main as command
+    from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
+
+    fresh, file = load_backbone("tiny"), tmp_path / "copy.safetensors"
+    named = ("--federation", "skin", "--classes", "nevus,other", "--backbone", f"file:{file}")
+    for learned in (True, False):
+        file.write_bytes(backbone_bytes(fresh.spec, weights_of(fresh.network), self_supervised=True, learned=learned))
+        made = CliRunner().invoke(command, ["init", str(tmp_path / f"{learned}"), *named])
+        assert (made.exit_code, "is untrained" in made.stderr) == ((0, False) if learned else (2, True)), made.stderr
+    trial = CliRunner().invoke(command, ["init", str(tmp_path / "trial"), *named, "--preset", "tiny"])
+    assert trial.exit_code == 0 and f"warning: backbone file:{file} is untrained" in trial.stderr
+
+
 def test_a_new_federation_asks_for_means_of_maps(tmp_path) -> None:
     """docs/decisions/0071. The paper sends each map: with its preset, or where that is asked for, `init` warns."""
     from click.testing import CliRunner

@@ -17,8 +17,11 @@ from edgefl_protocol.bundle.card_words import (
 )
 from edgefl_protocol.bundle.figures import learned_from
 from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules, rule_tried
+from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.referral import Suspicion, TriedRule
+from edgefl_protocol.rules.questions import Questions
+from edgefl_protocol.strict_json import parse_json, write_json
 
 BAD = {
     "n_test": 17, "classes_tested": 2, "balanced_accuracy": 0.496, "balanced_accuracy_interval": [0.21, 0.75],
@@ -33,6 +36,19 @@ CARD = Card(
     intended_use="tests", method="fedevprompt", site="msk", sites={"msk": 10}, metrics={"site": GOOD}, temperature=1.0,
     refer_above=0.6, backbone="none", licence_note="none", suspicion=CHOSEN,
 )  # fmt: skip
+
+
+def test_a_model_on_a_network_that_nobody_trained_says_so_first():
+    """docs/design.md 7: `untrained` of card.json, which stands in a card where it is true alone."""
+    card = replace(CARD, untrained=True)
+    assert Card.from_bytes(card.to_bytes()) == card and b"untrained" not in CARD.to_bytes()
+    told = "The network below this model was never trained: this trial shows the steps, not what a model can do."
+    assert weaknesses(card, LABELS)[0] == told and told in card_lines(card, LABELS)
+    table = QuestionTable(Questions(("a",), 4), None)
+    assert weaknesses(card, LABELS, table)[0] == told and told not in weaknesses(CARD, LABELS, table)
+    for wrong in (1, "yes", None):
+        with pytest.raises(ValueError, match="untrained must be true or false"):
+            Card.from_bytes(write_json(parse_json(card.to_bytes()) | {"untrained": wrong}))
 
 
 @pytest.mark.parametrize(

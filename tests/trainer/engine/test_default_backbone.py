@@ -7,7 +7,7 @@ from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.shipped import USUAL, shipped_backbones
 
 WARD = ("folder:x",)
@@ -18,7 +18,7 @@ WARD = ("folder:x",)
 def test_no_method_with_labels_stands_on_an_untrained_network_unless_told(method, preset):
     settings = resolve(method, {"data": WARD, "preset": preset}, None, [])
     assert (settings.backbone == "derm-vit-tiny-84") == METHODS[method].needs_labels
-    assert is_trained(settings.backbone) or declared(METHODS[method]).encoder is not None
+    assert has_own_weights(settings.backbone) or declared(METHODS[method]).encoder is not None
 
 
 def test_a_named_network_and_a_named_size_count():

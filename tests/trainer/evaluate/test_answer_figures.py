@@ -81,7 +81,7 @@ def summary(seed: int) -> dict:
 
 
 def test_the_usual_answer_is_a_row_of_a_table():
-    runs = [summary(0), summary(1), {**summary(1), "method": "local"}]
+    runs = [summary(0), summary(1), *({**summary(seed), "method": "local"} for seed in (0, 1))]
     assert [run["seed"] for run in usual_runs(runs)] == [0, 1]
     lines = render_table(runs, metric=usual_metric(runs)).splitlines()
     rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines if line.startswith("|")}

@@ -12,7 +12,7 @@ from edgefl_trainer.commands.table import SITE_FIGURES
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES
 from edgefl_trainer.evaluate.tables.recalls import render_recall
 from edgefl_trainer.evaluate.tables.rows import table_rows
-from edgefl_trainer.evaluate.tables.text import FORMATS, origin, render_table
+from edgefl_trainer.evaluate.tables.text import FORMATS, against, origin, render_table
 
 
 def test_spread_over_sites_for_one_seed():
@@ -156,9 +156,28 @@ def test_sites_are_the_union_in_name_order_and_gaps_are_shown():
 
 
 def test_caption_names_what_a_reader_needs():
-    text = render_table([ONE, summary("fedavg", 3, {"a": 0.5})], machine="2 cores, no GPU")
-    for part in ("`val` rows", "Task nevus", "Preset bench84", "Seeds 0, 3", "ddof=1) over sites", "2 cores, no GPU."):
+    text = render_table([ONE, summary("fedavg", 0, {"a": 0.5})], machine="2 cores, no GPU")
+    for part in ("`val` rows", "Task nevus", "Preset bench84", "Seed 0.", "ddof=1) over sites", "2 cores, no GPU."):
         assert part in text
+
+
+def test_rows_of_other_seeds_are_marked_and_the_spread_of_each_is_told():
+    """A row of seed 0 stood beside one of three, under "Seeds 0, 1, 2": ± was over sites here, over seeds there."""
+    whole = [summary("local", seed, {"a": 0.8, "b": 0.6 + seed / 10}) for seed in (0, 1, 2)]
+    one = summary("fedevprompt", 0, {"a": 0.8, "b": 0.6})
+    text = render_table([one, *whole])
+    lines = text.splitlines()
+    assert lines[0].startswith("| method | seeds | a | b | mean ± std |")
+    assert lines[2].startswith("| fedevprompt | 0 | 0.800 | 0.600 | 0.700 ± 0.141 |")
+    assert lines[3].startswith("| local | 0, 1, 2 | 0.800 ± 0.000 | 0.700 ± 0.100 | 0.750 ± 0.050 |")
+    told = lines[-1]
+    assert told.startswith("NOT ALL WITH THE SAME SEEDS: seed 0 of fedevprompt; seeds 0, 1 and 2 of local. ")
+    assert "± is the sample standard deviation (ddof=1) over seeds in local, over sites in fedevprompt. " in told
+    assert "Seeds 0, 1, 2" not in told and "Seed 0" not in told
+    assert against([one, *whole]) == "NOT ALL WITH THE SAME SEEDS"  # the title of a picture
+    alike = render_table([*whole, *(summary("fedavg", seed, {"a": 0.7, "b": 0.5}) for seed in (2, 1, 0))])
+    assert "| method | a |" in alike and "Seeds 0, 1, 2." in alike and "SAME SEEDS" not in alike
+    assert "(ddof=1) over seeds. " in alike and against(whole) == ""
 
 
 def test_csv_and_json_carry_unrounded_numbers():

@@ -16,7 +16,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.experiments.files import Experiment, plan_of, read_experiment
 from edgefl_trainer.experiments.planning import Choice, commands, expanded, place_of, plan_runs, pretraining_of
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
@@ -52,7 +52,7 @@ def test_every_row_resolves_and_its_commands_parse(name, tiny, read, tmp_path):
     for run in planned:
         assert isinstance(run.settings, RunSettings) and run.settings.method in METHODS
         first = run.pretraining
-        shipped = is_trained(str(run.row.settings.get("backbone", "")))
+        shipped = has_own_weights(str(run.row.settings.get("backbone", "")))
         assert (run.settings.method == "finetune") == (first is not None or shipped)
         if first is not None:
             assert not METHODS[first.settings.method].needs_labels and first.settings.data == run.settings.data

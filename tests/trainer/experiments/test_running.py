@@ -128,6 +128,18 @@ def test_the_table_shows_ours_beside_the_papers_numbers(ran):
         assert words in first.out.rstrip().splitlines()[-1], words
 
 
+def test_a_row_that_lacks_a_seed_is_marked(ran):
+    """As where a study goes on, or a run of it failed: means over other seeds stood side by side unmarked."""
+    folder, first = ran
+    assert "| method | seeds |" not in first.out and "SAME SEEDS" not in first.out
+    runs = [folder / f"centres/{place}" for place in ("local-bt/seed-0", "fedavg-bt/seed-0", "fedavg-bt/seed-1")]
+    text = edgefl_train("table", *runs, "--experiment", FILE).out
+    told = {line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")}
+    assert told == {"seeds", "---:", "0", "0, 1", "–"}  # most rows of the paper were not run
+    last = text.rstrip().splitlines()[-1]
+    assert last.startswith("NOT ALL WITH THE SAME SEEDS: seed 0 of ") and "seeds 0 and 1 of FedAvg. " in last
+
+
 def test_runs_made_by_hand_find_their_row(ran, tmp_path):
     """A run's method and the hyper-parameters of the row decide where it does not lie in PART/ROW/seed-N."""
     folder, _ = ran

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.architectures import Architecture, build_vit, initialise, parse_architecture
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.backbones import (
     architecture_of,
     backbone_bytes,
@@ -258,7 +258,7 @@ def test_an_untrained_network_depends_on_the_seed_alone():
 
 
 def test_only_bare_architectures_are_untrained():
-    assert [is_trained(name) for name in ("tiny", "vit:192x12/12", "run:x", "file:x", "timm:x")] == [
+    assert [has_own_weights(name) for name in ("tiny", "vit:192x12/12", "run:x", "file:x", "timm:x")] == [
         False, False, True, True, True
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch
 from edgefl_protocol import digest
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError, SettingError
-from edgefl_trainer.models.backbone_names import is_trained, names_fresh_network
+from edgefl_trainer.models.backbone_names import has_own_weights, names_fresh_network
 from edgefl_trainer.models.backbones import backbone_bytes, build_network, frozen_network, load_backbone, weights_of
 from edgefl_trainer.models.cnn import CNNOutput, FrozenCNN
 from edgefl_trainer.models.pixels import normalised, pixel_scale
@@ -249,8 +249,8 @@ def test_a_network_of_timms_hub_goes_by_its_name(monkeypatch):
 
 
 def test_names_say_whether_weights_are_fresh():
-    assert names_fresh_network("cnn:resnet18") and not is_trained("cnn:resnet18")
-    assert not names_fresh_network("timm:resnet18") and is_trained("timm:resnet18")
+    assert names_fresh_network("cnn:resnet18") and not has_own_weights("cnn:resnet18")
+    assert not names_fresh_network("timm:resnet18") and has_own_weights("timm:resnet18")
     assert not names_fresh_network("resnet18")
 
 

@@ -11,7 +11,7 @@ from efficientnet_lite_pytorch import EfficientNet
 
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models import packaged
-from edgefl_trainer.models.backbone_names import check_name, is_trained
+from edgefl_trainer.models.backbone_names import check_name, has_own_weights
 from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.network_kind import network_kind
 
@@ -57,7 +57,7 @@ def test_every_tensor_but_the_classifier_is_used_once(given, backbone):
 
 def test_it_is_a_trained_convolutional_network(backbone):
     assert (backbone.spec.architecture, backbone.spec.width) == ("tf_efficientnet_lite0", 1280)
-    assert is_trained(NAME) and network_kind(NAME) == "cnn" and not backbone.spec.self_supervised
+    assert has_own_weights(NAME) and network_kind(NAME) == "cnn" and not backbone.spec.self_supervised
     check_name(NAME)
 
 

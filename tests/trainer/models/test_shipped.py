@@ -24,7 +24,7 @@ from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import BackboneError, RunError
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.models import shipped
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.shipped import shipped_backbones
 
@@ -43,7 +43,7 @@ def test_every_shipped_file_is_named_and_loads():
     assert list(shipped_backbones()) == sorted(path.stem for path in FOLDER.glob("*.safetensors"))
     assert {"derm-vit-tiny-84", "drawn-lesions-84"} <= set(shipped_backbones())
     for name in shipped_backbones():
-        assert is_trained(name)
+        assert has_own_weights(name)
         assert load_backbone(name).spec.name == name
 
 

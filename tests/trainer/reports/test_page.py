@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.trainer.conftest import edgefl_train
 
+from edgefl_trainer.reports.findings import in_short
 from edgefl_trainer.reports.page import report_page
 from edgefl_trainer.reports.run_facts import read_run
 
@@ -130,6 +131,29 @@ def test_the_page_tells_whose_pictures_and_what_travels(page, finished):
     assert summary["state_sha256"] in read.text and summary["partition_sha256"] in read.text
 
 
+def test_what_leaves_of_a_picture_is_told_as_the_run_sent_it(finished):
+    """It said "each or of every class their mean": docs/decisions/0071, and docs/results/what_leaves.md the figures."""
+    facts = read_run(finished["fedevprompt"])  # of the preset tiny, which sends means
+    mean = "of each class the mean of the maps of at most 5 training pictures; of one picture, its own map"
+    told = {}
+    for sent, most in (("mean", 5), ("each", 5), ("mean", 1)):
+        hyper = {**facts.run.settings.hyper, "sent_maps": sent, "maps_per_class": most}
+        run = replace(facts.run, settings=replace(facts.run.settings, hyper=hyper))
+        told[sent, most] = Read(report_page([replace(facts, run=run)], NOW)).text
+    assert mean in Read(report_page([facts], NOW)).text and mean in told["mean", 5]
+    assert "of each class the single maps of at most 5 training pictures" in told["each", 5]
+    assert "of each class the single maps of at most 1 training picture" in told["mean", 1]  # a mean of one is that one
+    page = (Path(__file__).parents[3] / "docs/results/what_leaves.md").read_text()
+    for words, sent in (("single map", "one a picture"), ("mean of five", "the mean of five")):
+        (line,) = [
+            one for one in page.splitlines() if one.startswith(f"| maps, {sent} | re-identification, same picture")
+        ]
+        figure, floor = (float(re.match(r"[\d.]+", one.strip())[0]) for one in line.split("|")[3:5])
+        for text in told.values():
+            assert f"{words} " in text and f"{figure:.0f} %" in text and f"a guess is right in {floor:.0f} %" in text
+    assert "what_leaves.md" not in Read(report_page([read_run(finished["local"])], NOW)).text
+
+
 def renamed(facts, site: str, label: str, folder: str):
     """The same run with another name of a site, of a class, and of its folder."""
     text = json.dumps({**facts.summary})
@@ -227,6 +251,57 @@ def test_several_runs_are_compared_first(finished, tmp_path):
     table = edgefl_train("table", finished["local"], finished["fedavg"], "--format", "json").json()
     for row in table["rows"]:
         assert f"{row['mean']['mean']:.3f} ± {row['mean']['std']:.3f}" in read.text
+
+
+def test_a_comparison_has_every_column_of_which_its_caption_speaks(finished, tmp_path):
+    """The caption was that of `table`, whose columns of shares and of means without some sites the page lacked."""
+    shutil.copytree(finished["local"], tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary["sites"]["east"] |= {"classes_tested": 1, "took_part": {"rounds": 0, "of": 5}}
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary))
+    runs = [finished["fedavg"], tmp_path / "run"]
+    page = report_page([read_run(run) for run in runs], NOW)
+    compared = page.partition("The runs compared")[2].partition("</figure>")[0]
+    columns = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', compared)
+    of_table = edgefl_train("table", *runs).out.splitlines()[0].strip("| ").split(" | ")
+    assert columns == of_table and {"of full model", "mean without *", "mean without ‡"} <= set(columns)
+    for words in ("of full model is up / round", "left out of mean without *", "left out of mean without ‡"):
+        assert words in compared
+    assert "*‡</td>" in compared  # the site that the marks are of
+
+
+def head_of(page: str) -> str:
+    """What stands above the first section of a run."""
+    return re.sub(r"<[^>]*>", " ", page.partition("<h1>")[2].partition("<h2>")[0])
+
+
+def test_the_head_says_what_chance_is_and_that_a_network_was_never_trained(finished):
+    """A bare 52 % of two classes read as a result; that the network was a random one stood pages below."""
+    facts = read_run(finished["local"])
+    told = head_of(report_page([facts], NOW))
+    assert re.search(r"balanced accuracy, mean of sites\s+[\d.]+ %\s+(?:[\d.]+ to [\d.]+; )?chance 50\.0 %", told), told
+    assert re.search(r"balanced accuracy, worst site\s+[\d.]+ %\s+chance 50\.0 %", told), told
+    assert "never trained" not in told
+    trial = replace(facts, run=replace(facts.run, settings=replace(facts.run.settings, backbone="tiny")))
+    told = head_of(report_page([trial], NOW))
+    assert "The network was never trained: this trial shows the steps, not what a model can do." in told
+
+
+def test_chance_is_that_of_the_site_and_of_questions_the_usual_answer(finished):
+    """By hand: the mean of 1/4 and 1/2; the worst site is judged on four classes; a site of one class has none."""
+    facts = read_run(finished["local"])
+    summary = json.loads(json.dumps(dict(facts.summary)))
+    summary |= {"several_classes": {"one_class": ["x"]}, "worst_balanced_accuracy": 0.3}
+    summary["sites"]["east"] |= {"classes_tested": 4, "balanced_accuracy": 0.3}
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert below["balanced accuracy, mean of sites"].endswith("chance 37.5 % of sites with several classes")
+    assert below["balanced accuracy, worst site"] == "chance 25.0 %"
+    summary["sites"]["east"]["classes_tested"] = 1
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert below["balanced accuracy, worst site"] == ""
+    summary |= {"mean_accuracy": 0.7, "worst_accuracy": 0.6, "usual_answer": {"mean_accuracy": 0.5}}
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert (below["accuracy, mean of sites"], below["accuracy, worst site"]) == ("usual answer 50.0 %", "")
 
 
 def test_nothing_is_overwritten_unasked(finished, tmp_path):

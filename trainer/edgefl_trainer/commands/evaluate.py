@@ -69,7 +69,7 @@ def evaluate(
         )
     report = (lambda line: click.echo(line, err=True)) if maps else None
     summary = judge_run(run, data, device, ood, report, site)
-    untrained = untrained_line(run.settings)
+    untrained = untrained_line(run.settings, run.folder)
     if untrained:
         click.echo(f"warning: {untrained}", err=True)
     click.echo(f"reported on {judged_words(summary)}", err=True)
@@ -82,12 +82,11 @@ def evaluate(
 
 def _draw(summary: Mapping[str, Any], plot: Path, untrained: str) -> None:
     from edgefl_protocol.durable import write_atomic
-    from edgefl_protocol.sentences import counted
+    from edgefl_protocol.sentences import UNTRAINED, counted
     from edgefl_trainer.commands.results_text import is_judged_whole
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.confusion import MAX_CLASSES, pooled_matrix
     from edgefl_trainer.evaluate.plots.confusion_plot import plot_confusion
-    from edgefl_trainer.models.backbone_names import UNTRAINED
 
     found = summary["confusion"]
     if not found:

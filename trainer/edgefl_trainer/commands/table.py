@@ -72,7 +72,7 @@ def table(
     from edgefl_trainer.evaluate.plots.metric_plot import plot_metric
     from edgefl_trainer.evaluate.tables.recalls import render_recall
     from edgefl_trainer.evaluate.tables.rows import runs_of_rows, table_rows, usual_metric
-    from edgefl_trainer.evaluate.tables.text import origin, render_table, unlike, untrained
+    from edgefl_trainer.evaluate.tables.text import against, origin, render_table
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -97,7 +97,7 @@ def table(
             if plot and named:
                 chance = [chance_of(some, named) for some in runs_of_rows(summaries)]
                 rows = table_rows(summaries, named, ddof)
-                picture = plot_metric(rows, named, chance, title="\n".join([*unlike(summaries), *untrained(summaries)]))
+                picture = plot_metric(rows, named, chance, title=against(summaries))
             elif plot:
                 picture = pictures.of_runs(folders, summaries)
         else:

@@ -1,7 +1,8 @@
 """What a run starts from: another run (`run:DIR`, which `edgefl-train finetune DIR` names, too), or random weights.
 
 Two runs are repetitions of one another where they, and the runs without labels that they start from, differ in nothing
-but their seeds. A table names a fine-tuning by what it starts from.
+but their seeds. A table names a fine-tuning by what it starts from. A network that nobody trained stays one, whoever
+hands it on.
 """
 
 from collections.abc import Mapping
@@ -10,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.sentences import UNTRAINED
 from edgefl_trainer.contract import declared
 from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbone_names import UNTRAINED, names_fresh_network
+from edgefl_trainer.models.backbone_names import (
+    BACKBONE_FILE,
+    backbone_file,
+    learned_in_file,
+    names_fresh_network,
+)
+from edgefl_trainer.models.shipped import shipped_backbones
 
 
 def first_run(backbone: str) -> Path | None:
@@ -78,16 +86,48 @@ def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, pl
     return start.digest_but_seed(plan)
 
 
-def stays_untrained(settings: RunSettings) -> bool:
-    """Tell whether a run stands on random weights which no round changes; False where its method is not known here."""
-    if not names_fresh_network(settings.backbone):
-        return False
+def has_learned(backbone: str) -> bool | None:
+    """Tell whether anything was learned in the weights that a backbone's name stands for; None where nobody says.
+
+    A file says it itself. One from before that is as the run that left it: a run without labels has learned its
+    network, and one with labels keeps a copy of the network that it started from.
+    """
+    passed: set[Path] = set()
+    while not names_fresh_network(backbone):
+        file = backbone_file(backbone)
+        if file is None or backbone in shipped_backbones():
+            return True  # of timm's hub, of a package, or one that comes with EdgeFL
+        if (told := learned_in_file(file)) is not None:
+            return told
+        if file.name != BACKBONE_FILE or file in passed:
+            return None
+        passed.add(file)
+        try:
+            left = read_settings(file.parent / CONFIG)
+            method = left.build_method()
+        except EdgeflError:
+            return None
+        if declared(method).encoder:
+            return bool(method.phases(left.rounds))
+        backbone = left.backbone
+    return False
+
+
+def stays_untrained(settings: RunSettings, folder: Path | None = None) -> bool:
+    """Tell whether a run stands on weights in which nothing was learned, and which no round changes.
+
+    False where its method is not known here. The network in `folder`, of a finished run, knows it without its source.
+    """
     try:
-        return declared(settings.build_method()).freezes
+        if not declared(settings.build_method()).freezes:
+            return False
     except SettingError:
         return False
+    if folder is None or names_fresh_network(settings.backbone):
+        return has_learned(settings.backbone) is False
+    return has_learned(f"run:{folder}") is False
 
 
-def untrained_line(settings: RunSettings) -> str:
+def untrained_line(settings: RunSettings, folder: Path | None = None) -> str:
     """Write what a run on such a network is worth; empty where it stands on another."""
-    return f"backbone {settings.backbone} is untrained: {UNTRAINED}" if stays_untrained(settings) else ""
+    return f"backbone {settings.backbone} is untrained: {UNTRAINED}" if stays_untrained(settings, folder) else ""

@@ -48,7 +48,7 @@ def write_networks(folder: Path, spec: BackboneSpec, method: Method, states: Map
     """Keep every encoder that a site has learned as a backbone file."""
     make_folder(folder / NETWORKS)
     for name, network in learned_networks(method, states).items():
-        data = backbone_bytes(spec, network, self_supervised=True)
+        data = backbone_bytes(spec, network, self_supervised=True, learned=True)
         write_atomic(folder / NETWORKS / f"{name}.safetensors", data)
 
 

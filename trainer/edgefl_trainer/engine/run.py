@@ -29,7 +29,13 @@ from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partit
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
 from edgefl_trainer.engine.display import Display, JudgedSite, RunPace, epochs_of_work, judged_sites, tell, warn
-from edgefl_trainer.engine.first_run import learned_by, other_colour_line, repetition_digest, untrained_line
+from edgefl_trainer.engine.first_run import (
+    has_learned,
+    learned_by,
+    other_colour_line,
+    repetition_digest,
+    untrained_line,
+)
 from edgefl_trainer.engine.folder import (
     begun_inputs,
     begun_settings,
@@ -54,7 +60,6 @@ from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.environment import write_environment, write_finished
 from edgefl_trainer.evaluate.tables.shares import SIZES
 from edgefl_trainer.method_halves import call_start, check_travels
-from edgefl_trainer.models.backbone_names import is_trained
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.spec import BackboneSpec
 
@@ -240,7 +245,7 @@ def run_phases(
 
 def backbone_line(settings: RunSettings, method: Method, spec: BackboneSpec) -> str:
     """Write which network a run stands on, in what state, and what becomes of it: the first line that a run prints."""
-    trained, freezes = is_trained(settings.backbone), declared(method).freezes
+    trained, freezes = has_learned(settings.backbone) is not False, declared(method).freezes
     state = "trained" if trained else "untrained" if freezes else "starts from random weights"
     use = ", stays as it is" if freezes else ", is trained further" if trained else ""
     return f"backbone {settings.backbone}, for images of {spec.image_px} px: {state}{use} (--backbone names another)"
@@ -258,7 +263,8 @@ def data_line(federation: Federation, images_per_site: int = 0) -> str:
 
 def check_backbone(settings: RunSettings, method: Method) -> None:
     """Refuse a backbone that this run's method cannot start from, as `check_start` does."""
-    check_start(settings.method, method, settings.backbone, settings.preset)
+    learned = has_learned(settings.backbone)
+    check_start(settings.method, method, settings.backbone, settings.preset, learned=learned)
 
 
 def traffic(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

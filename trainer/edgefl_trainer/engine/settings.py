@@ -27,7 +27,7 @@ from edgefl_trainer.declared_ranges import check_range
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import BackboneError, RunError, SettingError
-from edgefl_trainer.models.backbone_names import FORMS, names_fresh_network
+from edgefl_trainer.models.backbone_names import FORMS
 from edgefl_trainer.models.network_kind import names_learned_positions
 from edgefl_trainer.models.shipped import usual_backbone
 from edgefl_trainer.typed_values import HyperValue, hints, nearest, read_assignment, read_value
@@ -366,8 +366,13 @@ def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
-def check_start(name: str, method: "Method | type[Method]", backbone: str, preset: str | None) -> None:
+def check_start(
+    name: str, method: "Method | type[Method]", backbone: str, preset: str | None, *, learned: bool | None
+) -> None:
     """Refuse a backbone that the method called `name` cannot start from, before anything is read or fetched.
+
+    Args:
+        learned: what `first_run.has_learned` says of the backbone.
 
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
@@ -379,7 +384,7 @@ def check_start(name: str, method: "Method | type[Method]", backbone: str, prese
             f"{name} needs a network with fixed position embeddings, but those of {backbone} are learned: start "
             f"from {FORMS.removesuffix(' or timm:NAME')}, or from a convolutional network of timm."
         )
-    if declared(method).freezes and names_fresh_network(backbone) and preset != "tiny":
+    if declared(method).freezes and learned is False and preset != "tiny":
         raise BackboneError(
             f"backbone {backbone} is untrained, and nothing is learned on a frozen random network: give --backbone "
             f"{usual_backbone(0)}, which learned from photographs of skin lesions, run:DIR of a finished run without "

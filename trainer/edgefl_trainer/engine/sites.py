@@ -18,7 +18,7 @@ from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.evaluate.confusion import MAX_CLASSES
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.backbones import weights_of
 from edgefl_trainer.models.cnn import Backbone
 
@@ -84,7 +84,7 @@ def load_data(
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
     """Make the task: what server and sites agree on."""
     learns = declared(method).encoder is not None
-    starts = declared(method).trains_network or (learns and is_trained(settings.backbone))
+    starts = declared(method).trains_network or (learns and has_own_weights(settings.backbone))
     return Task(
         name=SELF_SUPERVISED_TASK if learns else settings.task,
         classes=federation.classes,

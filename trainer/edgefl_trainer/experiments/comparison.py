@@ -20,6 +20,7 @@ from edgefl_trainer.evaluate.answer_figures import usual_runs
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, MARK, SAYS
 from edgefl_trainer.evaluate.plots.bars import Bar
+from edgefl_trainer.evaluate.tables.seeds import seeds_column, seeds_words, unlike_seeds
 from edgefl_trainer.evaluate.tables.shares import COLUMNS, share_columns, share_words
 from edgefl_trainer.evaluate.tables.text import (
     SPREADS,
@@ -203,24 +204,25 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
     head = f"{experiment.title}, {part.name}. Paper: {source.paper}, {source.place}, numbers as printed"
     if not found:
         return f"{head}; nothing was run yet.{_notes(experiment)}"
-    seeds = sorted({one.measured.seed for one in found})
+    lines = lines_of(experiment, part, found)
     parts = [
         *unlike([one.measured.summary for one in found]),
+        *unlike_seeds(lines, [line.label for line in lines]),
         *([f"A trial on small data with an untrained network: {TRIAL}"] if is_trial(found) else []),
         head,
         f"Ours: {_measured(experiment, part, found)}",
         f"Data {_all(without_folders(text) for one in found for text in one.settings.data)}",
         f"Network {_all(_network(one) for one in found)}",
         f"Preset {_all(schedule(one.settings) for one in found)}",
-        f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+        *seeds_words(lines),
     ]
-    if experiment.spread == "sites" or len(seeds) > 1:
+    if experiment.spread == "sites" or any(len(line.seeds) > 1 for line in lines):
         parts.append(f"± is the {SPREADS[ddof]} over {experiment.spread}")
     if any(row.pretrain is not None for row in experiment.rows):
         parts.append("Bytes and time are of the run itself, time before is of the one that it starts from")
     if marked := one_class_sites(experiment, part, found):
         parts.append(f"{', '.join(marked)}: {SAYS}; left out of `{WITHOUT}`")
-    parts += share_words(lines_of(experiment, part, found))
+    parts += share_words(lines)
     parts.append(f"Made on {origin([one.environment for one in found])}")
     pairs = [(column, one.measured) for column in part.columns for one in found]
     few = {name for column, run in pairs for name in fewer_sites(column, experiment.metric, run)}
@@ -279,7 +281,8 @@ def _network(found: Found) -> str:
 
 def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[list[str]], list[str]]:
     """Heads and cells: ours, then the paper's, under each heading that has them; and the heads that no row fills."""
-    head, columns = ["method"], []
+    seeds = seeds_column(lines)
+    head, columns = ["method", *seeds], [*seeds.values()]
     for i, column in enumerate(part.columns):
         printed = any(line.paper[i] for line in lines)
         if column.figure != "none":

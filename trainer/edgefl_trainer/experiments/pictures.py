@@ -13,7 +13,7 @@ from edgefl_trainer.evaluate.plots.dots import plot_dots
 from edgefl_trainer.evaluate.plots.progress import plot_progress
 from edgefl_trainer.evaluate.plots.tracks import Lines
 from edgefl_trainer.evaluate.tables.rows import row_names, usual_metric
-from edgefl_trainer.evaluate.tables.text import unlike, untrained
+from edgefl_trainer.evaluate.tables.text import against, unlike
 from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
@@ -32,7 +32,7 @@ def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> 
     return plot_progress(
         {name: [read_metrics(folders[i]) for i in row] for name, row in rows.items()},
         metric=metric,
-        title="\n".join([*unlike(summaries), *untrained(summaries)]),
+        title=against(summaries),
         one_class={name: set().union(*(one_class_of(run, tuned=True) for run in some)) for name, some in runs.items()},
         chance={name: chance_of(some, metric) for name, some in runs.items()},
     )

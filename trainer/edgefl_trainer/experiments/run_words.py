@@ -4,15 +4,17 @@ from typing import Any
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.engine.first_run import stays_untrained
+from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, without_folders
 
 
-def made_of(settings: RunSettings) -> dict[str, Any]:
-    """Return what the caption of a table says of a run's settings, as keys beside those of its summary."""
+def made_of(run: FinishedRun) -> dict[str, Any]:
+    """Return what the caption of a table says of how a run was made, as keys beside those of its summary."""
+    settings = run.settings
     return {
         "schedule": schedule(settings),
         "data": [without_folders(spec) for spec in settings.data],
-        "untrained": stays_untrained(settings),
+        "untrained": stays_untrained(settings, run.folder),
     }
 
 

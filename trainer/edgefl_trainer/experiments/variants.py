@@ -34,7 +34,7 @@ def told_apart(runs: Sequence[FinishedRun]) -> list[Mapping[str, Any]]:
     return [
         {
             **run.summary,
-            **made_of(run.settings),
+            **made_of(run),
             **({"label": f"{run_name(run.summary)}, {suffix}"} if (suffix := suffixes[id(run)]) else {}),
         }
         for run in runs

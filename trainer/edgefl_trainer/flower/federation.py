@@ -41,7 +41,7 @@ from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest
 from edgefl_trainer.flower.site_nodes import SiteNodes
 from edgefl_trainer.flower.vocabulary import keep_vocabulary, kept_vocabulary
 from edgefl_trainer.method_halves import check_travels, stamped
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.typed_values import read_value
 
@@ -104,7 +104,7 @@ def task_of(settings: RunSettings, method: Method, plan: Arrangement) -> tuple[T
     learns = declared(method)
     if method.needs_labels and not settings.classes and not asks(settings):
         raise SettingError(f'{plan.config} names no classes: the server has no data, so give classes = ["…", …].')
-    if not learns.freezes and is_trained(settings.backbone):
+    if not learns.freezes and has_own_weights(settings.backbone):
         raise SettingError(f"{settings.method} would start from weights that do not travel: name a fresh backbone.")
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
     name = SELF_SUPERVISED_TASK if learns.encoder else settings.task

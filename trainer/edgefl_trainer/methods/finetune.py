@@ -39,7 +39,7 @@ from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, norm_tensors, presets_of
-from edgefl_trainer.models.backbone_names import is_trained
+from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.backbones import build_network, empty_network, frozen_network, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
@@ -115,7 +115,7 @@ class FineTune:
                 f"the task has {counted(len(task.classes), 'class', 'classes')}, and a classifier needs at least "
                 "two: add classes with --classes, or use other data."
             )
-        if not task.initial and is_trained(task.backbone.name):
+        if not task.initial and has_own_weights(task.backbone.name):
             raise SettingError(
                 f"the task names the trained backbone {task.backbone.name} but carries no weights to start from, as in "
                 "a live federation: fine-tune with `edgefl-train finetune` on one machine."

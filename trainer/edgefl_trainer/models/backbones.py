@@ -104,6 +104,7 @@ def backbone_bytes(
     *,
     self_supervised: bool,
     half: bool = False,
+    learned: bool | None = None,
 ) -> bytes:
     """Write the file of one of our own backbones: weights as safetensors, its shape in the metadata.
 
@@ -114,10 +115,12 @@ def backbone_bytes(
         weights: tensors by timm's names, without a fixed position table.
         self_supervised: learned without labels.
         half: store float16 (read back as float32); running statistics stay float32.
+        learned: whether anything was learned in these weights; None where nobody knows, which the file leaves out.
     """
     architecture = architecture_of(kind) if isinstance(kind, ViTSpec | CNNSpec) else kind
     arrays = {name: _stored(name, value, half=half) for name, value in weights.items()}
     facts = {"format": 1, "architecture": asdict(architecture), "self_supervised": self_supervised}
+    facts |= {} if learned is None else {"learned": learned}
     return write_tensors(arrays, {"backbone": json.dumps(facts, sort_keys=True)})
 
 

@@ -1,15 +1,13 @@
 """Which kind of network a backbone's name stands for, without building it: what presets by architecture ask."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from edgefl_protocol.strict_json import parse_integers, parse_json
-from edgefl_trainer.models.backbone_names import BACKBONE_FILE
+from edgefl_trainer.models.backbone_names import BACKBONE_FILE, file_facts
 from edgefl_trainer.models.shipped import shipped_backbones
 
 NetworkKind = Literal["vit", "cnn"]
 PLAIN_VITS = ("vision_transformer", "deit")  # modules of timm
-MAX_FILE_HEADER_BYTES = 16 * 1024**2
 
 
 def network_kind(name: str) -> NetworkKind:
@@ -47,12 +45,5 @@ def _kind_in_timm(model: str) -> NetworkKind:
 
 
 def _kind_in_file(path: Path) -> NetworkKind:
-    """What the header of a backbone file says; its tensors are not read."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = parse_integers(stream.read(min(length, MAX_FILE_HEADER_BYTES)).decode())
-        facts: Any = parse_json(header["__metadata__"]["backbone"].encode())
-        return "cnn" if "cnn" in facts["architecture"] else "vit"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "vit"
+    architecture = file_facts(path).get("architecture")
+    return "cnn" if isinstance(architecture, dict) and "cnn" in architecture else "vit"

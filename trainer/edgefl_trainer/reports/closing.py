@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_protocol.sentences import capital
+from edgefl_protocol.sentences import UNTRAINED, capital
 from edgefl_trainer.engine.first_run import stays_untrained
 from edgefl_trainer.evaluate.no_round import MARK as ABSENT
 from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
 from edgefl_trainer.experiments.pictures import of_runs
 from edgefl_trainer.experiments.variants import told_apart
-from edgefl_trainer.models.backbone_names import UNTRAINED
 from edgefl_trainer.reports.blocks import (
     UNDEFINED,
     FactList,
@@ -122,12 +121,16 @@ def _told(value: Any) -> str:
     return str(value)
 
 
+def never_trained(facts: RunFacts) -> list[str]:
+    """Say that the frozen network of a run learned nothing; nothing of another."""
+    bare = stays_untrained(facts.run.settings, facts.run.folder)
+    return [f"The network was never trained: {UNTRAINED}."] if bare else []
+
+
 def limits_section(facts: RunFacts) -> Section:
     """Tell what the figures cannot say."""
     told = ["For research only. An aid for study, not a diagnosis, and not a medical device."]
-    if stays_untrained(facts.run.settings):
-        told.append(f"The network was never trained: {UNTRAINED}.")
-    told += [capital(line) + "." for line in part_lines(facts.summary)]
+    told += [*never_trained(facts), *(capital(line) + "." for line in part_lines(facts.summary))]
     marks = {mark_at(facts, name).replace(ABSENT, "") for name in facts.sites}
     told += [f"Some sites: {SAYS}." for _ in marks & {MARK}] + [f"Some sites: {FEWER_SAYS}." for _ in marks & {FEWER}]
     told += [

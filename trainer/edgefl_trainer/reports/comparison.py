@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.plots.metric_plot import plot_metric
-from edgefl_trainer.evaluate.tables.rows import Figure, named, runs_of_rows, table_rows, usual_metric
-from edgefl_trainer.evaluate.tables.text import MAX_SITE_COLUMNS, bytes_text, caption, figure_text, origin, time_text
+from edgefl_trainer.evaluate.tables.rows import runs_of_rows, table_rows, usual_metric
+from edgefl_trainer.evaluate.tables.text import caption, origin, table_page
 from edgefl_trainer.experiments.variants import told_apart
-from edgefl_trainer.reports.blocks import ReportBlock, ReportCell, ReportTable, Section, ShownPicture, Words
+from edgefl_trainer.reports.blocks import ReportBlock, ReportTable, Section, ShownPicture, Words, plain
 from edgefl_trainer.reports.run_facts import RunFacts
 
 
@@ -20,21 +20,9 @@ def comparison_section(runs: Sequence[RunFacts]) -> Section:
         rows = table_rows(summaries, metric)
     except ValueError as error:
         raise EdgeflError(f"{error}: name other runs, or make a report of each.", "run") from error
-    names = sorted({name for row in rows for name in row.sites})
-    shown = names if len(names) <= MAX_SITE_COLUMNS else []
-    body = [
-        [
-            ReportCell(name),
-            *(ReportCell(figure_text(row.sites.get(site, Figure(mean=None)))) for site in shown),
-            *(ReportCell(figure_text(one)) for one in (row.mean, Figure(mean=row.worst), row.pooled)),
-            *(ReportCell(bytes_text(count)) for count in (row.bytes_up_per_round, row.bytes_down_per_round)),
-            ReportCell(time_text(row.seconds)),
-        ]
-        for name, row in zip(named(rows), rows, strict=True)
-    ]
+    head, lines = table_page(summaries, metric)
     told = caption(summaries, origin([facts.environment for facts in runs]), metric).replace("`", "")
-    head = ("method", *shown, "mean ± std", "worst", "all rows", "up / round", "down / round", "time")
-    blocks: list[ReportBlock] = [ReportTable(head=head, rows=body, caption=told)]
+    blocks: list[ReportBlock] = [ReportTable(head=head, rows=[plain(*line) for line in lines], caption=told)]
     try:
         chance = [chance_of(some, metric) for some in runs_of_rows(summaries)]
         blocks.append(

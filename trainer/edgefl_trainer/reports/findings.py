@@ -1,12 +1,14 @@
 """How well a run does: figures of each site with intervals, recalls, and which class is taken for which."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edgefl_protocol.sentences import capital
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
+from edgefl_trainer.evaluate.chance import chance_of
 from edgefl_trainer.evaluate.metrics import METRIC_WORDS
 from edgefl_trainer.evaluate.no_round import MARK as ABSENT
 from edgefl_trainer.evaluate.no_round import in_no_round
@@ -53,11 +55,31 @@ def in_short(facts: RunFacts) -> list[tuple[str, ReportCell]]:
     if not facts.judged:
         return [*told, ("what was learned", ReportCell("a network, without labels"))]
     name = "accuracy" if USUAL in summary else "balanced_accuracy"
-    told.append((f"{words_of(name)}, mean of sites", figure(summary, (f"mean_{name}",), strong=True)))
-    told.append((f"{words_of(name)}, worst site", figure(summary, (f"worst_{name}",))))
+    for which, words in (("mean", "mean of sites"), ("worst", "worst site")):
+        cell = figure(summary, (f"{which}_{name}",), strong=which == "mean")
+        below = "; ".join(filter(None, [cell.below, _by_chance(summary, which, name)]))
+        told.append((f"{words_of(name)}, {words}", replace(cell, below=below)))
     sent = summary.get("travels")
     told.append(("leaves a site", ReportCell(NOT_RECORDED if sent is None else ", ".join(sent) or "nothing")))
     return told
+
+
+def _by_chance(summary: Mapping[str, Any], which: str, name: str) -> str:
+    """Say what an answer that never changes gets, to stand below a figure: of questions the usual answer.
+
+    Args:
+        which: `mean` over sites, or that of the `worst`; a site of one class is in no chance.
+    """
+    if USUAL in summary:
+        usual = summary[USUAL].get(f"{which}_{name}")
+        return "" if usual is None else f"usual answer {written(usual, 'share')}"
+    chance = chance_of([summary], name)
+    if which == "mean":
+        apart = " of sites with several classes" if summary.get("several_classes") else ""
+        return "" if chance.mean is None else f"chance {written(chance.mean, 'share')}{apart}"
+    worst = summary.get(f"worst_{name}")
+    found = [value for site, value in chance.sites.items() if summary["sites"][site].get(name) == worst]
+    return f"chance {written(max(found), 'share')}" if found else ""
 
 
 def figures_section(facts: RunFacts) -> Section:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from edgefl_protocol.pictures.class_info import KNOWN
+from edgefl_protocol.rules.maps import MAX_MAPS, sent_maps_in
 from edgefl_protocol.rules.travels import KINDS
 from edgefl_protocol.sentences import capital, counted, joined_by_and
 from edgefl_trainer.data.tasks import listed
@@ -31,13 +32,18 @@ from edgefl_trainer.reports.run_facts import RunFacts
 
 MOST_ROWS = 200  # sites of a table; `summary.json` has all
 KIND_WORDS = {
-    "maps": "rollout maps: where the network looks in some training pictures, each or of every class their mean",
     "features": "features: what the network makes of pictures, each or summed up",
     "prototypes": "prototypes: the mean features of each class",
     "logits": "mean answers of the model for each class",
     "prompts": "prompts: learned inputs of the frozen network",
     "weights": "weights of the network, of the head, or of an optimiser",
 }
+MAPS = "maps"  # of which a run sends each, or of every class their mean
+WHAT_MAPS_TELL = (
+    "A single map is a fingerprint of its picture; a mean of five is less of one. In another run an attack named from "
+    "a single map the right one of 200 pictures in 64 %, and from a mean of five in 17 %; a guess is right in 4 % "
+    "(docs/results/what_leaves.md)."
+)
 OF_A_CLASS = ("maps", "prototypes", "logits")  # kinds whose arrays are named by their class
 
 
@@ -189,7 +195,7 @@ def travels_section(facts: RunFacts) -> Section:
         blocks.append(Words(text="Which kinds of values leave a site is not recorded in this run."))
         kinds = []
     elif kinds:
-        rows = [[ReportCell(kind), ReportCell(KIND_WORDS.get(str(kind), str(kind)))] for kind in kinds]
+        rows = [plain(kind, _sent_maps(facts) if kind == MAPS else KIND_WORDS.get(kind, kind)) for kind in kinds]
         blocks.append(ReportTable(head=("leaves a site", "what it is"), rows=rows, text_columns=(0, 1)))
     else:
         blocks.append(Words(text="Nothing leaves a site: each learns alone."))
@@ -203,10 +209,22 @@ def travels_section(facts: RunFacts) -> Section:
         )
     )
     if kinds:
-        blocks += [Words(text=text) for text in [*_never(kinds), _measured(kinds, facts)]]
+        told = [WHAT_MAPS_TELL] if MAPS in kinds else []
+        blocks += [Words(text=text) for text in [*told, *_never(kinds), _measured(kinds, facts)]]
     if table := _site_bytes(facts):
         blocks.append(table)
     return Section(title="What leaves a site, and what never does", blocks=blocks)
+
+
+def _sent_maps(facts: RunFacts) -> str:
+    """Say what a site sends of its rollout maps, as the run was set: a mean of one map is that map."""
+    values = hyper_values(facts.run.settings.build_method())
+    most = int(values.get("maps_per_class", MAX_MAPS))
+    if most > 1 and sent_maps_in(values) == "mean":
+        what = f"of each class the mean of the maps of at most {most} training pictures; of one picture, its own map"
+    else:
+        what = f"of each class the single maps of at most {counted(most, 'training picture')}"
+    return f"rollout maps: where the network looks, {what}"
 
 
 def _where(facts: RunFacts) -> str:

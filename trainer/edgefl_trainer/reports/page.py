@@ -15,7 +15,7 @@ from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.reports.blocks import ReportCell, Section
 from edgefl_trainer.reports.certainty import certainty_section
-from edgefl_trainer.reports.closing import audit_section, limits_section, rounds_section
+from edgefl_trainer.reports.closing import audit_section, limits_section, never_trained, rounds_section
 from edgefl_trainer.reports.comparison import comparison_section
 from edgefl_trainer.reports.findings import figures_section, in_short, recall_section
 from edgefl_trainer.reports.origins import environment_section, learned_from, method_section, travels_section
@@ -40,7 +40,12 @@ def report_page(runs: Sequence[RunFacts], now: datetime) -> str:
     environment.filters["path"] = _path
     names = _titles(runs)
     parts = [
-        {"title": title, "short": in_short(facts), "sections": _sections(facts, stamp)}
+        {
+            "title": title,
+            "warnings": never_trained(facts),
+            "short": in_short(facts),
+            "sections": _sections(facts, stamp),
+        }
         for title, facts in zip(names, runs, strict=True)
     ]
     return environment.get_template(TEMPLATE).render(

@@ -29,7 +29,8 @@ def learned_backbone_results(
         write_networks(folder, site.task.backbone, method, final.sites)
     last = site.task.rounds
     kept = final.encoder or SelectedEncoder(last, learned_network(method, final.server, final.sites, sites))
-    data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
+    learned = bool(method.phases(last))
+    data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True, learned=learned)
     write_atomic(folder / BACKBONE_FILE, data)
     backbone = load_backbone(f"run:{folder}").to(site.device)
     probed = sum(len(site.train) + len(site.tune) for site in sites.values())

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgefl_protocol import digest
 from edgefl_protocol.bundle import Labels
-from edgefl_protocol.bundle.card_words import better_than_chance, figures_against
+from edgefl_protocol.bundle.card_words import better_than_chance, figures_against, untrained_warning
 from edgefl_protocol.bundle.figures import taught_by
 from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.tested_classes import untested_classes
@@ -24,6 +24,7 @@ from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.class_info import read_class_info
+from edgefl_trainer.engine.first_run import stays_untrained
 from edgefl_trainer.engine.judging.suspicion import reported_rule, site_suspicion
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.errors import RunError
@@ -115,7 +116,10 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor, info: Mapping[
         state_kind="bundle",
         state_sha256=state,
         better_than_chance=better_than_chance(figures),
-        warnings=figures_against(figures, site, run.classes, temperature, never),
+        warnings=(
+            *untrained_warning(untrained=stays_untrained(run.settings, run.folder)),
+            *figures_against(figures, site, run.classes, temperature, never),
+        ),
         site=site,
         learned_from=taught_by(
             site, {one: int(facts["n_train"]) for one, facts in sites.items()}, figures, run.summary.get("travels")

@@ -20,6 +20,7 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.display import judging_of, warn
+from edgefl_trainer.engine.first_run import has_learned
 from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.judging.held_out import federation_figures, newcomers
 from edgefl_trainer.engine.judging.learned_encoder import learned_backbone_results
@@ -104,7 +105,8 @@ def save_backbone(folder: Path, backbone: Backbone) -> None:
     """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
     if backbone.spec.name.startswith("timm:"):
         return  # positions of timm's networks are learned and their files large: named, not copied
-    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
+    spec, learned = backbone.spec, has_learned(backbone.spec.name)
+    data = backbone_bytes(spec, weights_of(backbone.network), self_supervised=spec.self_supervised, learned=learned)
     write_atomic(folder / BACKBONE_FILE, data)
 
 

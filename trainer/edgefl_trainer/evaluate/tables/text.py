@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgefl_protocol.sentences import capital, listed
+from edgefl_protocol.sentences import UNTRAINED, capital, listed
 from edgefl_trainer.evaluate import no_round
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
@@ -26,9 +26,9 @@ from edgefl_trainer.evaluate.tables.rows import (
     runs_of_rows,
     table_rows,
 )
+from edgefl_trainer.evaluate.tables.seeds import seeds_column, seeds_words, spread_over, unlike_seeds
 from edgefl_trainer.evaluate.tables.shares import share_columns, share_words
 from edgefl_trainer.evaluate.undefined import HEAD_STAYS, without_head
-from edgefl_trainer.models.backbone_names import UNTRAINED
 
 FORMATS = ("md", "csv", "json", "latex")
 MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
@@ -61,19 +61,29 @@ def render_table(
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; choose one of {', '.join(FORMATS)}")
     rows = table_rows(summaries, metric, ddof)
-    fewer = [of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
     text = caption(summaries, machine, metric, ddof)
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
-    names = sorted({name for row in rows for name in row.sites})
     if style == "csv":
-        return _csv(rows, names)
+        return _csv(rows, _site_names(rows))
+    head, body = table_page(summaries, metric, ddof)
+    return markdown(head, body, text) if style == "md" else latex(head, body, text)
+
+
+def table_page(
+    summaries: Sequence[Summary], metric: str = "balanced_accuracy", ddof: int = 1
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the lines of the table as a page shows it: it has every column of which `caption` speaks."""
+    rows = table_rows(summaries, metric, ddof)
+    fewer = [of_fewer(runs, metric) for runs in runs_of_rows(summaries)]
+    names = _site_names(rows)
     names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
     marked, absent = any(row.one_class for row in rows), any(row.no_round for row in rows)
-    shares = share_columns(rows)
+    shares, seeds = share_columns(rows), seeds_column(rows)
     head = [
         "method",
+        *seeds,
         *names,
         "mean ± std",
         *([WITHOUT] if marked else []),
@@ -86,15 +96,24 @@ def render_table(
         "time",
     ]
     body = [
-        _cells(row, name, names, (marked, absent, pooled), few, [cells[i] for cells in shares.values()])
+        _cells(row, [name, *_at(seeds, i)], names, (marked, absent, pooled), few, _at(shares, i))
         for i, (row, name, few) in enumerate(zip(rows, named(rows), fewer, strict=True))
     ]
-    return markdown(head, body, text) if style == "md" else latex(head, body, text)
+    return head, body
+
+
+def _at(columns: Mapping[str, Sequence[str]], place: int) -> list[str]:
+    """The cells of one line of some columns."""
+    return [cells[place] for cells in columns.values()]
+
+
+def _site_names(rows: Sequence[TableRow]) -> list[str]:
+    return sorted({name for row in rows for name in row.sites})
 
 
 def _cells(
     row: TableRow,
-    name: str,
+    start: Sequence[str],
     names: Sequence[str],
     shown: tuple[bool, bool, bool],
     fewer: Collection[str],
@@ -110,7 +129,7 @@ def _cells(
     up, down = bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)
     traffic = [up, *shares, down, time_text(row.seconds)]
     together = [figure_text(row.pooled)] if shown[2] else []
-    return [name, *sites, figure_text(row.mean), *means, figure_text(Figure(mean=row.worst)), *together, *traffic]
+    return [*start, *sites, figure_text(row.mean), *means, figure_text(Figure(mean=row.worst)), *together, *traffic]
 
 
 def caption(
@@ -122,13 +141,12 @@ def caption(
     """
     rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
-    seeds = sorted({seed for row in rows for seed in row.seeds})
-    kinds = sorted({row.spread_over for row in rows})
-    over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
+    kinds, names = [row.spread_over for row in rows], named(rows)
     held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
     bare = sorted({name for run in summaries for name, site in run["sites"].items() if without_head(site)})
     parts = [
         *unlike(summaries),
+        *unlike_seeds(rows, names),
         *untrained(summaries),
         f"{capital(metric_words(metric))} per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
         *(["Lower is better"] if metric in LOWER_IS_BETTER else []),
@@ -136,11 +154,11 @@ def caption(
         *([f"{_named(held_out)} held out, never trained: in no mean, and never the worst"] if held_out else []),
         *([f"{UNDEFINED} under {_named(bare)}: no model, {HEAD_STAYS}"] if bare else []),
         *_equal(rows),
-        f"± is the {SPREADS[ddof]} over {over}",
+        f"± is the {SPREADS[ddof]} over {spread_over(kinds, names)}",
         *(["`worst` is the mean over seeds of each seed's worst site"] if "seeds" in kinds else []),
         f"Task {summaries[0].get('task')}",
         *map(capital, _made(summaries)),
-        f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
+        *seeds_words(rows),
         *share_words(rows),
     ]
     marked = f" {MARK} {SAYS}; left out of `{WITHOUT}`." if any(row.one_class for row in rows) else ""
@@ -177,6 +195,13 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
             digests.setdefault(summary.get("seed"), set()).add(str(summary["partition_sha256"]))
     most = max(map(len, digests.values()), default=0)
     return [f"NOT ALL ON THE SAME ROWS: {most} different partition_sha256 among runs of one seed"] if most > 1 else []
+
+
+def against(summaries: Sequence[Summary]) -> str:
+    """Return, for the title of a picture, a line for each thing that speaks against comparing these runs."""
+    rows = table_rows(summaries)
+    seeds = [clause.partition(":")[0] for clause in unlike_seeds(rows, named(rows))]
+    return "\n".join([*unlike(summaries), *seeds, *untrained(summaries)])
 
 
 def untrained(summaries: Sequence[Summary]) -> list[str]:
