@@ -25,17 +25,9 @@ from edgefl_export.graphs.score import ScoreGraph
 from edgefl_export.key_store import open_key
 from edgefl_export.parity import score_parity
 from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bundle, unverified_manifest
-from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap
-from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.preprocess import prepare
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
-from edgefl_trainer.contract import Prediction
-from edgefl_trainer.data.class_info import read_class_info
-from edgefl_trainer.engine.judging.prediction import referral_rules_of
-from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores
 from edgefl_trainer.engine.models import open_run, predict
-from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.models.backbone_names import BACKBONE_FILE
 from edgefl_trainer.models.backbones import backbone_bytes, weights_of
 
@@ -203,34 +195,6 @@ def test_whoever_signs_is_told_what_speaks_against_the_model(run_folder, low, to
 
 
 SKIN = '[bkl]\nname = "Warty mole"\nmeaning = "Not looked into."\nmalignancy = "unknown"\n'
-
-
-@pytest.mark.parametrize("ill", [5, 30])
-def test_trainer_and_device_refer_by_the_same_rules(tmp_path, predictor, ill):
-    """One threshold, chosen on the kept scores of tune rows: what `predict` uses and what the bundle carries."""
-    folder = write_run(tmp_path / "run", predictor)
-    run = open_run(folder)
-    rng = np.random.default_rng(5)
-    probabilities = rng.dirichlet([1.0, 2.0, 1.0], 80).astype(np.float32)
-    found = Prediction(probabilities, probabilities.argmax(1), None, None, None, None)
-    targets = np.where(np.arange(80) < ill, 0, 1)
-    save_tune_scores(folder, "north", found, targets)
-    reported = rng.dirichlet([1.0, 2.0, 1.0], 80).astype(np.float32)
-    save_reported_scores(folder, "north", Scored(reported, targets, reported.argmax(1), None, ("",) * 80))
-    (tmp_path / "classes.toml").write_text(SKIN)
-    mine = read_class_info(tmp_path / "classes.toml", run.classes)
-    for described, flags in (({}, (True, False, False)), (mine, (True, False, True))):
-        model = assemble.site_model(run, "north", described)
-        labels = Labels(model.classes, model.predictor.seen, model.info)
-        rules = referral_rules(labels, model.card)
-        assert rules == referral_rules_of(run, "north", known_among(run.classes, described))
-        tried = rules.suspicious_tried
-        assert tried is not None and tried.pictures == ill, "of the reported rows, by hand:"
-        asks = np.array(flags)
-        least = min(rules.suspicious_from or DEFAULT_SUSPICIOUS_FROM, 1 / 3)
-        passed = ~(asks[reported.argmax(1)] | (reported[:, asks].sum(axis=1) >= least))
-        assert (tried.passed, tried.benign_passed) == (passed[:ill].sum(), passed[ill:].sum())
-        assert rules.suspicious == flags and (rules.suspicious_from is not None) is (ill >= 20)
 
 
 def test_damaged_tune_scores_are_one_sentence(tmp_path, predictor):

@@ -35,8 +35,10 @@ class StudyBook:
     def led(self) -> Iterator[None]:
         """Be one who leads, for a while; several may, each with runs of its own."""
         make_folder(self.folder)
-        (self.folder / LOCK).touch(0o644)
-        with share(self.folder / LOCK):
+        lock = self.folder / LOCK
+        if not lock.exists():  # a study that is finished keeps the times of its files
+            lock.touch(0o644)
+        with share(lock):
             yield
 
     def is_led(self) -> bool:
