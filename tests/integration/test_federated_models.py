@@ -10,7 +10,9 @@ from PIL import Image
 
 from edgefl_client.cli import cli as device_cli
 from edgefl_protocol.bundle import Card, load_bundle
+from edgefl_protocol.bundle.model_card import rule_tried
 from edgefl_protocol.envelopes.key_files import read_public_key
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.lesions import draw_lesion
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/models/federated"
@@ -27,6 +29,7 @@ def cards() -> dict[str, Card]:
     for name in CENTRES:
         bundle = load_bundle((FOLDER / f"{name}.edgefl").read_bytes(), [signer], 1_800_000_000_000)
         assert bundle.signers[0] in PAGE
+        assert bundle.preprocess.taught == TaughtPictures(side=84, jpeg_quality=75)  # as the page says
         found[name] = bundle.card
     return found
 
@@ -36,11 +39,14 @@ def test_the_page_tells_the_cards_figures(cards: dict[str, Card]) -> None:
         site, rule, federation = card.metrics["site"], card.suspicion, card.metrics["federation"]
         assert isinstance(site, dict) and isinstance(federation, dict) and card.site == name and card.metrics["int8"]
         assert rule is not None and rule.sensitivity is not None and rule.specificity is not None
+        reported = rule_tried(card)
+        assert reported is not None and "suspicious_reported" in card.metrics
         low, high = site["balanced_accuracy_interval"]
         missed, asked = round((1 - rule.sensitivity) * rule.suspicious), round((1 - rule.specificity) * rule.benign)
         assert (
             f"| `{name}.edgefl` | {card.sites[name]:,} | {site['balanced_accuracy']:.3f} ({low:.3f} to {high:.3f}) | "
-            f"{site['n_test']:,} | {missed} of {rule.suspicious} | {asked} of {rule.benign} |"
+            f"{site['n_test']:,} | {missed} of {rule.suspicious} | {asked} of {rule.benign} | "
+            f"{reported.passed} of {reported.pictures:,} |"
         ) in PAGE
         assert f"mean of the six centres is {federation['mean_balanced_accuracy']:.3f}" in PAGE
         assert "CC BY-NC 4.0" in card.licence_note
