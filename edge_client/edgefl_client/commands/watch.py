@@ -254,6 +254,7 @@ class _Watcher:
         for number, (name, result) in enumerate(results):
             error = self.lost.get(name)
             if isinstance(error, StorageError):
+                del self.lost[name]  # told here: a line that the picture gets later is not of this failure
                 self.without_map += len(names) - number
                 _say(f"{no_map_words(name, error)}; {counted(len(names) - number, 'heat map')} missing as before")
                 return

@@ -27,6 +27,7 @@ from edgefl_export.int8.precision import (
     choose_layers,
     other_referral,
 )
+from edgefl_export.int8.reported_scores import scores_in_8_bits
 from edgefl_export.parity.score_parity import (
     AskedWords,
     Parity,
@@ -149,7 +150,7 @@ def site_model(
         questions=run.questions,
         reported=None if info is None else reported_scores(run, site),
     )
-    return replace(model, card=_with_reported_rule(model, card))
+    return replace(model, card=_with_reported_rule(model, card, model.reported))
 
 
 def backbone_name(spec: BackboneSpec) -> str:
@@ -207,7 +208,7 @@ def build_members(
         found = replace(found, other_referral=_other_referral(model, scores, suspicion))
         facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
         card = replace(card, metrics=facts, suspicion=suspicion)
-        card = _with_reported_rule(model, card)
+        card = _with_reported_rule(model, card, _reported_anew(model, data, tensors, int8))
         tried = _tried_anew(model, data, tensors, int8, tried, taught)
     files = {
         "score.onnx": data,
@@ -321,12 +322,22 @@ def _chosen_anew(
     return choose_suspicion(found["probabilities"], predicted, pictures.targets, suspicious)
 
 
-def _with_reported_rule(model: SiteModel, card: Card) -> Card:
-    """Say how the card's threshold did on rows that only report; the run's model scored them, in 8 bits as in 32."""
-    if model.reported is None or model.info is None or card.suspicion is None:
-        return card
-    tried = rule_on(model.reported, suspicious_classes(model.classes, model.info), card.suspicion.threshold)
-    return card if tried is None else replace(card, metrics={**card.metrics, REPORTED_RULE: tried.to_json()})
+def _reported_anew(
+    model: SiteModel, graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration
+) -> KeptScores | None:
+    """Score the rows that only report with the 8-bit graph; None of answers, and where they are not at hand."""
+    if (seen := _seen(model)) is None or pictures.reported is None:
+        return None
+    return scores_in_8_bits(graph, tensors, pictures.reported, seen)
+
+
+def _with_reported_rule(model: SiteModel, card: Card, reported: KeptScores | None) -> Card:
+    """Say how the card's threshold did on rows that only report, by the scores of the very graph that leaves."""
+    metrics = {name: value for name, value in card.metrics.items() if name != REPORTED_RULE}
+    if reported is None or model.info is None or card.suspicion is None:
+        return replace(card, metrics=metrics)
+    tried = rule_on(reported, suspicious_classes(model.classes, model.info), card.suspicion.threshold)
+    return replace(card, metrics=metrics if tried is None else {**metrics, REPORTED_RULE: tried.to_json()})
 
 
 def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) -> dict[str, object]:

@@ -144,6 +144,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     passphrase = read_passphrase(options["passphrase_file"])
     keys = list({key.key_id: key for key in (key_store.open_key(one, passphrase) for one in signers)}.values())
     finished = open_run(run)
+    _tell_older(finished)
     info = _class_info(options["class_info"], finished)
     model = site_model(finished, site, info, took_no_part=options["took_no_part"])
     if not options["force"]:
@@ -172,6 +173,15 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         **model_facts(model, members, shown, steps),
     }
     click.echo(json.dumps(facts) if as_json else bundle_text(facts))
+
+
+def _tell_older(run: "FinishedRun") -> None:
+    """Warn of a run that does not say what its pictures were like: its models may see sharper ones on a device."""
+    if "taught_pictures" not in run.summary:
+        _say(
+            "warning: this run is from before runs noted what their pictures are like. If these had no more pixels "
+            "than the network reads, a device shows the model sharper photographs than it learned from: run it again"
+        )
 
 
 def _needs_export() -> None:

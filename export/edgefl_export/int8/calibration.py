@@ -18,7 +18,7 @@ from edgefl_export.parity.score_parity import AskedWords, Pictures
 from edgefl_trainer.data import DataError, Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.sites import load_data
+from edgefl_trainer.engine.sites import load_data, report_rows
 
 RANGES = 128
 CHOICE = 256
@@ -37,6 +37,15 @@ class AskedSets:
 
 
 @dataclass(frozen=True)
+class ReportedRows:
+    """The rows of a site that figures are reported on."""
+
+    images: Pictures  # of the whole run, (n, S, S, 3), memory-mapped
+    places: NDArray[np.int64]  # which of them the rows show, (m,)
+    targets: NDArray[np.int64]  # their classes, (m,)
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Three sets of pictures, (n, S, S, 3) each: for ranges, for the choice of layers, for the gate; and `tune`."""
 
@@ -46,6 +55,7 @@ class Calibration:
     tune: Pictures  # all of the site that have a label, (n, S, S, 3)
     targets: NDArray[np.int64]  # their classes, (n,)
     questions: AskedSets = AskedSets()  # what is asked about each picture of the four sets
+    reported: ReportedRows | None = None  # None where nothing is said of them
     float_layers: int | None = None  # how many stay in float; None: as few as it takes
 
 
@@ -108,6 +118,7 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
 
     own = federation.sites[site].tune.astype(np.int64) if site in federation.sites else np.zeros(0, np.int64)
     own = own[federation.labels[own] >= 0]
+    judged = report_rows(federation, site) if site in federation.sites else None
     sets = (tune[:ranges], tune[ranges : ranges + choice], gate)
     of_ranges, of_choice, of_gate = map(shown, sets)
     tokens = None if federation.questions is None else federation.questions.tokens
@@ -119,6 +130,7 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
         questions=questions,
         tune=shown(own),
         targets=federation.labels[own],
+        reported=None if judged is None else ReportedRows(judged.images, judged.places, judged.targets),
     )
 
 

@@ -46,8 +46,8 @@ class TaughtPictures:
         return cls(**check_keys(record, {field.name for field in fields(cls)}, what="taught"))
 
     def made_like(self, image: Pixels, fit: Fit) -> Pixels:
-        """Make a picture (H, W, 3) like them; one that is as small already stays as it is."""
-        if min(image.shape[:2]) <= self.side:
+        """Make a picture (H, W, 3) like them; one that is no larger in either direction stays as it is."""
+        if max(image.shape[:2]) <= self.side:
             return image
         small = resize(image, self.side, fit)
         if self.jpeg_quality is None:

@@ -132,11 +132,10 @@ def learned_where(model: ModelInfo) -> str:
     pictures, and it may have been fitted to them.
     """
     here, others = model.state_kind == "personal", [site for site in model.learned_from if site != model.site]
-    if model.site in model.learned_from and others:
+    if model.site in model.learned_from and others and not here:
         return (
-            f"It is the model of the site {model.site}{' and of this device' if here else ''}, and also learned from "
-            f"pictures of {listed(others)}; expect more wrong answers on pictures of any centre or camera but "
-            f"{model.site}'s."
+            f"It is the model of the site {model.site}, and also learned from pictures of {listed(others)}; expect "
+            f"more wrong answers on pictures of any centre or camera but {model.site}'s."
         )
     whose = taught_words(model.learned_from, here=here)
     return f"{whose}; expect more wrong answers on pictures of another centre or camera."

@@ -67,7 +67,8 @@ def test_other_files_have_no_quality() -> None:
         (jpegs(24), 36, TaughtPictures(side=24, jpeg_quality=75)),
         (jpegs(24), 24, TaughtPictures(side=24, jpeg_quality=75)),  # nothing is shrunk, so its blocks are learned
         (jpegs(24, 30), 36, TaughtPictures(side=30, jpeg_quality=75)),
-        (jpegs(24) + jpegs(24, quality=90), 36, TaughtPictures(side=24)),
+        (jpegs(24) + jpegs(24, quality=90), 36, TaughtPictures(side=24, jpeg_quality=90)),  # no more than any had
+        ([*jpegs(24), encoded(picture(0, 24), "PNG")], 36, TaughtPictures(side=24)),
         ([encoded(picture(0, 24), "PNG")], 36, TaughtPictures(side=24)),
         ([encoded(picture(0, 24), "PNG")], 24, None),  # made like them, a photograph would be what it is anyway
         (jpegs(24, 40), 36, None),  # the network has seen what a camera's picture has
@@ -92,6 +93,35 @@ def test_only_what_is_learned_from_counts(tmp_path: Path, cache: Path) -> None:
     assert east.taught == TaughtPictures(side=24, jpeg_quality=75)
     judged = load_federation([f"{both}@site=east"], image_px=36, all_test=True)
     assert judged.taught is None, "nothing is learned from it"
+
+
+def test_sites_of_two_sizes_are_told(tmp_path: Path, cache: Path) -> None:
+    """A model that only learned at east gets sharper photographs; no rule of the run fits both."""
+    both = ward(tmp_path, [*jpegs(24, 24, 24)[:7], *jpegs(48, 48, 48)[:7]])
+    (told,) = [line for line in load_federation([both], image_px=36).warnings if "fewer pixels than the 36" in line]
+    assert told.startswith("the pictures of east have fewer")
+
+
+def test_larger_pictures_that_judge_are_made_like_the_taught_ones(tmp_path: Path, cache: Path) -> None:
+    """Figures hold for what a device shows the network; what was learned stays as it was read."""
+    records, large = ward_records(4, ("east", "west")), encoded(picture(5, 60), quality=95)
+    small = jpegs(24)[0]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    splits = ["test" if number % 7 == 6 else "train" for number in range(len(records))]
+    writer.writerows({**one, "split": split} for one, split in zip(records, splits, strict=True))
+    with zipfile.ZipFile(tmp_path / "mixed.zip", "w") as archive:
+        archive.writestr("index.csv", text.getvalue())
+        for record, split in zip(records, splits, strict=True):
+            archive.writestr(record["file"], large if split == "test" else small)
+    found = load_federation([f"manifest:{tmp_path / 'mixed.zip'}"], image_px=36)
+    taught = TaughtPictures(side=24, jpeg_quality=75)
+    assert found.taught == taught
+    for image, split in zip(found.images, splits, strict=True):
+        by_hand = prepare(large if split == "test" else small, Preprocess(size=36, taught=taught))
+        assert np.array_equal(image, by_hand)
+    assert np.array_equal(found.images[0], prepare(small, Preprocess(size=36)))
 
 
 def test_other_data_is_judged_as_a_device_sees_it(tmp_path: Path, cache: Path) -> None:

@@ -28,7 +28,8 @@ from edgefl_trainer.data.learned_from import (
     told_of_lesions,
     told_of_pictures,
 )
-from edgefl_trainer.data.likeness import likeness_of, told_of_likeness
+from edgefl_trainer.data.likeness import likeness_of
+from edgefl_trainer.data.likeness import made_like as made_like_taught
 from edgefl_trainer.data.partition import Partition, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.questions import (
     QuestionRows,
@@ -126,15 +127,18 @@ def load_federation(
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
         all_test: Make all pictures of a source without splits `test`; a partition and `@rows` deal them all the same.
     """
+    # Longer than the rule: fourteen options to explain, and one step after the other.
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
-    tables = _read_tables(parsed, seed, made_like, all_test=all_test and partition is None)
-    shown, places = picture_tables(tables) if asks(tables, task, classes, partition) else (tables, None)
+    tables = _read_tables(parsed, seed, all_test=all_test and partition is None)
     rows = _read_rows(parsed, tables, partition, seed)
+    asking = asks(tables, task, classes, partition)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     rows, tune = _select(parsed, tables, rows, partition, seed)
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
+    taught, told = likeness_of(tables, rows, {n: site for n, site in sites.items() if n not in held_out}, image_px)
+    shown, places = _shown(tables, made_like or taught, by_question=asking)
     pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir(), colour)
     found = Federation(
         classes=names,
@@ -149,18 +153,23 @@ def load_federation(
         pictures=places,
         questions=questions,
         colour=colour,
+        taught=taught,
     )
-    return _noted(tables, rows, found)
+    return replace(found, warnings=(*_warnings(tables, rows, found), *told))
 
 
-def _read_tables(
-    specs: Sequence[Spec], seed: int, made_like: TaughtPictures | None, *, all_test: bool
-) -> list[SourceRows]:
+def _read_tables(specs: Sequence[Spec], seed: int, *, all_test: bool) -> list[SourceRows]:
     """The tables of these SPECs; with `all_test` without a row that learns where a source names no split."""
     tables = read_specs(specs, seed)
-    if made_like is not None:
-        tables = [replace(table, pixels=table.pixels.made_like(made_like)) for table in tables]
     return [tested(table) if all_test and not spec.shares else table for spec, table in zip(specs, tables, strict=True)]
+
+
+def _shown(
+    tables: Sequence[SourceRows], taught: TaughtPictures | None, *, by_question: bool
+) -> tuple[Sequence[SourceRows], NDArray[np.int64] | None]:
+    """The tables of pictures, larger ones made like the taught, and which of them each row shows; None: its own."""
+    like = made_like_taught(tables, taught)
+    return picture_tables(like) if by_question else (like, None)
 
 
 def _targets(
@@ -180,18 +189,12 @@ def _targets(
     return (*label_rows(rows, task, classes, whole=whole), None)
 
 
-def _noted(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> Federation:
-    """With what the pictures are like that are learned from, and what a person should look at."""
-    found = replace(found, taught=likeness_of(tables, rows, found.learned, found.images.shape[1]))
-    return replace(found, warnings=tuple(_warnings(tables, rows, found)))
-
-
 def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> list[str]:
     told = [line for table in tables for line in table.warnings]
     if found.questions is not None:
         learning = [rows[i] for site in found.sites.values() for i in site.train]
         told += told_of_questions(rows, found.labels, found.questions.vocabulary, learning)
-    told += alike_sites(found.sites) + told_of_likeness(found.taught, found.images.shape[1])
+    told += alike_sites(found.sites)
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:
         told += near_classes(Counter(found.classes[label] for label in found.labels if label >= 0))

@@ -44,6 +44,7 @@ from edgefl_trainer.models.backbones import build_network, empty_network, frozen
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."
+HOME_RATES = {"network": 1e-4}  # of what is fitted at home; 1e-3 of a part of the network
 AT_HOME = "at_home"  # a value in the state of a site that has fitted the averaged network
 NetworkPart = Literal["none", "head", "head_and_norms"]
 AtHome = Literal["none", "statistics", "head", "head_and_norms", "network"]
@@ -71,7 +72,8 @@ class FineTune:
     # batch norm, without labels; network: all of it, head included; auto: as private (ours)
     home: Literal["auto", "none", "statistics", "head", "head_and_norms", "network"] = "auto"
     home_epochs: int = 0  # epochs of that fit; 0: as many as a round has (ours)
-    home_lr: float = 1e-3  # learning rate at its beginning, which falls to 0 (ours)
+    # learning rate at its beginning, which falls to 0; 0: 1e-3, or 1e-4 where the whole network is fitted (ours)
+    home_lr: float = 0.0
     # what a site's optimiser does between rounds: keep its moments, or begin afresh (reset); auto: keep in local mode
     # (ours)
     optimizer_state: Literal["auto", "keep", "reset"] = "auto"
@@ -80,7 +82,7 @@ class FineTune:
         check_bounds(
             self,
             home_epochs=(0 <= self.home_epochs <= 10_000, "0 (as many as a round has) to 10000"),
-            home_lr=(0 < self.home_lr <= 1, "above 0, at most 1"),
+            home_lr=(0 <= self.home_lr <= 1, "0 (by what is fitted) to 1"),
         )
         if self.mode == "local" and (self.private, self.fitted_at_home) != ("none", "none"):
             raise SettingError(
@@ -190,9 +192,8 @@ class FineTune:
             whole_network.count_statistics(site, model)
             return State(_arrays(model), {AT_HOME: 1})
         fitted = frozenset(_arrays(model)) if part == "network" else tensors_of(part, model)
-        whole_network.fit_part(
-            self.recipe, site, model, round_, fitted, self.home_epochs or site.task.epochs, self.home_lr
-        )
+        epochs, rate = self.home_epochs or site.task.epochs, self.home_lr or HOME_RATES.get(part, 1e-3)
+        whole_network.fit_part(self.recipe, site, model, round_, fitted, epochs, rate)
         return State(_arrays(model), {AT_HOME: 1})
 
     def _shared(self, arrays: Arrays, task: Task) -> Arrays:

@@ -14,7 +14,7 @@ from edgefl_protocol.pictures.imaging import Fit, decode, open_photo, resize
 from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, Row
-from edgefl_trainer.data.sources.jpeg_quality import jpeg_quality
+from edgefl_trainer.data.sources.jpeg_quality import best_quality, jpeg_quality
 from edgefl_trainer.data.sources.store import FileStore
 
 _BATCH = 256  # rows whose bytes are in memory at once
@@ -63,18 +63,18 @@ class FilePixels:
             raise DataError(f"{len(broken)} of {len(rows)} pictures cannot be read: {named}.")
 
     def likeness(self, rows: Sequence[Row], most_px: int) -> TaughtPictures | None:
-        """Look at the heads of the files; see `PixelSource.likeness`. A `DataError` where one cannot be read."""
-        side, qualities = 0, set[int | None]()
+        """Look at the heads of the files; see `PixelSource.likeness`. None where one is broken: `load` names it."""
+        side, qualities = 0, list[int | None]()
         for source in dict.fromkeys(row.source for row in rows):
             try:
                 image = open_photo(self.store.read(source))
-            except ImageError as error:
-                raise DataError(f"{source} in {self.store.name} cannot be used: {error}") from error
+            except (DataError, ImageError):
+                return None
             side = max(side, *image.size)
             if side > most_px:
                 return None
-            qualities.add(jpeg_quality(image))
-        return TaughtPictures(side=side, jpeg_quality=qualities.pop() if len(qualities) == 1 else None)
+            qualities.append(jpeg_quality(image))
+        return TaughtPictures(side=side, jpeg_quality=best_quality(qualities))
 
     def made_like(self, taught: TaughtPictures) -> "FilePixels":
         """See `PixelSource.made_like`."""

@@ -4,7 +4,7 @@ libjpeg, and most of what saves JPEG, scales the example tables of the standard 
 1 to 100. The tables of each quality are those that Pillow writes, so a file saved with others has no quality here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from io import BytesIO
 
@@ -21,6 +21,12 @@ def jpeg_quality(image: Image.Image) -> int | None:
     if not isinstance(image, JpegImageFile) or get_sampling(image) != _HALVED:
         return None
     return _qualities().get(_tables(image))
+
+
+def best_quality(qualities: Iterable[int | None]) -> int | None:
+    """Take the best of several, which leaves no picture with more than any had; None where one has none."""
+    found = list(qualities)
+    return max((one for one in found if one is not None), default=None) if None not in found else None
 
 
 def _tables(image: JpegImageFile) -> Quantisation:

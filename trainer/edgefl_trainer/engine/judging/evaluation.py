@@ -318,7 +318,7 @@ def foreign_figures(
     """
     found = {}
     for source in sources:
-        images = read_foreign(source, run.backbone.spec.image_px, run.settings.colour)
+        images = read_foreign(source, run.backbone.spec.image_px, run.settings.colour, run.preprocess.taught)
         areas = {}
         for name in sorted(scored):
             scores = predict(run.predictor(models[name]), images, device)

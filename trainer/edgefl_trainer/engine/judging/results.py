@@ -176,7 +176,8 @@ def _keep_reported(
 ) -> None:
     """Keep the scores of the rows that only report, and warn of sites that have few of them."""
     for name, found in scored.items():
-        save_reported_scores(folder, name, found)
+        if found.asked is None:  # no rule of suspicious classes judges answers
+            save_reported_scores(folder, name, found)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
 
