@@ -138,7 +138,9 @@ def a_round_apart(
 @pytest.fixture
 def no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site of the trainer has no gate: whatever a round learned is shared."""
-    monkeypatch.setattr(fedevprompt, "judge", lambda *given, **more: SimpleNamespace(passed=True))
+    monkeypatch.setattr(
+        fedevprompt, "judge", lambda *given, **more: SimpleNamespace(passed=True, no_worse_than_bundle=True)
+    )
 
 
 def assert_parity(distances: dict[str, float]) -> None:
