@@ -49,7 +49,7 @@ Unlabelled = Literal["none", "site", "spread"]
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """Pictures and rows of all sites."""
+    """Pictures and rows of all sites; with `@site=NAME` one alone, with the rows that it has beside others."""
 
     classes: tuple[str, ...]  # class names; a label is an index into them
     images: NDArray[np.uint8]  # uint8 (m, px, px, 3), memory-mapped
@@ -104,15 +104,13 @@ def load_federation(
     limit: int | None = None,
     fit: Fit = "squash",
     colour: Colour = "none",
-    cache_dir: Path | None = None,
+    cache_dir: Path | None = None,  # of decoded pictures; None: `default_cache_dir`
     partition: Partition | None = None,
     vocabulary: Vocabulary | None = None,
     all_test: bool = False,
     made_like: TaughtPictures | None = None,
 ) -> Federation:
-    """Read the data of a federation and deal its rows.
-
-    `@site=NAME` keeps that site alone, with the rows that it has beside others. A `DataError` says what is unusable.
+    """Read the data of a federation and deal its rows; a `DataError` says what is unusable.
 
     Args:
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`; `NAME=A,B:REST` gathers them.
@@ -122,12 +120,10 @@ def load_federation(
         unlabelled: `none`; `site`: a site's unlabelled images; `spread`: also those of no site, by training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
         fit, colour, made_like: How a picture becomes square, the colour of its light, what it is like (`Preprocess`).
-        cache_dir: Folder of decoded pictures; None: `default_cache_dir`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
         vocabulary: Answers and words that a run learned, of data to judge it on; None: those of the training rows.
         all_test: Make all pictures of a source without splits `test`; a partition and `@rows` deal them all the same.
     """
-    # Longer than the rule: fourteen options to explain, and one step after the other.
     parsed = _checked(specs, image_px, limit)
     seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
     tables = _read_tables(parsed, seed, all_test=all_test and partition is None)
@@ -137,7 +133,7 @@ def load_federation(
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     rows, tune = _select(parsed, tables, rows, partition, seed)
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
-    taught, told = likeness_of(tables, rows, {n: site for n, site in sites.items() if n not in held_out}, image_px)
+    taught, told = likeness_of(tables, rows, sites, held_out, image_px)
     shown, places = _shown(tables, made_like or taught, by_question=asking)
     pictures = cached_pictures(shown, image_px, fit, cache_dir or default_cache_dir(), colour)
     found = Federation(

@@ -4,7 +4,7 @@ A device then makes a photograph like them before the network sees it (`pictures
 pictures that only judge are made like them, too: figures hold for what a device shows the network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from edgefl_protocol.pictures.preprocess import TaughtPictures
@@ -16,19 +16,23 @@ from edgefl_trainer.data.sources.jpeg_quality import best_quality
 
 
 def likeness_of(
-    tables: Sequence[SourceRows], rows: Sequence[Row], sites: Mapping[str, SiteRows], image_px: int
+    tables: Sequence[SourceRows],
+    rows: Sequence[Row],
+    sites: Mapping[str, SiteRows],
+    held_out: Collection[str],
+    image_px: int,
 ) -> tuple[TaughtPictures | None, list[str]]:
     """Look at the files of what is learned from, site by site.
 
     Args:
         rows: of all tables, one after the other.
-        sites: those that learn.
+        held_out: sites that never learn.
 
     Returns:
         What all of them are like, or None where one has more pixels than the network reads, or where making a
         photograph so would change nothing; and what a person should know of it.
     """
-    learned = {name: {*rows_of([site], LEARNED).tolist()} for name, site in sites.items()}
+    learned = {name: {*rows_of([site], LEARNED).tolist()} for name, site in sites.items() if name not in held_out}
     found = {name: _of_site(tables, rows, wanted, image_px) for name, wanted in learned.items() if wanted}
     small = sorted(name for name, taught in found.items() if taught is not None and taught.side < image_px)
     kinds = [taught for taught in found.values() if taught is not None]
