@@ -4,16 +4,18 @@ Guarantees:
     A connection whose request is not complete in time is closed, however slowly its bytes keep coming: the header
     within `header_deadline_s` of the first byte (or of connecting), the body within `body_deadline_s` of the header and
     a second more for each `body_bytes_per_s` that arrive, but never more than `body_deadline_s` ahead. So a body that
-    comes at that rate or faster is never cut, and one that drips or stops is, whatever came of it before. What we do
-    not read meanwhile is not held against its sender. uvicorn itself waits for ever.
+    comes at that rate or faster is never cut, and one that drips or stops is, whatever came of it before. While we do
+    not read, the clock stands still. uvicorn itself waits for ever.
     A header has at most `HEADER_BYTES`. A connection asks one thing at a time: what comes before the answer is not
     read, and the connection closes with that answer. So nobody has more than one request in memory.
 Source: docs/security.md, decision 8 and check 40; RFC 9112 9.3.2 (a server may close where requests are pipelined).
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edgefl_coordinator.web.door import bound_buffer, let_in
@@ -61,6 +63,24 @@ class _OneWrite:
         return self._transport.is_closing()
 
 
+class _Flow(FlowControl):
+    """A connection's flow, which tells when reading stops and when it goes on."""
+
+    def __init__(self, transport: asyncio.Transport, changed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._changed = changed
+
+    def pause_reading(self) -> None:
+        """Read no more for now."""
+        super().pause_reading()
+        self._changed()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        super().resume_reading()
+        self._changed()
+
+
 class _DeadlineProtocol(HttpToolsProtocol):
     """httptools with a clock that runs while a request is incomplete."""
 
@@ -76,9 +96,11 @@ class _DeadlineProtocol(HttpToolsProtocol):
         self._header_bytes = 0  # that came of the header under way, and of what came with them
         self._parsed_bytes = 0  # of the header under way, in parts that are whole
         self._until = 0.0  # when its time is over, by the loop's
+        self._left_s = 0.0  # of its time, while the clock stands still
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._reading_changed)
         bound_buffer(transport)
         self._wait_for("header")
 
@@ -159,23 +181,29 @@ class _DeadlineProtocol(HttpToolsProtocol):
 
     def _wait_for(self, part: Literal["header", "body", ""]) -> None:
         """Start the clock of a part of a request, or stop it."""
+        self._stop_clock()
+        self._waits_for, self._header_bytes = part, 0
+        if part:
+            self._left_s = self.header_s if part == "header" else self.body_s
+            self._reading_changed()
+
+    def _reading_changed(self) -> None:
+        """Let the clock stand still while nothing is read."""
+        now = self.loop.time()
+        if self.flow.read_paused and self._clock is not None:
+            self._left_s = self._until - now
+            self._stop_clock()
+        elif self._waits_for and not self.flow.read_paused and self._clock is None:
+            self._until = now + self._left_s
+            self._clock = self.loop.call_at(self._until, self._expire)
+
+    def _stop_clock(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
-        self._waits_for, self._header_bytes = part, 0
-        if part:
-            self._until = self.loop.time() + self._allowed_s
-            self._clock = self.loop.call_at(self._until, self._expire)
-
-    @property
-    def _allowed_s(self) -> float:
-        return self.header_s if self._waits_for == "header" else self.body_s
 
     def _expire(self) -> None:
-        now = self.loop.time()
-        if self.flow.read_paused:  # it waits for us
-            self._until = now + self._allowed_s
-        if self._until > now:
+        if self._until > self.loop.time():
             self._clock = self.loop.call_at(self._until, self._expire)
         else:
             self._clock = None

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -206,20 +207,28 @@ def test_the_least_rate_of_a_body(coordinator, bytes_per_s, burst, whole) -> Non
             assert one.recv(100).startswith(b"HTTP/1.1 401")
 
 
-def test_what_waits_for_us_is_not_cut(coordinator, tools, monkeypatch) -> None:
-    """A sender is looked up for three times as long as a body may stand still; nobody reads its body meanwhile."""
-    member, asked = tools.approved_member(coordinator, "clinic-a"), list[str | None]()
+@pytest.mark.parametrize(("late_s", "answered"), [(0.3, True), (1.2, False)])
+def test_the_clock_stands_still_while_we_do_not_read(coordinator, tools, monkeypatch, late_s, answered) -> None:
+    """A sender is looked up for nearly three times as long as a body may stand still, and nobody reads its body
+    meanwhile. Then it has the time that it had left, and no more."""
+    member, asked = tools.approved_member(coordinator, "clinic-a"), threading.Event()
 
     def slowly(*given: Any) -> str | None:
-        time.sleep(0.9)
-        asked.append(known_sender(*given))
-        return asked[0]
+        time.sleep(1.7)
+        asked.set()
+        return known_sender(*given)
 
     monkeypatch.setattr(app, "known_sender", slowly)
-    body = member.envelope("task", Payload()) + bytes(2**19)
-    with Running(coordinator, 5, 0.3) as running, running.connect() as one:
-        one.sendall(f"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        assert one.recv(100).startswith(b"HTTP/1.1 401") and asked == [member.signing.key_id]
+    body = member.envelope("task", Payload()) + bytes(2**18)
+    with Running(coordinator, 5, 0.6) as running, running.connect() as one:
+        one.sendall(f"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + 1}\r\n\r\n".encode() + body)
+        assert asked.wait(10)
+        time.sleep(late_s)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            one.sendall(b"x")
+            answer = one.recv(100)
+        assert answer.startswith(b"HTTP/1.1 401") if answered else not answer
 
 
 @pytest.mark.parametrize(("senders", "deadline_s"), [(60, 0.8), pytest.param(500, 4.0, marks=pytest.mark.slow)])
