@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from sklearn.metrics import roc_auc_score
 
 from edgefl_protocol.pictures.class_info import KNOWN, suspicious_classes
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_trainer.engine.judging.suspicion import KeptScores, site_suspicion, tune_scores
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.intervals import Scored, interval, resample

@@ -29,7 +29,7 @@ from edgefl_protocol.bundle.shown_map import Advantage, HidingEffect, ShownMap
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.preprocess import Preprocess, TaughtPictures
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.suspicious import Suspicion
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 

@@ -9,7 +9,8 @@ from edgefl_export.bundles import assemble
 from edgefl_export.int8 import precision
 from edgefl_export.int8.calibration import Calibration, ReportedRows
 from edgefl_export.parity.score_parity import graph_scores, open_session
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Measures, ReferralRules, asks_for_a_look
+from edgefl_protocol.pictures.referral import Measures, ReferralRules, asks_for_a_look
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.tensors import read_tensors
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores

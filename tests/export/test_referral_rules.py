@@ -8,7 +8,7 @@ from edgefl_export.bundles import assemble
 from edgefl_protocol.bundle import Labels
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.class_info import known_among
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.judging.prediction import referral_rules_of

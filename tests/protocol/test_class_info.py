@@ -10,7 +10,7 @@ import pytest
 
 from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules
 from edgefl_protocol.pictures.class_info import KNOWN, MAX_MEANING, ClassInfo, known_among, suspicious_classes
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.suspicious import Suspicion
 
 FACTS = {
     "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.protocol.judged_scores import DESCRIBED, ISIC, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import known_among, suspicious_classes
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.pictures.wording import outcome, tried_words
 
 

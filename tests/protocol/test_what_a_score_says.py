@@ -11,7 +11,8 @@ from tests.protocol.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE
 from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.fault_words import faults_in_words
 from edgefl_protocol.pictures.light import LightRange
-from edgefl_protocol.pictures.referral import JudgedPicture, Suspicion, TriedRule
+from edgefl_protocol.pictures.referral import JudgedPicture
+from edgefl_protocol.pictures.suspicious import Suspicion, TriedRule
 from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words
 
 

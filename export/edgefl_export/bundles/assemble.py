@@ -44,7 +44,7 @@ from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQu
 from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.preprocess import Preprocess
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.suspicious import Suspicion
 from edgefl_protocol.rules.questions import FIRST, Questions
 from edgefl_protocol.sentences import counted
 from edgefl_protocol.strict_json import write_json

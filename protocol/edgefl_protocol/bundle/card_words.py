@@ -22,7 +22,7 @@ from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.bundle.question_words import question_lines, question_weaknesses
 from edgefl_protocol.pictures.class_info import undescribed
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.sentences import UNTRAINED, counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}

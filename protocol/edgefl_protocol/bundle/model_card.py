@@ -29,7 +29,8 @@ from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
 from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.quality import MOST_UNLIT
-from edgefl_protocol.pictures.referral import ReferralRules, Suspicion, TriedRule
+from edgefl_protocol.pictures.referral import ReferralRules
+from edgefl_protocol.pictures.suspicious import Suspicion, TriedRule
 from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_json
 
 MAX_TEXT = 10_000

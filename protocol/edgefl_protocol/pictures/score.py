@@ -17,7 +17,6 @@ from edgefl_protocol.pictures.referral import (
     JudgedPicture,
     Measures,
     ReferralRules,
-    TriedRule,
     entropy_nats,
     predicted_class,
     refer_reasons,
@@ -25,6 +24,7 @@ from edgefl_protocol.pictures.referral import (
     suspicious_probability,
     uncertain_in_force,
 )
+from edgefl_protocol.pictures.suspicious import TriedRule
 
 RolloutMap = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
 

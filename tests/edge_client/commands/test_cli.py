@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from edgefl_protocol.pictures.class_info import known_among
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.suspicious import Suspicion
 
 KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",

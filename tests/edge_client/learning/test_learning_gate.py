@@ -8,7 +8,7 @@ from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import load_graph
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.pictures.class_info import KNOWN, ClassInfo
-from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_protocol.pictures.suspicious import Suspicion
 
 
 def test_gate_asks_both_the_same_question(make_bundle):

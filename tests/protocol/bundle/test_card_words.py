@@ -19,7 +19,7 @@ from edgefl_protocol.bundle.figures import learned_from
 from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules, rule_tried
 from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.pictures.class_info import known_among
-from edgefl_protocol.pictures.referral import Suspicion, TriedRule
+from edgefl_protocol.pictures.suspicious import Suspicion, TriedRule
 from edgefl_protocol.rules.questions import Questions
 from edgefl_protocol.strict_json import parse_json, write_json
 

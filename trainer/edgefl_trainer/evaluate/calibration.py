@@ -23,7 +23,13 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, MOST_SUSPICIOUS_FROM, Suspicion
+from edgefl_protocol.pictures.suspicious import (
+    DEFAULT_SUSPICIOUS_FROM,
+    MOST_SUSPICIOUS_FROM,
+    NO_CLASS,
+    Suspicion,
+    rows_that_ask,
+)
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 from edgefl_protocol.sentences import counted
 
@@ -159,14 +165,14 @@ def choose_suspicion(
     """
     ill = suspicious[targets]
     together = probabilities[:, suspicious].sum(axis=1, dtype=np.float64)
-    named = (predicted >= 0) & suspicious[predicted]  # referred whatever the threshold
+    named = (predicted != NO_CLASS) & suspicious[predicted]  # referred whatever the threshold
     together[named] = np.maximum(together[named], 1.0)
     threshold = None
     if ill.sum() >= min_suspicious:
         falling = np.sort(together[ill])[::-1]
         needed = int(np.ceil(target_sensitivity * falling.size - 1e-9))
         threshold = min(float((1 - ROOM) * falling[needed - 1]), MOST_SUSPICIOUS_FROM)
-    referred = asks_for_a_look(probabilities, predicted, suspicious, threshold)
+    referred = rows_that_ask(probabilities, predicted, suspicious, threshold)
     found, spared = (int(referred[ill].sum()), int(ill.sum())), (int((~referred[~ill]).sum()), int((~ill).sum()))
     return Suspicion(
         threshold=threshold,
@@ -176,22 +182,6 @@ def choose_suspicion(
         benign=spared[1],
         statement=_statement(suspicious, threshold, found, spared, min_suspicious),
     )
-
-
-def asks_for_a_look(
-    probabilities: Float[np.ndarray, "B K"],
-    predicted: Int[np.ndarray, " B"],
-    suspicious: Bool[np.ndarray, " K"],
-    threshold: float | None,
-) -> Bool[np.ndarray, " B"]:
-    """Tell which rows the rule for suspicious classes refers, by the threshold or, with None, the default.
-
-    Args:
-        predicted: The class that is named; −1 for none, of which the rule knows nothing but the sum.
-    """
-    together = probabilities[:, suspicious].sum(axis=1, dtype=np.float64)
-    named = (predicted >= 0) & suspicious[predicted]
-    return np.asarray(named | (together >= (DEFAULT_SUSPICIOUS_FROM if threshold is None else threshold)))
 
 
 def _statement(

@@ -17,12 +17,12 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
-from edgefl_protocol.pictures.referral import DEFAULT_SUSPICIOUS_FROM, Suspicion, TriedRule
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM, Suspicion, TriedRule, rows_that_ask
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.errors import RunError
-from edgefl_trainer.evaluate.calibration import asks_for_a_look, choose_suspicion
+from edgefl_trainer.evaluate.calibration import choose_suspicion
 from edgefl_trainer.evaluate.intervals import Scored
 
 FOLDER, REPORTED = "tune", "reported"
@@ -103,7 +103,7 @@ def rule_on(scores: KeptScores, suspicious: Sequence[bool], threshold: float | N
         threshold: as chosen; None: the default is in force.
     """
     asks = np.array(suspicious)
-    ill, passed = asks[scores.targets], ~asks_for_a_look(scores.probabilities, scores.predicted, asks, threshold)
+    ill, passed = asks[scores.targets], ~rows_that_ask(scores.probabilities, scores.predicted, asks, threshold)
     if not ill.any():
         return None
     benign = None if ill.all() else int((passed & ~ill).sum())
