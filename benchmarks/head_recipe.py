@@ -9,7 +9,7 @@ are over the same draws of lesions. `--judge-on tune` is for choosing a recipe: 
     python benchmarks/head_recipe.py --data manifest:fed_isic2019_84.zip --backbone derm-vit-taught-84
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from federation_scores import Centres, difference, mean_over_centres, scored_rows
 from frozen_starts import best_strength
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from sklearn.preprocessing import StandardScaler
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from edgefl_protocol.errors import EdgeflError
@@ -52,32 +53,41 @@ def head_scores(
     """Learn each centre's head; return what it says."""
     found = {}
     for name, site in federation.sites.items():
-        draws = torch.Generator().manual_seed(0)
         scaler = StandardScaler().fit(features[site.train])
-        fit, shown = (
-            torch.from_numpy(scaler.transform(features[rows]).astype(np.float32))
-            for rows in (site.train, report_rows(federation, name).rows)
-        )
-        targets = torch.from_numpy(federation.labels[site.train])
-        shares = 1.0 / torch.bincount(targets)[targets]
-        classes = len(federation.classes)
-        weight, bias = (one.requires_grad_() for one in init_head(classes, fit.shape[1], draws))
-        optimizer = torch.optim.AdamW([weight, bias], lr=rate, weight_decay=decay)
-        for epoch in range(epochs):
-            for batch in torch.split(torch.multinomial(shares, len(targets), True, generator=draws), BATCH):
-                logits = fit[batch] @ weight.T + bias
-                if loss == "evidential":  # the KL term counts in full from the second epoch on, as in `bench84`
-                    evidence, counts = evidence_of(logits, "softplus"), torch.ones(classes)
-                    value = evidential_loss(evidence, targets[batch], counts, float(min(1, epoch)))
-                else:
-                    value = cross_entropy(logits, targets[batch])
-                optimizer.zero_grad()
-                torch.autograd.backward(value)
-                optimizer.step()
-        with torch.inference_mode():
-            said = [rows @ weight.T + bias for rows in (fit, shown)]
-        found[name] = (said[0].softmax(dim=1).numpy(), said[1].softmax(dim=1).numpy())
+        fit, shown = (standardised(scaler, features[rows]) for rows in (site.train, report_rows(federation, name).rows))
+        targets, classes = torch.from_numpy(federation.labels[site.train]), len(federation.classes)
+        head = learned_head(fit, targets, torch.ones(classes), loss, epochs, rate, decay, equal_draws=True)
+        said = [head(rows).softmax(dim=1).numpy() for rows in (fit, shown)]
+        found[name] = (said[0], said[1])
     return found
+
+
+def standardised(scaler: StandardScaler, features: Float[np.ndarray, "B D"]) -> Float[Tensor, "B D"]:
+    """Scale features as those of the training rows are scaled."""
+    return torch.from_numpy(scaler.transform(features).astype(np.float32))
+
+
+def learned_head(
+    fit: Float[Tensor, "B D"], targets: Int[Tensor, " B"], prior: Float[Tensor, " K"], loss: str,
+    epochs: int, rate: float, decay: float, *, equal_draws: bool,
+) -> Callable[[Float[Tensor, "R D"]], Float[Tensor, "R K"]]:  # fmt: skip
+    """Learn a head on standardised features; return what gives logits of others, without a gradient."""
+    draws = torch.Generator().manual_seed(0)
+    shares = 1.0 / torch.bincount(targets)[targets] if equal_draws else torch.ones(len(targets))
+    weight, bias = (one.requires_grad_() for one in init_head(len(prior), fit.shape[1], draws))
+    optimizer = torch.optim.AdamW([weight, bias], lr=rate, weight_decay=decay)
+    for epoch in range(epochs):
+        for batch in torch.split(torch.multinomial(shares, len(targets), equal_draws, generator=draws), BATCH):
+            logits = fit[batch] @ weight.T + bias
+            if loss == "evidential":  # the KL term counts in full from the second epoch on, as in `bench84`
+                evidence = evidence_of(logits, "softplus")
+                value = evidential_loss(evidence, targets[batch], prior, float(min(1, epoch)))
+            else:
+                value = cross_entropy(logits, targets[batch])
+            optimizer.zero_grad()
+            torch.autograd.backward(value)
+            optimizer.step()
+    return lambda rows: (rows @ weight.T + bias).detach()
 
 
 def regression_scores(federation: Federation, features: Float[np.ndarray, "B D"]) -> Scores:

@@ -160,7 +160,7 @@ def learned_heads(
                 torch.autograd.backward(loss)
                 optimizer.step()
         logits = (tune.features @ weight.T + bias).detach().double().numpy()
-        warmth = fit_temperature(logits, tune.targets.numpy(), prior, softplus_evidence)
+        warmth = fit_temperature(logits, tune.targets.numpy(), prior, softplus_evidence, seen=predictor.seen)
         own = {"head.weight": weight.detach().numpy(), "head.bias": bias.detach().numpy()}
         own["temperature"] = np.asarray(warmth, np.float32)
         found.append(replace(predictor, tensors={**predictor.tensors, **own}))

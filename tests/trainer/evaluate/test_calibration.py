@@ -30,12 +30,11 @@ def test_softmax_temperature_is_recovered(truth):
     assert fit_temperature(logits, target, None, None) == pytest.approx(truth, rel=0.05)
 
 
-@pytest.mark.parametrize("truth", [0.4, 1.7])
-def test_evidential_temperature_is_recovered(truth):
-    """Labels drawn from the Dirichlet mean (softplus(z/T) + W) / S with a skewed prior."""
-    rng = np.random.default_rng(1)
-    prior = np.array([0.2, 0.8, 2.0])
-    logits = rng.normal(0.0, 6.0, (40_000, 3))
+@pytest.mark.parametrize(("truth", "prior"), [(0.4, (1.0, 1.0, 1.0)), (1.7, (0.95, 1.0, 1.05))])
+def test_evidential_temperature_is_recovered(truth, prior):
+    """Labels drawn from the Dirichlet mean (softplus(z/T) + W) / S, at a temperature that keeps the answers."""
+    rng, prior = np.random.default_rng(1), np.array(prior)
+    logits = rng.normal(1.0, 3.0, (40_000, 3))
     alpha = np.log1p(np.exp(logits / truth)) + prior
     target = classes_drawn_from(alpha / alpha.sum(axis=1, keepdims=True), rng)
     assert fit_temperature(logits, target, prior, softplus_evidence) == pytest.approx(truth, rel=0.1)
@@ -68,6 +67,45 @@ def test_the_fit_never_loses_to_no_temperature(seed, evidence):
     assert negative_log_likelihood(logits, target, prior, evidence, found) <= negative_log_likelihood(
         logits, target, prior, evidence, 1.0
     )
+
+
+def named(logits, prior, seen, temperature):
+    """The class of the largest alpha among those that are known (docs/methods.md 1.3); −1 without evidence."""
+    found = []
+    for row in logits / temperature:
+        alpha = [np.log1p(np.exp(value)) + weight for value, weight in zip(row, prior, strict=True)]
+        known = [index for index in range(len(alpha)) if seen[index]]
+        found.append(-1 if len(alpha) / sum(alpha) >= 0.999 else max(known, key=alpha.__getitem__))
+    return np.array(found)
+
+
+@given(seed=st.integers(0, 1000), shift=st.floats(-4.0, 1.0), skewed=st.booleans())
+@settings(max_examples=30)
+def test_a_temperature_keeps_the_answers(seed, shift, skewed):
+    """At most one of fifty rows is given another class, or none: a smaller temperature takes evidence from classes that
+    have little, and what is left names the class of the largest prior."""
+    rng = np.random.default_rng(seed)
+    logits, target = rng.normal(shift, 1.0, (200, 4)), rng.choice(4, 200, p=[0.7, 0.2, 0.06, 0.04])
+    logits[np.arange(200), target] += 1.0
+    prior = 4 / 3 * (1 - np.bincount(target, minlength=4) / 200) if skewed else np.ones(4)
+    seen = [True, True, True, bool(seed % 2)]
+    found = fit_temperature(logits, target, prior, softplus_evidence, seen=seen)
+    assert (named(logits, prior, seen, found) != named(logits, prior, seen, 1.0)).mean() <= 0.02
+
+
+def test_the_likeliest_temperature_would_name_the_rarer_class():
+    """What the rule is for: twenty rows of a hundred have a little evidence for the common class. The likeliest
+    temperature of all takes it away, for the others gain more, and the prior then names the other class."""
+    target, prior = np.array([0] * 60 + [1] * 40), np.array([0.8, 1.2])
+    logits = np.array([(-0.3, -3.0)] * 20 + [(3.0, -3.0)] * 40 + [(-3.0, 3.0)] * 40)
+
+    def loss(temperature):
+        return negative_log_likelihood(logits, target, prior, softplus_evidence, temperature)
+
+    likeliest = min(np.geomspace(0.1, 10, 99), key=loss)
+    found = fit_temperature(logits, target, prior, softplus_evidence)
+    wrong = [(named(logits, prior, [True] * 2, one) != target).mean() for one in (1.0, likeliest, found)]
+    assert wrong == [0.0, 0.2, 0.0] and loss(likeliest) < loss(found) < loss(1.0)
 
 
 def test_likelihood_by_hand():

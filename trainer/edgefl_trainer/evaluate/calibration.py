@@ -3,7 +3,8 @@
 Temperature T: one number that divides the logits before the evidence function, ``e = f(logits / T)``; everything a user
 sees comes from that e (docs/methods.md, "temperature"). Source: Guo et al. 2017 (arXiv:1706.04599, sec. 4.2).
 Differs from the paper: the likelihood is that of the Dirichlet mean ``(e + W) / S``; softmax methods use the paper's
-form.
+form. There a temperature changes no answer. Here it can, towards the class of the largest prior and then towards none,
+so only temperatures count that keep the answers (docs/decisions/0074).
 
 Referral rule: ``refer_above`` is the largest vacuity such that, among the tune rows at or below it, at most the target
 share is wrong; bounded so that at most ``max_referred`` of the tune rows would be referred, and by 0.999, above which
@@ -15,7 +16,8 @@ the tune rows of suspicious classes, less a thousandth for rounding, and at most
 chosen on 20 of them or more: of 19, one missed is more than 5 %.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from edgefl_protocol.sentences import counted
 Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
 """Logits to evidence ≥ 0, in numpy and float64."""
 
+CHANGED_ANSWERS = 0.02  # share of the tune rows that a temperature may give another class, or none
 MIN_ROWS = 20  # fewer tune rows say too little about either number
 TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
@@ -82,26 +85,54 @@ def fit_temperature(
     prior: Float[np.ndarray, " K"] | None,
     evidence: Evidence | None,
     *,
+    seen: Sequence[bool] | None = None,
     min_rows: int = MIN_ROWS,
 ) -> float:
-    """Return the temperature in [0.1, 10] that makes the tune rows most likely.
+    """Return the temperature in [0.1, 10] that makes the tune rows most likely, of those that keep the answers.
 
-    A coarse grid finds the valley (the evidential likelihood need not have only one), scipy's bounded search its floor.
-    The answer is 1 with fewer than ``min_rows`` rows, with a single class, or where nothing beats 1. Arguments as of
-    ``negative_log_likelihood``.
+    A grid finds the valley (the evidential likelihood need not have only one), scipy's bounded search its floor. With
+    a temperature that is allowed, at most 2 % of the rows are given another class than without one, or none. The
+    answer is 1 with fewer than ``min_rows`` rows, with a single class, or where nothing beats 1.
+
+    Args:
+        seen: Whether each class may be named; all may where nothing is given. Others as of
+            ``negative_log_likelihood``.
     """
     if target.shape[0] < min_rows or np.unique(target).size < 2:
         return 1.0
+    named = partial(_named, logits, prior, evidence, seen)
+    before = named(1.0)
 
     def loss(log_temperature: float) -> float:
         return negative_log_likelihood(logits, target, prior, evidence, float(np.exp(log_temperature)))
 
+    def keeps(log_temperature: float) -> bool:
+        return bool(np.mean(named(float(np.exp(log_temperature))) != before) <= CHANGED_ANSWERS)
+
     low, high = TEMPERATURE_BOUNDS
-    grid = np.linspace(np.log(low), np.log(high), 25)
-    best = int(np.argmin([loss(float(point)) for point in grid]))
-    valley = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)]))
+    grid = [point for point in np.linspace(np.log(low), np.log(high), 49).tolist() if keeps(point)]
+    best = int(np.argmin([loss(point) for point in grid]))
+    valley = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
     found = float(minimize_scalar(loss, bounds=valley, method="bounded", options={"xatol": 1e-4}).x)
+    if not keeps(found) or loss(grid[best]) < loss(found):
+        found = grid[best]
     return float(np.exp(found)) if loss(found) < loss(0.0) else 1.0
+
+
+def _named(
+    logits: Float[np.ndarray, "B K"],
+    prior: Float[np.ndarray, " K"] | None,
+    evidence: Evidence | None,
+    seen: Sequence[bool] | None,
+    temperature: float,
+) -> Int[np.ndarray, " B"]:
+    """Return the classes that are named, −1 for none, before evidence is discounted."""
+    scaled = logits.astype(np.float64) / temperature
+    alpha = scaled if evidence is None else evidence(scaled) + (1.0 if prior is None else prior)
+    named = np.where(True if seen is None else np.asarray(seen), alpha, -np.inf).argmax(axis=1)
+    if evidence is not None:
+        named[logits.shape[1] / alpha.sum(axis=1) >= VACUITY_CEILING] = NO_CLASS
+    return np.asarray(named)
 
 
 def refer_threshold(

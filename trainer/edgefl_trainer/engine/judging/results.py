@@ -294,7 +294,7 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
         return Calibrated(predictor, {"temperature": 1.0, "refer_above": most}, None)  # no threshold
     logits = tune_logits(predictor, tune, site.device)
     prior = predictor.tensors.get("prior")
-    temperature = fit_temperature(logits, tune.targets, prior, evidence)
+    temperature = fit_temperature(logits, tune.targets, prior, evidence, seen=predictor.seen)
     calibrated = _with_temperature(predictor, temperature)
     scores = predict_rows(calibrated, tune, site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
