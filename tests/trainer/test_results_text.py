@@ -94,3 +94,17 @@ def test_a_spread_says_what_it_is_over_and_one_site_has_none(std, told):
     apart = {"sites": 1, **figures}
     lines = site_lines({"sites": {"a": site}, "reported_rows": "val", "held_out": apart, **figures})
     assert lines[2].startswith(told) and lines[3].startswith(f"held-out sites: {told}")
+
+
+@pytest.mark.parametrize(("low", "told"), [(0.10, True), (0.25, True), (0.26, False)])
+def test_a_site_that_is_no_better_than_chance_is_named(low, told):
+    """Of four classes an answer that never changes gets one: 25 %."""
+    site = {"n_train": 9, "n_test": 40, "classes_tested": 4, "balanced_accuracy": 0.3, "classes_learned": 4}
+    sites = {
+        "a": site | {"balanced_accuracy_interval": [low, 0.6]},
+        "b": site | {"balanced_accuracy_interval": [0.3, 0.6]},
+    }
+    figures = {"mean_balanced_accuracy": 0.3, "worst_balanced_accuracy": 0.3}
+    text = "\n".join(site_lines({"sites": sites, "reported_rows": "val", "classes": list("wxyz"), **figures}))
+    assert "worst 30.0 %, chance 25.0 %" in text
+    assert ("not better than chance, by the interval: a" in text) == told

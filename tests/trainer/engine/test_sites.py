@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_trainer.contract import Examples, Site, Task
-from edgefl_trainer.engine.sites import autocast_dtype, choose_device
+from edgefl_trainer.engine.sites import autocast_dtype, choose_device, slow_bf16_line
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.models.spec import ViTSpec
 
@@ -125,3 +125,17 @@ def test_examples_read_only_their_rows():
     assert targets.tolist() == [1, 0]
     assert rows.counts(3).tolist() == [1, 1, 0]
     assert [len(batch) for batch, _ in rows.in_order(1)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("bf16_s", "told"), [(4.6, "multiplies matrices 5 times as slowly in bfloat16"), (1.4, ""), (0.5, "")]
+)
+def test_a_processor_that_is_slower_with_bf16_is_told(bf16_s, told):
+    times = iter([0.0, 1.0, 5.0, 5.0 + bf16_s])
+    line = slow_bf16_line(torch.bfloat16, torch.device("cpu"), lambda: next(times))
+    assert (told in line) if told else line == ""
+
+
+@pytest.mark.parametrize(("dtype", "device"), [(None, "cpu"), (torch.bfloat16, "cuda")])
+def test_nothing_is_timed_without_bf16_or_on_a_card(dtype, device):
+    assert slow_bf16_line(dtype, torch.device(device), lambda: pytest.fail("timed")) == ""

@@ -8,6 +8,7 @@ from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, on_white, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import counted, of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
+from edgefl_trainer.evaluate.chance import Chance, chance_of
 from edgefl_trainer.evaluate.no_round import part_lines
 from edgefl_trainer.evaluate.one_class import (
     FEWER,
@@ -21,6 +22,8 @@ from edgefl_trainer.evaluate.one_class import (
     others,
 )
 from edgefl_trainer.evaluate.undefined import why_undefined
+
+_INTERVAL = "balanced_accuracy_interval"
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -62,7 +65,10 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         if site["balanced_accuracy"] is None:
             figure = why_undefined(site, summary["reported_rows"])
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
-    lines.append(_mean_and_worst(summary))
+    chance = chance_of([summary], "balanced_accuracy")
+    told = "" if chance.mean is None else f", chance {_pct(chance.mean)}"
+    lines.append(f"{_mean_and_worst(summary)}{told}")
+    lines += _by_chance(summary["sites"], chance)
     lines += _without(summary["sites"])
     lines += [f"{FEWER} {FEWER_SAYS}"] if FEWER in marks else []
     lines += _recall(summary)
@@ -77,6 +83,16 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         area = "undefined" if found["mean_auroc"] is None else f"{found['mean_auroc']:.3f}"
         lines.append(f"{found['images']} foreign pictures of {source}: AUROC of the uncertainty {area}, mean of sites")
     return lines
+
+
+def _by_chance(sites: Mapping[str, Mapping[str, Any]], chance: Chance) -> list[str]:
+    """Name the sites whose interval does not lie above what an answer that never changes gets; nothing of none."""
+    guessed = [
+        name
+        for name, site in sites.items()
+        if name in chance.sites and site.get(_INTERVAL) and site[_INTERVAL][0] <= chance.sites[name]
+    ]
+    return [f"not better than chance, by the interval: {', '.join(guessed)}"] if guessed else []
 
 
 def _mean_and_worst(found: Mapping[str, Any]) -> str:

@@ -55,7 +55,14 @@ from edgefl_trainer.engine.privacy.ledger import Ledgers, check_budget
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.selection import judge_for, most_judged, selecting_sites
 from edgefl_trainer.engine.settings import RunSettings, check_start, hyper_values
-from edgefl_trainer.engine.sites import build_held_out_sites, choose_device, one_class_sites, read_sites, repeatable
+from edgefl_trainer.engine.sites import (
+    build_held_out_sites,
+    choose_device,
+    one_class_sites,
+    read_sites,
+    repeatable,
+    slow_bf16_line,
+)
 from edgefl_trainer.engine.workers.pool import Workers, cores_here, crowded_line
 from edgefl_trainer.environment import write_environment, write_finished
 from edgefl_trainer.evaluate.tables.shares import SIZES
@@ -155,6 +162,8 @@ def tell_before(
     for line in (*federation.warnings, *filter(None, [apart, other_colour_line(settings)])):
         warn(line)
     if first.device.type == "cpu" and (line := crowded_line(settings.workers, torch.get_num_threads(), cores_here())):
+        warn(line)
+    if line := slow_bf16_line(first.autocast, first.device):
         warn(line)
     if first.device.type == "cuda" and has_batch(method):
         tell(memory_line(settings, first))

@@ -1,7 +1,8 @@
 """From a run's data to the sites that a method sees."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from edgefl_trainer.models.backbones import weights_of
 from edgefl_trainer.models.cnn import Backbone
 
 SELF_SUPERVISED_TASK = "pixels"
+_PRODUCTS = 5  # of matrices, by which a processor is timed
+_SLOWER = 1.5  # times, from which a person is told
 
 
 def read_sites(
@@ -119,6 +122,24 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
     """Choose the type of the backbone's matrix products; head, evidence, loss and rollout stay float32."""
     wanted = device.type == "cuda" if name == "auto" else name == "bf16"
     return torch.bfloat16 if wanted else None
+
+
+def slow_bf16_line(dtype: torch.dtype | None, device: torch.device, clock: Callable[[], float] = perf_counter) -> str:
+    """Write that a processor is slower with bfloat16 than without, measured here; empty where it is not, or on CUDA."""
+    if dtype is None or device.type != "cpu":
+        return ""
+    took = {}
+    for kind in (torch.float32, dtype):
+        rows, weights = torch.ones(512, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
+        rows @ weights  # the first call also sets things up
+        started = clock()
+        for _ in range(_PRODUCTS):
+            rows @ weights
+        took[kind] = clock() - started
+    times = took[dtype] / took[torch.float32]
+    if times < _SLOWER:
+        return ""
+    return f"this processor multiplies matrices {times:.0f} times as slowly in bfloat16 as in float32: give --autocast none."
 
 
 def build_sites(
