@@ -127,9 +127,7 @@ def test_examples_read_only_their_rows():
     assert [len(batch) for batch, _ in rows.in_order(1)] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("bf16_s", "told"), [(4.6, "multiplies matrices 5 times as slowly in bfloat16"), (1.4, ""), (0.5, "")]
-)
+@pytest.mark.parametrize(("bf16_s", "told"), [(4.6, "multiplies 5 times as slowly in bfloat16"), (1.4, ""), (0.5, "")])
 def test_a_processor_that_is_slower_with_bf16_is_told(bf16_s, told):
     times = iter([0.0, 1.0, 5.0, 5.0 + bf16_s])
     line = slow_bf16_line(torch.bfloat16, torch.device("cpu"), lambda: next(times))

@@ -139,7 +139,7 @@ def slow_bf16_line(dtype: torch.dtype | None, device: torch.device, clock: Calla
     times = took[dtype] / took[torch.float32]
     if times < _SLOWER:
         return ""
-    return f"this processor multiplies matrices {times:.0f} times as slowly in bfloat16 as in float32: give --autocast none."
+    return f"this processor multiplies {times:.0f} times as slowly in bfloat16 as in float32: give --autocast none."
 
 
 def build_sites(
