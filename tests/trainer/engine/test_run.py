@@ -110,13 +110,14 @@ def test_each_epoch_leaves_its_figures(method, tmp_path, ward, mae):
     lines = [line for line in metrics(tmp_path / "run") if line["phase"] == "train"]
     assert len(lines) == 4
     for line in lines:
-        names = {"loss"} if method == "fedmae" else {"loss", "zero_evidence_share"}
+        names = {"loss"} if method == "fedmae" else {"loss", "zero_evidence_share", "vacuity"}
         names |= {"kd_share"} if method == "fedevprompt" and line["round"] == 2 else set()  # no maps in round 1
         assert [set(epoch) for epoch in line["epochs"]] == [names] * 3
         assert {name: line[name] for name in names} == line["epochs"][-1]  # the last one also stands on top
         assert len({epoch["loss"] for epoch in line["epochs"]}) == 3
         assert line["seconds"] > 0
     if method == "fedevprompt":
+        assert all(0 < epoch["vacuity"] < 1 for line in lines for epoch in line["epochs"])
         assert all(epoch["kd_share"] > 0 for line in lines if line["round"] == 2 for epoch in line["epochs"])
 
 

@@ -275,6 +275,21 @@ def test_a_head_without_evidence_is_reported(dead, warned, make_task, make_site,
     assert [("no evidence" in text, site.name in text) for text in warnings_of(facts)] == [(True, True)] * warned
 
 
+@pytest.mark.parametrize(("each", "warned"), [(0.12, False), (0.11, True)])
+def test_a_head_with_hardly_any_evidence_is_reported(each, warned, make_task, make_site, backbone, monkeypatch):
+    """1.3: K classes with evidence e each have a vacuity of 1/(1 + e), and a person is warned from 0.9 on, by each
+    round's last epoch."""
+    facts: list = []
+    site = listening(make_site(make_task(epochs=2), count=12), facts)
+    monkeypatch.setattr(evidential, "evidence_of", lambda logits, kind: 0 * logits + each)
+    method = build(METHODS["local"], {**HYPER, "batch": 12})
+    method.local_round(site, State(), train(2))
+    assert [one["vacuity"] for one in facts if "summary" in one] == pytest.approx([1 / (1 + each)] * 2)
+    assert [("hardly any evidence" in text, site.name in text) for text in warnings_of(facts)] == [
+        (True, True)
+    ] * warned
+
+
 @pytest.mark.parametrize(("weight", "warned"), [(1e-2, False), (1e-12, True)])
 def test_a_distillation_term_that_does_nothing_is_reported(weight, warned, make_task, make_site, backbone):
     """1.5: lambda·L_KD/L_eps is logged, and a warning is given below 1e-4."""

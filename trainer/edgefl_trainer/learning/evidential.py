@@ -9,7 +9,7 @@ docs/methods.md: prefix prompts, prior, evidential loss, readout and feature sta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,11 @@ from edgefl_trainer.rollout import WHOLE, Rollout, travelling_map
 
 HEAD_TENSORS = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
+MOST_VACUOUS = 0.9  # mean vacuity of a round's last epoch, from which a person is told
+_FAINT = (
+    "{site}: hardly any evidence is left (mean vacuity {vacuity:.2f}), so the prior decides which class is named; "
+    "try --select tune, --balance class or fewer rounds"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,25 +239,28 @@ def learn(
     need_maps = any(term.needs_maps for term in terms)
     count = site.task.epochs if epochs is None else epochs
     batches = partial(labelled_batches, site, recipe.batch, recipe.augment, round_)
-    shares, dead_images = TermShares(terms), 0.0  # of an epoch
+    shares, raised = TermShares(terms), _Raised()  # of an epoch
 
     def loss_of(batch: LabelledBatch) -> Tensor:
-        nonlocal dead_images
+        nonlocal raised
         images, target, epoch = batch
         kl_weight = recipe.kl_weight(round_, epoch, site.task.epochs)
-        seen, loss, dead = _forward(module, recipe, site, images, target, tensors, prior, kl_weight, need_maps)
-        dead_images += len(images) * dead
+        seen, loss, found = _forward(module, recipe, site, images, target, tensors, prior, kl_weight, need_maps)
+        raised = _Raised(raised.dead + found.dead, raised.vacuity + found.vacuity)
         added = shares.added(seen, loss)
         if watch is not None:
             watch(count - 1 - epoch, seen)
         return loss + added
 
     for epoch, sums in enumerate(run_epochs(site, round_, range(count), batches, loss_of, optimizer)):
-        dead, dead_images = dead_images / len(site.train), 0.0
+        dead, vacuity, raised = raised.dead / len(site.train), raised.vacuity / len(site.train), _Raised()
         told = shares.of_epoch(len(site.train))
+        told |= {} if recipe.loss == "ce" else {"vacuity": vacuity}
         site.report({"summary": 1, "loss": sums.mean_of_images, "zero_evidence_share": dead, **told})
         if (warning := dead_warning(dead, round_, epoch)) is not None:
             site.report({"warning": f"{site.name}: {warning}; try --set evidence=softplus"})
+        elif epoch == count - 1 and told.get("vacuity", 0.0) >= MOST_VACUOUS:
+            site.report({"warning": _FAINT.format(site=site.name, vacuity=vacuity)})
     for line in shares.warnings(site.name):
         site.report({"warning": line})
 
@@ -299,6 +307,13 @@ def make_predictor(
     return Predictor(module, {**given, **own}, site.seen)
 
 
+class _Raised(NamedTuple):
+    """What evidence images raise, summed over them."""
+
+    dead: float = 0.0  # images without any
+    vacuity: float = 0.0
+
+
 def _forward(
     module: ScoreModule,
     recipe: EvidentialRecipe,
@@ -309,8 +324,8 @@ def _forward(
     prior: Float[Tensor, " K"],
     kl_weight: float,
     need_maps: bool,
-) -> tuple[Step, Float[Tensor, ""], float]:
-    """One training forward: what terms see, L_eps or cross-entropy, and the share of images without evidence.
+) -> tuple[Step, Float[Tensor, ""], _Raised]:
+    """One training forward: what terms see, L_eps or cross-entropy, and what evidence the images raise.
 
     The backbone runs under autocast, everything after it in float32.
     """
@@ -321,11 +336,16 @@ def _forward(
     start = module.options.rollout_from
     maps = travelling_map(output.factors, start) if isinstance(output, ViTOutput) and need_maps else None
     if recipe.loss == "ce":
-        return Step(features, logits.softmax(dim=-1), maps, target, tensors), cross_entropy(logits, target), 0.0
+        return Step(features, logits.softmax(dim=-1), maps, target, tensors), cross_entropy(logits, target), _Raised()
     evidence = evidence_of(logits, recipe.evidence)
-    dead = float((evidence.detach().sum(dim=1) <= NO_EVIDENCE).float().mean())
-    seen = Step(features, dirichlet_summary(evidence, prior)[0], maps, target, tensors)
-    return seen, evidential_loss(evidence, target, prior, kl_weight), dead
+    probabilities, vacuity = dirichlet_summary(evidence, prior)
+    dead = evidence.detach().sum(dim=1) <= NO_EVIDENCE
+    raised = _Raised(float(dead.sum()), float(vacuity.detach().sum()))
+    return (
+        Step(features, probabilities, maps, target, tensors),
+        evidential_loss(evidence, target, prior, kl_weight),
+        raised,
+    )
 
 
 # What the presets mean for methods that learn so.
