@@ -12,8 +12,9 @@ from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.judging.prediction import referral_rules_of
-from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores
+from edgefl_trainer.engine.judging.suspicion import save_reported_scores, save_tune_scores, tune_scores
 from edgefl_trainer.engine.models import open_run
+from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 
 SKIN = '[bkl]\nname = "Warty mole"\nmeaning = "Not looked into."\nmalignancy = "unknown"\n'
@@ -45,3 +46,14 @@ def test_trainer_and_device_refer_by_the_same_rules(tmp_path, predictor, ill):
         passed = ~(asks[reported.argmax(1)] | (reported[:, asks].sum(axis=1) >= least))
         assert (tried.passed, tried.benign_passed) == (passed[:ill].sum(), passed[ill:].sum())
         assert rules.suspicious == flags and (rules.suspicious_from is not None) is (ill >= 20)
+
+
+@pytest.mark.parametrize("predicted", [-2, 3])
+def test_kept_scores_of_a_class_that_is_none_are_damaged(tmp_path, predictor, predicted):
+    """−1 says that no class was named; the run has three."""
+    folder = write_run(tmp_path / "run", predictor)
+    probabilities = np.full((30, 3), 1 / 3, np.float32)
+    named = np.array([predicted] + [-1] * 29)
+    save_tune_scores(folder, "north", Prediction(probabilities, named, None, None, None, None), np.zeros(30, np.int64))
+    with pytest.raises(RunError, match="cannot be read"):
+        tune_scores(open_run(folder), "north")

@@ -107,4 +107,14 @@ def test_a_site_that_is_no_better_than_chance_is_named(low, told):
     figures = {"mean_balanced_accuracy": 0.3, "worst_balanced_accuracy": 0.3}
     text = "\n".join(site_lines({"sites": sites, "reported_rows": "val", "classes": list("wxyz"), **figures}))
     assert "worst 30.0 %, chance 25.0 %" in text
-    assert ("not better than chance, by the interval: a" in text) == told
+    assert ("balanced accuracy not above chance, by its interval: a" in text) == told
+
+
+def test_chance_stands_beside_the_mean_of_the_same_sites():
+    """A site of one class has no chance, and its 100 % lifts the mean over all."""
+    site = {"n_train": 9, "n_test": 40, "balanced_accuracy": 0.5, "classes_tested": 2, "classes_learned": 2}
+    sites = {"a": site, "b": site | {"balanced_accuracy": 1.0, "classes_tested": 1, "classes_learned": 1}}
+    figures = {"mean_balanced_accuracy": 0.75, "worst_balanced_accuracy": 0.5}
+    lines = site_lines({"sites": sites, "reported_rows": "val", "classes": ["x", "y"], **figures})
+    assert "chance" not in next(line for line in lines if line.startswith("mean"))
+    assert next(line for line in lines if line.startswith("*")).endswith("chance 50.0 %")

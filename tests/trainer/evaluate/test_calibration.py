@@ -69,20 +69,29 @@ def test_the_fit_never_loses_to_no_temperature(seed, evidence):
     )
 
 
-def named(logits, prior, seen, temperature):
-    """The class of the largest alpha among those that are known (docs/methods.md 1.3); −1 without evidence."""
+def shown(logits, prior, seen, temperature):
+    """The class of the largest alpha among those that are known (docs/methods.md 1.3), −1 without evidence; and whether
+    another class has the largest of all, which a person is told in its place."""
     found = []
     for row in logits / temperature:
         alpha = [np.log1p(np.exp(value)) + weight for value, weight in zip(row, prior, strict=True)]
         known = [index for index in range(len(alpha)) if seen[index]]
-        found.append(-1 if len(alpha) / sum(alpha) >= 0.999 else max(known, key=alpha.__getitem__))
+        if len(alpha) / sum(alpha) >= 0.999:
+            found.append((-1, False))
+        else:
+            found.append((max(known, key=alpha.__getitem__), not seen[max(range(len(alpha)), key=alpha.__getitem__)]))
     return np.array(found)
+
+
+def changed(logits, prior, seen, temperature):
+    """Share of the rows that are shown something else than without a temperature."""
+    return (shown(logits, prior, seen, temperature) != shown(logits, prior, seen, 1.0)).any(axis=1).mean()
 
 
 @given(seed=st.integers(0, 1000), shift=st.floats(-4.0, 1.0), skewed=st.booleans())
 @settings(max_examples=30)
 def test_a_temperature_keeps_the_answers(seed, shift, skewed):
-    """At most one of fifty rows is given another class, or none: a smaller temperature takes evidence from classes that
+    """At most one of fifty rows is shown another answer: a smaller temperature takes evidence from classes that
     have little, and what is left names the class of the largest prior."""
     rng = np.random.default_rng(seed)
     logits, target = rng.normal(shift, 1.0, (200, 4)), rng.choice(4, 200, p=[0.7, 0.2, 0.06, 0.04])
@@ -90,7 +99,36 @@ def test_a_temperature_keeps_the_answers(seed, shift, skewed):
     prior = 4 / 3 * (1 - np.bincount(target, minlength=4) / 200) if skewed else np.ones(4)
     seen = [True, True, True, bool(seed % 2)]
     found = fit_temperature(logits, target, prior, softplus_evidence, seen=seen)
-    assert (named(logits, prior, seen, found) != named(logits, prior, seen, 1.0)).mean() <= 0.02
+    assert changed(logits, prior, seen, found) <= 0.02
+
+
+@pytest.mark.parametrize("counts", [(230, 180, 190), (200, 200), (200, 190)])
+def test_no_answer_is_lost_to_a_class_that_the_site_never_saw(counts):
+    """Of eight classes those without a row have the largest prior. Where the others are equally common their priors
+    are equal, so no temperature changes which of them is named, but whether it is shown."""
+    rng, known = np.random.default_rng(0), len(counts)
+    prior = 8 / 7 * (1 - np.pad(counts, (0, 8 - known)) / sum(counts))
+    target = rng.integers(0, known, 300)
+    logits = rng.normal(-1.0, 1.0, (300, 8))
+    logits[:, known:] -= 3.0
+    logits[np.arange(300), target] += 2.0
+    seen = [index < known for index in range(8)]
+    found = fit_temperature(logits, target, prior, softplus_evidence, seen=seen)
+    assert changed(logits, prior, seen, 0.1) > 0.02 >= changed(logits, prior, seen, found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_temperature_that_is_allowed_is_likelier(seed):
+    """Beside a grid of half per cents, in the valley that the fit found."""
+    rng = np.random.default_rng(seed)
+    target = rng.choice(4, 400, p=[0.6, 0.25, 0.1, 0.05])
+    logits = rng.normal(-1.5, 1.0, (400, 4))
+    logits[np.arange(400), target] += 1.5
+    prior, seen = 4 / 3 * (1 - np.bincount(target, minlength=4) / 400), [True] * 4
+    found = fit_temperature(logits, target, prior, softplus_evidence)
+    beside = [one for one in found * np.exp(np.arange(-20, 21) * 0.005) if changed(logits, prior, seen, one) <= 0.02]
+    least = min(negative_log_likelihood(logits, target, prior, softplus_evidence, one) for one in beside)
+    assert negative_log_likelihood(logits, target, prior, softplus_evidence, found) <= least + 2e-3
 
 
 def test_the_likeliest_temperature_would_name_the_rarer_class():
@@ -104,7 +142,7 @@ def test_the_likeliest_temperature_would_name_the_rarer_class():
 
     likeliest = min(np.geomspace(0.1, 10, 99), key=loss)
     found = fit_temperature(logits, target, prior, softplus_evidence)
-    wrong = [(named(logits, prior, [True] * 2, one) != target).mean() for one in (1.0, likeliest, found)]
+    wrong = [(shown(logits, prior, [True] * 2, one)[:, 0] != target).mean() for one in (1.0, likeliest, found)]
     assert wrong == [0.0, 0.2, 0.0] and loss(likeliest) < loss(found) < loss(1.0)
 
 

@@ -275,19 +275,35 @@ def test_a_head_without_evidence_is_reported(dead, warned, make_task, make_site,
     assert [("no evidence" in text, site.name in text) for text in warnings_of(facts)] == [(True, True)] * warned
 
 
-@pytest.mark.parametrize(("each", "warned"), [(0.12, False), (0.11, True)])
-def test_a_head_with_hardly_any_evidence_is_reported(each, warned, make_task, make_site, backbone, monkeypatch):
-    """1.3: K classes with evidence e each have a vacuity of 1/(1 + e), and a person is warned from 0.9 on, by each
-    round's last epoch."""
+@pytest.mark.parametrize(
+    ("each", "round_", "balance", "told"),
+    [
+        (0.12, 2, "none", ""),
+        (0.11, 1, "none", ""),
+        (0.11, 2, "none", "the prior decides"),
+        (0.11, 2, "class", "all classes are nearly as probable"),
+    ],
+)
+def test_a_head_with_hardly_any_evidence_is_reported(
+    each, round_, balance, told, make_task, make_site, backbone, monkeypatch
+):
+    """1.3: K classes with evidence e each have a vacuity of 1/(1 + e), and a person is told from 0.9 on, after the
+    last epoch of the last round."""
     facts: list = []
-    site = listening(make_site(make_task(epochs=2), count=12), facts)
+    made = make_site(make_task(epochs=2, rounds=2), labels=[0] * 9 + [1] * 3)
+    site = listening(dataclasses.replace(made, balance=balance), facts)
     monkeypatch.setattr(evidential, "evidence_of", lambda logits, kind: 0 * logits + each)
     method = build(METHODS["local"], {**HYPER, "batch": 12})
-    method.local_round(site, State(), train(2))
+    method.local_round(site, State(), train(round_))
     assert [one["vacuity"] for one in facts if "summary" in one] == pytest.approx([1 / (1 + each)] * 2)
-    assert [("hardly any evidence" in text, site.name in text) for text in warnings_of(facts)] == [
-        (True, True)
-    ] * warned
+    assert [(told in text, site.name in text) for text in warnings_of(facts)] == [(True, True)] * bool(told)
+
+
+def test_cross_entropy_has_no_vacuity_to_report(make_task, make_site, backbone):
+    facts: list = []
+    site = listening(make_site(make_task(), count=12), facts)
+    build(METHODS["local"], {**HYPER, "batch": 12, "loss": "ce"}).local_round(site, State(), train(1))
+    assert [set(one) & {"vacuity"} for one in facts if "summary" in one] == [set()] and not warnings_of(facts)
 
 
 @pytest.mark.parametrize(("weight", "warned"), [(1e-2, False), (1e-12, True)])

@@ -65,11 +65,11 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         if site["balanced_accuracy"] is None:
             figure = why_undefined(site, summary["reported_rows"])
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
-    chance = chance_of([summary], "balanced_accuracy")
+    chance, without = chance_of([summary], "balanced_accuracy"), _without(summary["sites"])
     told = "" if chance.mean is None else f", chance {_pct(chance.mean)}"
-    lines.append(f"{_mean_and_worst(summary)}{told}")
+    lines.append(f"{_mean_and_worst(summary)}{'' if without else told}")  # chance is of the sites of the other mean
+    lines += [f"{line}{told}" for line in without]
     lines += _by_chance(summary["sites"], chance)
-    lines += _without(summary["sites"])
     lines += [f"{FEWER} {FEWER_SAYS}"] if FEWER in marks else []
     lines += _recall(summary)
     for way, found in summary.get("further", {}).items():
@@ -86,13 +86,13 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _by_chance(sites: Mapping[str, Mapping[str, Any]], chance: Chance) -> list[str]:
-    """Name the sites whose interval does not lie above what an answer that never changes gets; nothing of none."""
+    """Name the sites whose interval reaches down to what an answer that never changes gets; no line where none does."""
     guessed = [
         name
         for name, site in sites.items()
         if name in chance.sites and site.get(_INTERVAL) and site[_INTERVAL][0] <= chance.sites[name]
     ]
-    return [f"not better than chance, by the interval: {', '.join(guessed)}"] if guessed else []
+    return [f"balanced accuracy not above chance, by its interval: {', '.join(guessed)}"] if guessed else []
 
 
 def _mean_and_worst(found: Mapping[str, Any]) -> str:

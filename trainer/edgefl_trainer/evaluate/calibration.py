@@ -17,7 +17,6 @@ chosen on 20 of them or more: of 19, one missed is more than 5 %.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
+from edgefl_protocol.pictures.referral import ABSTAIN_FROM
 from edgefl_protocol.pictures.suspicious import (
     DEFAULT_SUSPICIOUS_FROM,
     MOST_SUSPICIOUS_FROM,
@@ -38,7 +38,7 @@ from edgefl_protocol.sentences import counted
 Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
 """Logits to evidence ≥ 0, in numpy and float64."""
 
-CHANGED_ANSWERS = 0.02  # share of the tune rows that a temperature may give another class, or none
+CHANGED_ANSWERS = 0.02  # share of the tune rows whose answer a temperature may change
 MIN_ROWS = 20  # fewer tune rows say too little about either number
 TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
@@ -46,7 +46,6 @@ TARGET_SENSITIVITY = 0.95  # share of the suspicious rows that the rule for susp
 MIN_SUSPICIOUS = 20  # fewer suspicious tune rows say too little
 # Of a chosen threshold: a device adds in another order, so the row it was chosen at gets other last digits there.
 ROOM = 1e-3
-VACUITY_CEILING = 0.999  # no evidence at all: nothing is predicted there
 
 
 def softplus_evidence(logits: Float[np.ndarray, "B K"]) -> Float[np.ndarray, "B K"]:
@@ -90,8 +89,8 @@ def fit_temperature(
 ) -> float:
     """Return the temperature in [0.1, 10] that makes the tune rows most likely, of those that keep the answers.
 
-    A grid finds the valley (the evidential likelihood need not have only one), scipy's bounded search its floor. With
-    a temperature that is allowed, at most 2 % of the rows are given another class than without one, or none. The
+    It changes the answer of at most 2 % of the rows, as ``_answers`` says; a softmax's none. A grid finds the valley
+    (the evidential likelihood need not have only one), scipy's bounded search its floor, within what is allowed. The
     answer is 1 with fewer than ``min_rows`` rows, with a single class, or where nothing beats 1.
 
     Args:
@@ -100,39 +99,55 @@ def fit_temperature(
     """
     if target.shape[0] < min_rows or np.unique(target).size < 2:
         return 1.0
-    named = partial(_named, logits, prior, evidence, seen)
-    before = named(1.0)
 
     def loss(log_temperature: float) -> float:
         return negative_log_likelihood(logits, target, prior, evidence, float(np.exp(log_temperature)))
 
     def keeps(log_temperature: float) -> bool:
-        return bool(np.mean(named(float(np.exp(log_temperature))) != before) <= CHANGED_ANSWERS)
+        if evidence is None:
+            return True
+        answers = _answers(logits, prior, evidence, seen, float(np.exp(log_temperature)))
+        return bool(np.mean(answers != before) <= CHANGED_ANSWERS)
 
+    before = None if evidence is None else _answers(logits, prior, evidence, seen, 1.0)
     low, high = TEMPERATURE_BOUNDS
-    grid = [point for point in np.linspace(np.log(low), np.log(high), 49).tolist() if keeps(point)]
-    best = int(np.argmin([loss(point) for point in grid]))
-    valley = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-    found = float(minimize_scalar(loss, bounds=valley, method="bounded", options={"xatol": 1e-4}).x)
-    if not keeps(found) or loss(grid[best]) < loss(found):
-        found = grid[best]
+    grid = np.linspace(np.log(low), np.log(high), 49).tolist()  # 1 is one of them
+    allowed = [place for place, point in enumerate(grid) if keeps(point)]
+    best = min(allowed, key=lambda place: loss(grid[place]))
+    colder = _last_kept(grid[best], grid[max(best - 1, 0)], keeps)
+    warmer = _last_kept(grid[best], grid[min(best + 1, len(grid) - 1)], keeps)
+    found = float(minimize_scalar(loss, bounds=(colder, warmer), method="bounded", options={"xatol": 1e-4}).x)
+    found = min((one for one in (found, colder, warmer, grid[best]) if keeps(one)), key=loss)
     return float(np.exp(found)) if loss(found) < loss(0.0) else 1.0
 
 
-def _named(
+def _last_kept(inside: float, outside: float, keeps: Callable[[float], bool]) -> float:
+    """Return the farthest point towards `outside` that is found to be allowed, by halving; `inside` is."""
+    if keeps(outside):
+        return outside
+    for _ in range(10):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if keeps(middle) else (inside, middle)
+    return inside
+
+
+def _answers(
     logits: Float[np.ndarray, "B K"],
     prior: Float[np.ndarray, " K"] | None,
-    evidence: Evidence | None,
+    evidence: Evidence,
     seen: Sequence[bool] | None,
     temperature: float,
 ) -> Int[np.ndarray, " B"]:
-    """Return the classes that are named, −1 for none, before evidence is discounted."""
-    scaled = logits.astype(np.float64) / temperature
-    alpha = scaled if evidence is None else evidence(scaled) + (1.0 if prior is None else prior)
-    named = np.where(True if seen is None else np.asarray(seen), alpha, -np.inf).argmax(axis=1)
-    if evidence is not None:
-        named[logits.shape[1] / alpha.sum(axis=1) >= VACUITY_CEILING] = NO_CLASS
-    return np.asarray(named)
+    """Return a number for each answer: the class that is named, and whether another that was never seen has more.
+
+    −1 where none is named. Evidence is not discounted yet.
+    """
+    classes = logits.shape[1]
+    alpha = evidence(logits.astype(np.float64) / temperature) + (1.0 if prior is None else prior)
+    known = np.ones(classes, dtype=bool) if seen is None else np.asarray(seen)
+    named = np.where(known, alpha, -np.inf).argmax(axis=1)
+    answers = np.where(known[alpha.argmax(axis=1)], named, named + classes)
+    return np.asarray(np.where(classes / alpha.sum(axis=1) >= ABSTAIN_FROM, NO_CLASS, answers))
 
 
 def refer_threshold(
@@ -142,7 +157,7 @@ def refer_threshold(
     target_error: float = TARGET_ERROR,
     max_referred: float = MAX_REFERRED,
     min_rows: int = MIN_ROWS,
-    ceiling: float = VACUITY_CEILING,
+    ceiling: float = ABSTAIN_FROM,
 ) -> float:
     """Return ``refer_above``: a score whose vacuity is higher is referred to a doctor.
 

@@ -43,11 +43,7 @@ from edgefl_trainer.rollout import WHOLE, Rollout, travelling_map
 
 HEAD_TENSORS = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
-MOST_VACUOUS = 0.9  # mean vacuity of a round's last epoch, from which a person is told
-_FAINT = (
-    "{site}: hardly any evidence is left (mean vacuity {vacuity:.2f}), so the prior decides which class is named; "
-    "try --select tune, --balance class or fewer rounds"
-)
+MOST_VACUOUS = 0.9  # mean vacuity of the last epoch, from which a person is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,10 +255,19 @@ def learn(
         site.report({"summary": 1, "loss": sums.mean_of_images, "zero_evidence_share": dead, **told})
         if (warning := dead_warning(dead, round_, epoch)) is not None:
             site.report({"warning": f"{site.name}: {warning}; try --set evidence=softplus"})
-        elif epoch == count - 1 and told.get("vacuity", 0.0) >= MOST_VACUOUS:
-            site.report({"warning": _FAINT.format(site=site.name, vacuity=vacuity)})
+        elif epoch == count - 1 and round_ == site.task.rounds and told.get("vacuity", 0.0) >= MOST_VACUOUS:
+            site.report({"warning": _faint(site.name, vacuity, skewed=bool((prior != prior[0]).any()))})
     for line in shares.warnings(site.name):
         site.report({"warning": line})
+
+
+def _faint(site: str, vacuity: float, *, skewed: bool) -> str:
+    """Write that a site's pictures raise hardly any evidence at the end, and what keeps more."""
+    named = ", so the prior decides which class is named" if skewed else ", so all classes are nearly as probable"
+    return (
+        f"{site}: hardly any evidence is left (mean vacuity {vacuity:.2f}){named}; fewer rounds, --select tune or a "
+        "larger anneal_epochs keep more"
+    )
 
 
 def make_optimizer(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.pictures.imaging import Colour
 from edgefl_protocol.pictures.quality import usual_light, usual_unlit
+from edgefl_protocol.pictures.referral import ABSTAIN_FROM
 from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.questions import OTHER_ANSWER
@@ -31,7 +32,6 @@ from edgefl_trainer.engine.selection import WATCHED_ROWS, judged_rows
 from edgefl_trainer.engine.sites import learned_rows, report_rows
 from edgefl_trainer.evaluate.answer_figures import usual_answers
 from edgefl_trainer.evaluate.calibration import (
-    VACUITY_CEILING,
     fit_temperature,
     mean_figures,
     refer_threshold,
@@ -289,7 +289,7 @@ def calibrate(predictor: Predictor, site: Site) -> Calibrated:
     options, evidence = predictor.module.options, None
     if isinstance(options, ScoreOptions) and options.output == "evidential":
         evidence = EVIDENCE[options.evidence]
-    most = VACUITY_CEILING if evidence is not None else math.log(len(predictor.seen))
+    most = ABSTAIN_FROM if evidence is not None else math.log(len(predictor.seen))
     if len(tune) == 0:
         return Calibrated(predictor, {"temperature": 1.0, "refer_above": most}, None)  # no threshold
     logits = tune_logits(predictor, tune, site.device)

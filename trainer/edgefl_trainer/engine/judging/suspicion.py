@@ -17,7 +17,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
-from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM, Suspicion, TriedRule, rows_that_ask
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM, NO_CLASS, Suspicion, TriedRule, rows_that_ask
 from edgefl_trainer.contract import Prediction
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.models import FinishedRun
@@ -133,7 +133,8 @@ def _read(run: FinishedRun, site: str, rows_of: str) -> KeptScores | None:
         probabilities, predicted, targets = (arrays[name] for name in ("probabilities", "predicted", "targets"))
         rows = len(targets)
         shapes = (probabilities.shape, predicted.shape, targets.shape) == ((rows, classes), (rows,), (rows,))
-        if not shapes or ((targets < 0) | (targets >= classes) | (predicted >= classes)).any():
+        outside = (targets < 0) | (targets >= classes) | (predicted < NO_CLASS) | (predicted >= classes)
+        if not shapes or outside.any():
             raise ValueError("they do not belong to this run's classes")
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise RunError(
