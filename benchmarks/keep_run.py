@@ -2,7 +2,8 @@
 
 A kept run is a run folder without models and checkpoints. Its scores of reported rows lie in `scores.npz`, beside the
 digest of the state that made them; `federation_scores` takes them from there. So a page can be written anew, or a seed
-be added to it, without the trainings of those before. Data are named without their folder: run benchmarks there.
+be added to it, without the trainings of those before. Data and partition are named without their folder:
+run benchmarks there.
 
     python benchmarks/keep_run.py runs/rare-alone2000-s0 runs/rare-together2000-s0 --out docs/results/runs
 """
@@ -51,7 +52,9 @@ def _copy(run: FinishedRun, target: Path, scored: Path, *, elsewhere: bool) -> N
     if elsewhere:
         shutil.copy(scored / f"{run.folder.name}.elsewhere.npz", target / ELSEWHERE)
     data = tuple(map(without_folder, run.settings.data))
-    settings = replace(run.settings, data=data, image_px=run.backbone.spec.image_px)
+    settings = replace(
+        run.settings, data=data, partition=Path(run.settings.partition).name, image_px=run.backbone.spec.image_px
+    )
     write_atomic(target / "config.toml", settings.to_toml().encode())
 
 
