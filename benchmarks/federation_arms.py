@@ -43,6 +43,7 @@ class Arm:
     label: str
     labels: str
     frozen: bool = False
+    moves_pictures: bool = False  # whether they leave their centre
     elsewhere: bool = False  # whether a run's models are also judged on the patients of the other centres
 
 
@@ -62,7 +63,7 @@ ARMS = (
     Arm("together2000", FITTED, MANY, elsewhere=True),
     Arm("network2000", "federation, whole network fitted at home", MANY),
     Arm("fedbn2000", "federation, head and batch norm private", MANY),
-    Arm("pooled2000", "all pictures in one place", MANY),
+    Arm("pooled2000", "all pictures in one place", MANY, moves_pictures=True),
     *(Arm(f"{start}-60", label, FEW, frozen=True) for start, label in STARTS.items()),
     Arm("few60-alone", ALONE, FEW, elsewhere=True),
     Arm("few60", TOGETHER, FEW, elsewhere=True),

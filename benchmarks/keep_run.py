@@ -2,8 +2,8 @@
 
 A kept run is a run folder without models and checkpoints. Its scores of reported rows lie in `scores.npz`, beside the
 digest of the state that made them; `federation_scores` takes them from there. So a page can be written anew, or a seed
-be added to it, without the trainings of those before. Data and partition are named without their folder:
-run benchmarks there.
+be added to it, without the trainings of those before. Data and partition are named without their
+folder: run benchmarks there.
 
     python benchmarks/keep_run.py runs/rare-alone2000-s0 runs/rare-together2000-s0 --out docs/results/runs
 """
@@ -20,6 +20,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.settings import RunSettings
 
 KEPT = ("environment.json", "inputs.json", "metrics.jsonl", "summary.json", "calibration.json", "tune")
 
@@ -51,11 +52,14 @@ def _copy(run: FinishedRun, target: Path, scored: Path, *, elsewhere: bool) -> N
     shutil.copy(scored / f"{run.folder.name}.npz", target / SCORES)
     if elsewhere:
         shutil.copy(scored / f"{run.folder.name}.elsewhere.npz", target / ELSEWHERE)
-    data = tuple(map(without_folder, run.settings.data))
-    settings = replace(
-        run.settings, data=data, partition=Path(run.settings.partition).name, image_px=run.backbone.spec.image_px
-    )
+    settings = replace(named_anywhere(run.settings), image_px=run.backbone.spec.image_px)
     write_atomic(target / "config.toml", settings.to_toml().encode())
+
+
+def named_anywhere(settings: RunSettings) -> RunSettings:
+    """Name data and partition by their last parts."""
+    data = tuple(map(without_folder, settings.data))
+    return replace(settings, data=data, partition=Path(settings.partition).name)
 
 
 def without_folder(data: str) -> str:

@@ -78,6 +78,7 @@ def _arm_row(found: Found, arm: Arm, centres: Sequence[str]) -> list[str]:
     away = f"{average(every(found.elsewhere[arm.name])).value:.1f}" if arm.name in found.elsewhere else "–"
     run = next(iter(found.runs.get(arm.name, {}).values()), None)
     sent = bytes_text(run.summary["bytes_up_per_round"]) if run and run.summary["travels"] else "nothing"
+    sent = "pictures" if arm.moves_pictures else sent
     return [label, *each, str(average(draws)), rows, away, sent]
 
 

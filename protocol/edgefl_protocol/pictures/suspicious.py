@@ -93,17 +93,28 @@ def rows_that_ask(
     """Tell which rows (B,) the rule refers: a suspicious class is named, or such classes have enough together.
 
     Args:
-        probabilities: (B, K).
+        threshold: as it was chosen; None where it could not be. Others as of `suspicious_values`.
+    """
+    if not any(suspicious):
+        return np.zeros(len(predicted), dtype=bool)
+    return np.asarray(suspicious_values(probabilities, predicted, suspicious) >= threshold_in_force(threshold))
+
+
+def suspicious_values(
+    probabilities: NDArray[np.floating],
+    predicted: NDArray[np.integer],
+    suspicious: Sequence[bool] | NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Compute what a threshold is compared with, of each row (B,): 1 where a suspicious class is named, else the sum.
+
+    Args:
+        probabilities: of the classes, a row (B, K) for each picture.
         predicted: (B,), the class that is named; `NO_CLASS` where none is.
         suspicious: of each class, whether it is not known to be benign.
-        threshold: as it was chosen; None where it could not be.
     """
     asks = np.asarray(suspicious, dtype=bool)
-    if not asks.any():
-        return np.zeros(len(predicted), dtype=bool)
     named = (predicted != NO_CLASS) & asks[predicted]
-    together = probabilities[:, asks].sum(axis=1, dtype=np.float64)
-    return np.asarray(named | (together >= threshold_in_force(threshold)))
+    return np.where(named, 1.0, probabilities[:, asks].sum(axis=1, dtype=np.float64))
 
 
 def threshold_in_force(chosen: float | None) -> float:

@@ -19,6 +19,7 @@ from what_federation_gives import home_table
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.models import open_run, predict_rows
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.learning.features import frozen_features
 
@@ -145,6 +146,10 @@ def test_scores_of_other_rows_are_refused(judged, tmp_path):
 
 def test_data_are_named_without_their_folder():
     assert keep_run.without_folder("manifest:/data/skin/six.zip@site=bcn") == "manifest:six.zip@site=bcn"
+    settings = RunSettings(method="finetune", data=("manifest:/data/six.zip",), partition="/data/one_place.json")
+    kept = keep_run.named_anywhere(settings)
+    assert (kept.data, kept.partition) == (("manifest:six.zip",), "one_place.json")
+    assert keep_run.named_anywhere(replace(settings, partition="")).partition == ""
 
 
 def test_the_fit_at_home_is_set_beside_the_round_before_it(tmp_path):

@@ -31,6 +31,7 @@ from edgefl_protocol.pictures.suspicious import (
     NO_CLASS,
     Suspicion,
     rows_that_ask,
+    suspicious_values,
 )
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 from edgefl_protocol.sentences import counted
@@ -111,7 +112,7 @@ def fit_temperature(
 
     before = None if evidence is None else _answers(logits, prior, evidence, seen, 1.0)
     low, high = TEMPERATURE_BOUNDS
-    grid = np.linspace(np.log(low), np.log(high), 49).tolist()  # 1 is one of them
+    grid = np.linspace(np.log(low), np.log(high), 25).tolist()  # 1 is one of them
     allowed = [place for place, point in enumerate(grid) if keeps(point)]
     best = min(allowed, key=lambda place: loss(grid[place]))
     colder = _last_kept(grid[best], grid[max(best - 1, 0)], keeps)
@@ -210,12 +211,9 @@ def choose_suspicion(
         min_suspicious: With fewer rows of suspicious classes the threshold is None: the default is in force.
     """
     ill = suspicious[targets]
-    together = probabilities[:, suspicious].sum(axis=1, dtype=np.float64)
-    named = (predicted != NO_CLASS) & suspicious[predicted]  # referred whatever the threshold
-    together[named] = np.maximum(together[named], 1.0)
     threshold = None
     if ill.sum() >= min_suspicious:
-        falling = np.sort(together[ill])[::-1]
+        falling = np.sort(suspicious_values(probabilities, predicted, suspicious)[ill])[::-1]
         needed = int(np.ceil(target_sensitivity * falling.size - 1e-9))
         threshold = min(float((1 - ROOM) * falling[needed - 1]), MOST_SUSPICIOUS_FROM)
     referred = rows_that_ask(probabilities, predicted, suspicious, threshold)
