@@ -26,6 +26,7 @@ from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
 from edgefl_protocol.sentences import UNTRAINED, counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
+_OFF: Final = 0.05  # from where on probabilities are called too high or too low: the whole interval lies beyond
 _NO_THRESHOLD: Final = (
     "No threshold for suspicious classes was chosen on pictures: by default they ask for a look from "
     f"{DEFAULT_SUSPICIOUS_FROM:.0%} together."
@@ -116,6 +117,7 @@ def figures_against(
         _took_no_part(figures, site),
         at_chance_sentence(figures, site, classes),
         _mostly_wrong(figures, site, classes),
+        _off_probabilities(figures, site, classes),
         temperature_at_bound(temperature, "its probabilities and its vacuity"),
     )
     return tuple(one for one in said if one is not None)
@@ -138,6 +140,21 @@ def _mostly_wrong(figures: Mapping[str, object], site: str | None, classes: Sequ
         return None
     counted_on = _counted_on(figures, site, classes)
     return f"More than half of this model's answers were wrong: accuracy {accuracy:.3f} {counted_on}."
+
+
+def _off_probabilities(figures: Mapping[str, object], site: str | None, classes: Sequence[str]) -> str | None:
+    """Say that the shown probabilities are clearly too high or too low; None where they are not, or nobody tells."""
+    gap = next(iter(figures_of(figures, {"overconfidence": "overconfidence"}, {})), None)
+    right = number(figures.get("open_accuracy"))
+    if gap is None or gap.interval is None or right is None:
+        return None
+    low, high = gap.interval
+    if low <= _OFF and high >= -_OFF:
+        return None
+    return (
+        f"This model's probabilities are too {'high' if low > _OFF else 'low'}: the likeliest class has "
+        f"{right + gap.value:.0%} on average and is right in {right:.0%}, {_counted_on(figures, site, classes)}."
+    )
 
 
 def _judged(figures: Mapping[str, object], site: str | None, classes: Sequence[str] | None) -> str:

@@ -187,6 +187,23 @@ def test_most_answers_wrong_is_a_weakness_of_a_model_better_than_chance(accuracy
 
 
 @pytest.mark.parametrize(
+    ("gap", "interval", "words"),
+    [
+        (-0.254, [-0.29, -0.21], "too low: the likeliest class has 44% on average and is right in 69%, on 17 pictures"),
+        (0.2, [0.0501, 0.3], "too high: the likeliest class has 89% on average and is right in 69%, on 17 pictures"),
+        (0.2, [0.05, 0.3], None), (-0.1, [-0.2, -0.05], None), (0.0, [-0.3, 0.3], None), (0.4, None, None),
+        (None, [0.3, 0.4], None), ("much", [0.3, 0.4], None),
+    ],
+)  # fmt: skip
+def test_probabilities_that_are_clearly_off_are_told(gap, interval, words):
+    """docs/decisions/0075: the whole interval lies more than five points from 0."""
+    figures = GOOD | {"open_accuracy": 0.69, "overconfidence": gap, "overconfidence_interval": interval}
+    said = weaknesses(replace(CARD, metrics={"site": figures}), LABELS)
+    assert said == (() if words is None else (f"This model's probabilities are {words} of the site msk.",))
+    assert weaknesses(replace(CARD, metrics={"site": figures | {"open_accuracy": None}}), LABELS) == ()
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"metrics": {"site": BAD}}, "not found better than chance: balanced accuracy 0.496"),

@@ -251,7 +251,7 @@ def test_a_held_out_site_is_not_pooled_and_one_without_a_model_has_null_figures(
     assert found["sites"]["b"]["balanced_accuracy_interval"] is not None
     assert found["sites"]["c"] == {
         **facts["c"],
-        **{f"{n}{s}": None for n in (*METRIC_NAMES, "recall") for s in ("", "_interval")},
+        **{f"{n}{s}": None for n in (*METRIC_NAMES, "overconfidence", "recall") for s in ("", "_interval")},
         "recall_lesions": None,
     }
 
