@@ -13,11 +13,15 @@ Without a label `federation` has two ways: `none`, as it came, and `statistics`,
 the centre's training pictures (AdaBN). Scores lie in OUT/CENTRE, one file for each; what is there is not done again.
 With `--only alone` RUN may still be under way: its settings and its beginning are read, not its models.
 
+A RUN of one site, as of all pictures in one place, hands its network to any centre of its data.
+
     python benchmarks/joining_centre.py runs/join600 --site vidir_modern --labels 60 --draws 3 --out runs/joining
+    python benchmarks/joining_centre.py runs/pooled2000-s0 --site bcn --labels 2000 --draws 1 --epochs 1 \\
+        --only federation --way home --out runs/pooled2000-home-s0
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +75,8 @@ def read_joining(folder: Path, name: str, epochs: int, only: str | None) -> Join
     )
     starts: dict[str, Arrays] = {"alone": method.beginning(task)}
     if only != "alone":
-        predictor = open_run(folder).predictor(name)
+        run = open_run(folder)
+        predictor = run.predictor(run.sites[0] if len(run.sites) == 1 else name)
         network = {NETWORK + key: value for key, value in predictor.network.items()}
         starts["federation"] = {**network, **{key: predictor.tensors[key] for key in ("head.weight", "head.bias")}}
     return Joining(settings, federation, site, {key: starts[key] for key in starts if only in (None, key)})
@@ -121,11 +126,11 @@ def probed(site: Site, arrays: Arrays, rows: Examples) -> np.ndarray:
     return fit_predict(fit, site.train.targets, judged, len(site.task.classes))
 
 
-def jobs(joining: Joining, draws: int) -> Iterator[tuple[str, str, int]]:
-    """Every start, way and draw, the quick ones first."""
+def jobs(joining: Joining, draws: int, ways: Collection[str]) -> Iterator[tuple[str, str, int]]:
+    """Every start, one of some ways, and draw, the quick ones first."""
     if "federation" in joining.starts:
-        yield from (("federation", way, 0) for way in UNLABELLED)
-    for way in WAYS:
+        yield from (("federation", way, 0) for way in UNLABELLED if way in ways)
+    for way in (way for way in WAYS if way in ways):
         for draw in range(draws):
             yield from ((start, way, draw) for start in joining.starts)
 
@@ -137,8 +142,11 @@ def jobs(joining: Joining, draws: int) -> Iterator[tuple[str, str, int]]:
 @click.option("--draws", type=int, default=3, show_default=True, help="Draws of them.")
 @click.option("--epochs", type=int, default=10, show_default=True, help="Epochs over them, in `home` and `whole`.")
 @click.option("--only", type=click.Choice(["alone", "federation"]), help="One start alone.")
+@click.option("--way", "ways", multiple=True, type=click.Choice([*UNLABELLED, *WAYS]), help="Some ways alone.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the scores.")
-def main(folder: Path, site: str, labels: int, draws: int, epochs: int, only: str | None, out: Path) -> None:
+def main(
+    folder: Path, site: str, labels: int, draws: int, epochs: int, only: str | None, ways: tuple[str, ...], out: Path
+) -> None:
     """Score what the centre gets from RUN, a federation that it took no part in."""
     try:
         joining = read_joining(folder, site, epochs, only)
@@ -146,7 +154,7 @@ def main(folder: Path, site: str, labels: int, draws: int, epochs: int, only: st
         raise click.ClickException(str(error)) from error
     rows = report_rows(joining.federation, site)
     (out / site).mkdir(parents=True, exist_ok=True)
-    for start, way, draw in jobs(joining, draws):
+    for start, way, draw in jobs(joining, draws, ways or (*UNLABELLED, *WAYS)):
         file = out / site / f"{start}-{way}-{0 if way in UNLABELLED else labels}-{draw}.npz"
         if file.exists():
             continue
