@@ -2,11 +2,12 @@
 
 An arm is a finished run of each seed (RUNS/NAME-s0 and so on) or a frozen start (files of `frozen_starts.py` in
 RUNS/frozen, where a seed draws the labels). The centre that joins later is in RUNS/joining-s0 and so on
-(`joining_centre.py`). Runs are scored on reported rows once (RUNS/scores): each centre's model on its own patients, and
-on those of every other centre. A kept run (`keep_run.py`) brings its scores along.
+(`joining_centre.py`), and what each centre makes of the network of one place in RUNS/pooled2000-home-s0. Runs are
+scored on reported rows once (RUNS/scores): each centre's model on its own patients, and on those of every other centre.
+A kept run (`keep_run.py`) brings its scores along.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Arm:
     frozen: bool = False
     moves_pictures: bool = False  # whether they leave their centre
     elsewhere: bool = False  # whether a run's models are also judged on the patients of the other centres
+    handed_on: bool = False  # whether each centre fitted a finished network at home (`joining_centre.py`)
 
 
 STARTS = {
@@ -62,8 +64,8 @@ ARMS = (
     Arm("together2000s", TOGETHER, MANY),
     Arm("together2000", FITTED, MANY, elsewhere=True),
     Arm("network2000", "federation, whole network fitted at home", MANY),
-    Arm("fedbn2000", "federation, head and batch norm private", MANY),
     Arm("pooled2000", "all pictures in one place", MANY, moves_pictures=True),
+    Arm("pooled2000-home", "all pictures in one place, fitted at home", MANY, moves_pictures=True, handed_on=True),
     *(Arm(f"{start}-60", label, FEW, frozen=True) for start, label in STARTS.items()),
     Arm("few60-alone", ALONE, FEW, elsewhere=True),
     Arm("few60", TOGETHER, FEW, elsewhere=True),
@@ -104,7 +106,7 @@ def _lacking(situation: str, there: Mapping[str, Seeds]) -> list[str]:
 
 def find(runs: Path) -> Found:
     """Score the runs that are finished, and read what the other benchmarks left."""
-    opened = {arm.name: of_every_seed(runs, arm.name) for arm in ARMS if not arm.frozen}
+    opened = {arm.name: of_every_seed(runs, arm.name) for arm in ARMS if not arm.frozen and not arm.handed_on}
     own: dict[str, Seeds] = {}
     elsewhere: dict[str, Seeds] = {}
     data = None
@@ -121,6 +123,7 @@ def find(runs: Path) -> Found:
         if pairs:
             own[arm.name] = {seed: [_at_home(draw)] for seed, draw in pairs.items()}
             elsewhere[arm.name] = {seed: [_abroad(draw)] for seed, draw in pairs.items()}
+    own |= handed_on(runs, data.sites) if data is not None else {}
     return Found({name: found for name, found in opened.items() if found}, own, elsewhere, _joining(runs))
 
 
@@ -132,6 +135,17 @@ def _joining(runs: Path) -> dict[str, Seeds]:
             files = sorted((runs / f"joining-s{seed}" / JOINING).glob(f"{name}-*.npz"))
             if len(files) == (1 if name in UNLABELLED else DRAWS):
                 found.setdefault(name, {})[seed] = [{JOINING: _of_file(file)} for file in files]
+    return dict(found)
+
+
+def handed_on(runs: Path, centres: Collection[str]) -> dict[str, Seeds]:
+    """Of each arm in which centres fit one network at home, the seeds for which every centre has done so."""
+    found: dict[str, dict[int, list[Centres]]] = {}
+    for arm in (arm for arm in ARMS if arm.handed_on):
+        for seed in SEEDS:
+            files = sorted((runs / f"{arm.name}-s{seed}").glob("*/federation-home-*-0.npz"))
+            if {file.parent.name for file in files} == set(centres):
+                found.setdefault(arm.name, {})[seed] = [{file.parent.name: _of_file(file) for file in files}]
     return dict(found)
 
 

@@ -154,11 +154,9 @@ def claims(found: Found) -> list[Claim]:
         ("60 labels a centre", "few60", alone),
         ("up to 2,000 labels a centre", "together2000", alone),
         ("up to 2,000 labels, whole network fitted at home", "network2000", alone),
-        ("up to 2,000 labels, head and batch norm private", "fedbn2000", alone),
         ("up to 2,000 labels, FedEvPrompt and a head on its network", "fedevprompt2000", "fedmae-2000"),
         ("federation or one place", "together2000", "pooled2000"),
-        ("federation with the whole network fitted at home, or one place", "network2000", "pooled2000"),
-        ("federation with private head and batch norm, or one place", "fedbn2000", "pooled2000"),
+        ("federation or one place, both fitted at home", "together2000", "pooled2000-home"),
     ]
     away = [
         ("other centres' patients, 60 labels", "few60", alone),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import federation_scores
 import numpy as np
 import pytest
-from federation_arms import ARMS, Found, every, find
+from federation_arms import ARMS, Found, every, find, handed_on
 from federation_scores import average, difference
 from what_federation_gives import BEGIN, END, arm_table, claim_table, claims, figures
 
@@ -132,6 +132,18 @@ def test_the_best_arm_alone_is_chosen_over_seeds_that_every_such_arm_has():
     (claim,) = claims(Found({}, own, {}, {}))
     assert claim.names[1] == "alone, ImageNet's network fine-tuned" and claim.seeds == [0]
     assert claim.gap.value == pytest.approx(-25)
+
+
+def test_a_network_of_one_place_counts_where_every_centre_has_fitted_it(tmp_path):
+    """Seed 0 has both centres, seed 1 one of them; another way of learning is no fit of head and batch norm."""
+    held = {"probabilities": np.eye(2)[[0, 1]], "target": np.array([0, 0]), "lesions": np.array(["a", "b"])}
+    for seed, centre, way in ((0, "x", "home"), (0, "y", "home"), (1, "x", "home"), (1, "y", "none")):
+        folder = tmp_path / f"pooled2000-home-s{seed}" / centre
+        folder.mkdir(parents=True)
+        np.savez(folder / f"federation-{way}-2000-0.npz", **held)
+    found = handed_on(tmp_path, ["x", "y"])
+    assert list(found) == ["pooled2000-home"] and list(found["pooled2000-home"]) == [0]
+    assert average(found["pooled2000-home"][0]).value == pytest.approx(50)
 
 
 def test_a_run_lies_under_its_seed(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import expected_calibration_error
 from edgefl_trainer.evaluate.overconfidence import overconfidence
+from edgefl_trainer.evaluate.site_figures import figures_of_sites
 
 
 def scored(probabilities, target, lesions=None):
@@ -67,3 +68,16 @@ def test_one_lesion_has_no_interval_and_no_row_no_figure():
     assert overconfidence(scored([[0.9, 0.1], [0.9, 0.1]], [0, 0], (1, 1)))["overconfidence_interval"] is None
     nothing = overconfidence(scored(np.empty((0, 2)), np.empty(0, int)))
     assert nothing == {"overconfidence": None, "overconfidence_interval": None}
+
+
+def test_summary_states_it_of_each_site_and_of_all_rows():
+    """docs/design.md 6: where the card takes it from, and `open_accuracy` beside it."""
+    rows = {"a": drawn(60, 1), "b": drawn(60, 2, shift=0.08)}
+    found = figures_of_sites(rows, {name: {"held_out": False} for name in rows})
+    for name, one in rows.items():
+        assert overconfidence(one).items() <= found["sites"][name].items()
+        mean_top = one.probabilities.max(axis=1).mean()
+        assert found["sites"][name]["open_accuracy"] + overconfidence(one)["overconfidence"] == pytest.approx(mean_top)
+    assert found["pooled"]["overconfidence"] == pytest.approx(
+        np.mean([overconfidence(one)["overconfidence"] for one in rows.values()])
+    )
