@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.conftest import header_of, inside, reseal, split
+from tests.protocol.envelopes.conftest import header_of, inside, reseal, split
 
 from edgefl_protocol import (
     EnvelopeError,

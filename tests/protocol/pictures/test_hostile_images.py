@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.protocol.conftest import chunk, encoded, exif, photograph, png
+from tests.protocol.pictures.conftest import chunk, encoded, exif, photograph, png
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures import imaging

@@ -6,7 +6,7 @@ Source: docs/reference/scores.md, "Evidence in words".
 import math
 
 import pytest
-from tests.protocol.judged_scores import CALM, DESCRIBED, ISIC, a_score, rules_for
+from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, ISIC, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.wording import evidence_words, in_brief, outcome, tried_words

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image, ImageFilter
-from tests.protocol.conftest import encoded
+from tests.protocol.pictures.conftest import encoded
 
 from edgefl_protocol.pictures.imaging import decode, resize
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality, usual_unlit

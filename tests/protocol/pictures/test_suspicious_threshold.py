@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.judged_scores import DESCRIBED, ISIC, a_score, rules_for
+from tests.protocol.pictures.judged_scores import DESCRIBED, ISIC, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import known_among, suspicious_classes
 from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM

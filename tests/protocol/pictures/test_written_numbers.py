@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.judged_scores import CALM, DESCRIBED, ISIC, THREE, a_score, rules_for
+from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, ISIC, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import known_among, suspicious_classes
 from edgefl_protocol.pictures.wording import (

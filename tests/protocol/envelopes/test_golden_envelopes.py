@@ -8,7 +8,7 @@ import pytest
 
 from edgefl_protocol import EnvelopeError, Expected, ReplayWindow, SealingKey, open_envelope
 
-FILE = json.loads((Path(__file__).parents[1] / "vectors/envelopes/envelopes.json").read_text())
+FILE = json.loads((Path(__file__).parents[2] / "vectors/envelopes/envelopes.json").read_text())
 SENDERS = {key_id: bytes.fromhex(public) for key_id, public in FILE["senders"].items()}
 
 

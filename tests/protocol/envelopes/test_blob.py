@@ -31,7 +31,7 @@ from edgefl_protocol.payload import Payload
 
 CHUNK, TAG = 65536, 16
 KEY = bytes(range(32))
-VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "age_stream" / "vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "age_stream" / "vectors.json").read_text())
 NOT_OURS = {"stream_no_nonce", "stream_short_nonce"}  # about the nonce of an age file
 
 

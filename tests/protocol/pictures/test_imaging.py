@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
-from tests.protocol.conftest import chunk, encoded, exif, photograph, png
+from tests.protocol.pictures.conftest import chunk, encoded, exif, photograph, png
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import decode, flattened, from_pillow, open_photo, resize, shades_of_grey

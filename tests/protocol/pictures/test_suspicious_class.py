@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.judged_scores import CALM, DESCRIBED, ISIC, MELANOMA, THREE, a_score, rules_for
+from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, ISIC, MELANOMA, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import MALIGNANCIES, ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.referral import (

@@ -4,7 +4,7 @@ import struct
 from dataclasses import replace
 
 import pytest
-from tests.protocol.conftest import answer, read, split
+from tests.protocol.envelopes.conftest import answer, read, split
 
 from edgefl_protocol import (
     envelope_sha256,

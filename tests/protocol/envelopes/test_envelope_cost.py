@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from tests.protocol.conftest import answer
+from tests.protocol.envelopes.conftest import answer
 
 
 def test_overhead_and_speed_of_four_kib(world):

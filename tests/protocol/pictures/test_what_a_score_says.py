@@ -6,7 +6,7 @@ Source: docs/reference/scores.md, "Referral".
 from dataclasses import replace
 
 import pytest
-from tests.protocol.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE, a_score, rules_for
+from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.fault_words import faults_in_words

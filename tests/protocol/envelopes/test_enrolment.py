@@ -1,7 +1,7 @@
 """Enrolment: an envelope that brings its own key. Source: docs/security.md 2.6, checks 9 and 22."""
 
 import pytest
-from tests.protocol.conftest import inside, reseal
+from tests.protocol.envelopes.conftest import inside, reseal
 
 from edgefl_protocol import (
     EnvelopeError,
