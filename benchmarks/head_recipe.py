@@ -69,19 +69,22 @@ def standardised(scaler: StandardScaler, features: Float[np.ndarray, "B D"]) -> 
 
 def learned_head(
     fit: Float[Tensor, "B D"], targets: Int[Tensor, " B"], prior: Float[Tensor, " K"], loss: str,
-    epochs: int, rate: float, decay: float, *, equal_draws: bool,
+    epochs: int, rate: float, decay: float, *, equal_draws: bool, most_kl: float = 1.0, seed: int = 0,
 ) -> Callable[[Float[Tensor, "R D"]], Float[Tensor, "R K"]]:  # fmt: skip
-    """Learn a head on standardised features; return what gives logits of others, without a gradient."""
-    draws = torch.Generator().manual_seed(0)
+    """Learn a head on standardised features; return what gives logits of others, without a gradient.
+
+    `most_kl` is the weight of the KL term from the second epoch on; in `bench84` it is 1.
+    """
+    draws = torch.Generator().manual_seed(seed)
     shares = 1.0 / torch.bincount(targets)[targets] if equal_draws else torch.ones(len(targets))
     weight, bias = (one.requires_grad_() for one in init_head(len(prior), fit.shape[1], draws))
     optimizer = torch.optim.AdamW([weight, bias], lr=rate, weight_decay=decay)
     for epoch in range(epochs):
         for batch in torch.split(torch.multinomial(shares, len(targets), equal_draws, generator=draws), BATCH):
             logits = fit[batch] @ weight.T + bias
-            if loss == "evidential":  # the KL term counts in full from the second epoch on, as in `bench84`
+            if loss == "evidential":
                 evidence = evidence_of(logits, "softplus")
-                value = evidential_loss(evidence, targets[batch], prior, float(min(1, epoch)))
+                value = evidential_loss(evidence, targets[batch], prior, most_kl * min(1, epoch))
             else:
                 value = cross_entropy(logits, targets[batch])
             optimizer.zero_grad()

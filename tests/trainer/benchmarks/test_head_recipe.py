@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import evidential_gap
 import numpy as np
 import pytest
-from head_recipe import head_scores, judged_on_tune, regression_scores, table
+import torch
+from head_recipe import head_scores, judged_on_tune, learned_head, regression_scores, table
 
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.sites import report_rows
@@ -62,3 +64,29 @@ def test_a_recipe_is_chosen_on_tune_rows_alone(told):
     for name in data.sites:
         np.testing.assert_array_equal(found[name][0], whole[name][0])  # the same head
         assert len(found[name][1]) == len(data.sites[name].tune)
+
+
+def test_the_kl_term_takes_evidence_by_its_weight():
+    """On noise, where evidence is for wrong classes as often as not: the more weight, the less of it is left."""
+    draws = torch.Generator().manual_seed(0)
+    features, targets = torch.randn(200, 4, generator=draws), torch.randint(0, 3, (200,), generator=draws)
+    left = []
+    for weight in (0.0, 0.1, 1.0):
+        how = ("evidential", 20, 5e-2, 0.0)
+        head = learned_head(features, targets, torch.ones(3), *how, equal_draws=False, most_kl=weight)
+        left.append(float(torch.nn.functional.softplus(head(features)).sum()))
+    assert left[0] > 1.2 * left[1] > 1.44 * left[2]
+
+
+@pytest.mark.parametrize("way", evidential_gap.WAYS, ids=lambda way: way.label)
+def test_each_way_of_the_gap_is_judged_on_reported_rows_of_all_and_of_own_classes(told, way):
+    """A class without a training row is never named where only own classes may be; with it known, the two agree."""
+    data, features = told
+    (name, *_) = data.sites
+    both = evidential_gap.figures(data, features, name, way, 0)
+    assert both[:2] == both[2:]  # the site has both classes
+    site = data.sites[name]
+    blind = replace(data, sites={name: replace(site, train=site.train[data.labels[site.train] == 0])})
+    found = evidential_gap.figures(blind, features, name, way, 0)
+    of_class = 100 * float((data.labels[report_rows(data, name).rows] == 0).mean())
+    assert found[2] == pytest.approx(of_class) and found[3] == pytest.approx(50)

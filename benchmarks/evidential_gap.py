@@ -1,0 +1,112 @@
+"""Where the gap between the evidential loss and cross-entropy comes from: the KL term, the prior, or the loss itself.
+
+Each site learns a linear head on frozen features, standardised over its own training rows, by the recipe of `bench84`,
+with classes as often as they come. The ways differ in the weight of the KL term and in the prior: eq. 3 of FedEvPrompt,
+or one for each class. Judged are the reported rows, of all classes (the most probable is the answer) and of the site's
+own classes (only these may be named), in per cent, as the mean of the sites and of the seeds.
+
+    python benchmarks/evidential_gap.py --data manifest:fed_isic2019_84.zip --backbone derm-vit-tiny-84 \\
+        --partition pathological.json --images-per-site 300
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from head_recipe import DECAY, EPOCHS, RATE, learned_head, standardised
+from jaxtyping import Float
+from sklearn.preprocessing import StandardScaler
+
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.rules.accuracy import balanced_accuracy
+from edgefl_trainer.contract import Examples
+from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data.partition import read_partition
+from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.evaluate.calibration import softplus_evidence
+from edgefl_trainer.evaluate.metrics import predicted_classes
+from edgefl_trainer.evaluate.tables.text import markdown
+from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.losses import class_prior
+from edgefl_trainer.models.backbones import load_backbone
+
+COLUMNS = ["accuracy", "balanced", "accuracy, own classes", "balanced, own classes"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a head is learned."""
+
+    label: str
+    loss: str = "evidential"
+    most_kl: float = 1.0  # weight of the KL term from the second epoch on
+    skewed: bool = True  # whether the prior is that of eq. 3; else it is one for each class
+
+
+WAYS = (
+    Way("cross-entropy", loss="cross-entropy"),
+    Way("evidential, as `bench84`"),
+    Way("a tenth of the KL term", most_kl=0.1),
+    Way("no KL term", most_kl=0.0),
+    Way("a prior of ones", skewed=False),
+    Way("a prior of ones, no KL term", most_kl=0.0, skewed=False),
+)
+
+
+def figures(federation: Federation, features: Float[np.ndarray, "B D"], name: str, way: Way, seed: int) -> list[float]:
+    """Learn a site's head in one way; return the numbers of `COLUMNS` in per cent."""
+    site, judged = federation.sites[name], report_rows(federation, name).rows
+    scaler = StandardScaler().fit(features[site.train])
+    fit, shown = (standardised(scaler, features[rows]) for rows in (site.train, judged))
+    targets, labels = torch.from_numpy(federation.labels[site.train]), federation.labels[judged]
+    counts = torch.bincount(targets, minlength=len(federation.classes))
+    prior = class_prior(counts) if way.skewed else torch.ones(len(counts))
+    recipe = (way.loss, EPOCHS, RATE, DECAY)
+    head = learned_head(fit, targets, prior, *recipe, equal_draws=False, most_kl=way.most_kl, seed=seed)
+    logits = head(shown).double()
+    if way.loss == "evidential":
+        said = softplus_evidence(logits.numpy()) + prior.double().numpy()
+        said /= said.sum(axis=1, keepdims=True)
+    else:
+        said = logits.softmax(dim=1).numpy()
+    answers = said.argmax(axis=1), predicted_classes(said, None, (counts > 0).tolist())
+    return [100 * one for named in answers for one in ((named == labels).mean(), balanced_accuracy(named, labels) or 0)]
+
+
+@click.command()
+@click.option("--data", "specs", required=True, multiple=True, metavar="SPEC", help="The federation; repeatable.")
+@click.option("--task", default="all", show_default=True, help="Classes of the data.")
+@click.option("--partition", type=click.Path(path_type=Path, exists=True), help="Deal the rows to other sites.")
+@click.option("--backbone", required=True, metavar="NAME", help="The frozen network.")
+@click.option("--images-per-site", default=300, show_default=True, metavar="N", help="Most training pictures.")
+@click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True, help="Repeatable.")
+def main(
+    specs: tuple[str, ...], task: str, partition: Path | None, backbone: str, images_per_site: int,
+    seeds: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Print what each way reaches, as Markdown; in brackets the seeds' smallest and largest mean."""
+    try:
+        network = load_backbone(backbone)
+        dealt = None if partition is None else read_partition(partition)
+        federation = load_federation(
+            specs, image_px=network.spec.image_px, task=task, seed=0, limit=images_per_site, partition=dealt
+        )
+        rows = Examples(federation.images, federation.labels, np.arange(len(federation.labels)))
+        features = np.asarray(frozen_features(network, rows, torch.device("cpu"))["mean"])
+    except EdgeflError as error:
+        raise click.ClickException(str(error)) from error
+    body = []
+    for way in WAYS:
+        means = [
+            np.mean([figures(federation, features, name, way, seed) for name in federation.sites], axis=0)
+            for seed in seeds
+        ]
+        told = zip(np.mean(means, axis=0), np.min(means, axis=0), np.max(means, axis=0), strict=True)
+        body.append([way.label, *(f"{mean:.1f} ({low:.1f} to {high:.1f})" for mean, low, high in told)])
+    click.echo(markdown(["head on frozen features", *COLUMNS], body, ""))
+
+
+if __name__ == "__main__":
+    main()
