@@ -66,7 +66,7 @@ def count(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], kinds: Map
     """Add what a run's sites let pass."""
     if run.settings.colour != "none":
         raise EdgeflError("the pictures are judged as they are: name a run with --colour none", "run")
-    seed = seed_of_run(run, 1, foreign)
+    seed = seed_of_run(run, epochs=0, foreign=foreign)  # no head is learned anew
     own, whole, learned = seed.study.own, seed.study.whole, seed.study.learned
     for site, model in seed.models.items():
         click.echo(f"{run.folder.name}: {site}", err=True)
@@ -75,10 +75,8 @@ def count(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], kinds: Map
         everyone = whole.sites[site]
         others = np.concatenate([everyone.train, everyone.tune, everyone.rows(whole.report_split)])
         others = others[[bool(learned) and whole.classes[k] not in learned for k in whole.labels[others]]]
-        names, unlearned = (
-            [own.classes[k] for k in own.labels[reported]],
-            [whole.classes[k] for k in whole.labels[others]],
-        )
+        names = [own.classes[k] for k in own.labels[reported]]
+        unlearned = [whole.classes[k] for k in whole.labels[others]]
         parts = {
             "own": (own.places(reported), kinds_of(names)),
             "whole": (whole.places(others), kinds_of(unlearned, ", not learned")),

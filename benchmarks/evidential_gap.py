@@ -2,9 +2,11 @@
 
 Each site learns a linear head on frozen features, standardised over its own training rows, by the recipe of `bench84`,
 with classes as often as they come. The ways differ in the weight of the KL term and in the prior: eq. 3 of FedEvPrompt,
-or one for each class. Judged are the reported rows, of all classes (the most probable is the answer) and of the site's
-own classes (only these may be named), in per cent, as the mean of the sites and of the seeds.
+or one for each class. Reported rows are judged twice, in per cent, as the mean of the sites and of the seeds: with any
+class as the answer, and with the site's own classes alone. A seed draws the head's first weights and the batches.
 
+    edgefl-train partition --data manifest:fed_isic2019_84.zip --scheme pathological --sites 16 --classes-per-site 2 \\
+        -o pathological.json
     python benchmarks/evidential_gap.py --data manifest:fed_isic2019_84.zip --backbone derm-vit-tiny-84 \\
         --partition pathological.json --images-per-site 300
 """

@@ -139,12 +139,12 @@ def _joining(runs: Path) -> dict[str, Seeds]:
 
 
 def handed_on(runs: Path, centres: Collection[str]) -> dict[str, Seeds]:
-    """Of each arm in which centres fit one network at home, the seeds for which every centre has done so."""
+    """Of each arm in which centres fit one network at home, the seeds for which every centre has done so once."""
     found: dict[str, dict[int, list[Centres]]] = {}
     for arm in (arm for arm in ARMS if arm.handed_on):
         for seed in SEEDS:
-            files = sorted((runs / f"{arm.name}-s{seed}").glob("*/federation-home-*-0.npz"))
-            if {file.parent.name for file in files} == set(centres):
+            files = sorted((runs / f"{arm.name}-s{seed}").glob(f"*/federation-home-*-{seed}.npz"))
+            if sorted(file.parent.name for file in files) == sorted(centres):
                 found.setdefault(arm.name, {})[seed] = [{file.parent.name: _of_file(file) for file in files}]
     return dict(found)
 

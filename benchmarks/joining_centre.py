@@ -16,8 +16,8 @@ With `--only alone` RUN may still be under way: its settings and its beginning a
 A RUN of one site, as of all pictures in one place, hands its network to any centre of its data.
 
     python benchmarks/joining_centre.py runs/join600 --site vidir_modern --labels 60 --draws 3 --out runs/joining
-    python benchmarks/joining_centre.py runs/pooled2000-s0 --site bcn --labels 2000 --draws 1 --epochs 1 \\
-        --only federation --way home --out runs/pooled2000-home-s0
+    python benchmarks/joining_centre.py runs/pooled2000-s0 --site bcn --labels 2000 --draws 1 --first-draw 0 \\
+        --epochs 1 --only federation --way home --out runs/pooled2000-home-s0
 """
 
 import time
@@ -126,12 +126,12 @@ def probed(site: Site, arrays: Arrays, rows: Examples) -> np.ndarray:
     return fit_predict(fit, site.train.targets, judged, len(site.task.classes))
 
 
-def jobs(joining: Joining, draws: int, ways: Collection[str]) -> Iterator[tuple[str, str, int]]:
+def jobs(joining: Joining, draws: Collection[int], ways: Collection[str]) -> Iterator[tuple[str, str, int]]:
     """Every start, one of some ways, and draw, the quick ones first."""
     if "federation" in joining.starts:
         yield from (("federation", way, 0) for way in UNLABELLED if way in ways)
     for way in (way for way in WAYS if way in ways):
-        for draw in range(draws):
+        for draw in draws:
             yield from ((start, way, draw) for start in joining.starts)
 
 
@@ -140,21 +140,23 @@ def jobs(joining: Joining, draws: int, ways: Collection[str]) -> Iterator[tuple[
 @click.option("--site", required=True, metavar="NAME", help="The centre that joins.")
 @click.option("--labels", type=int, default=60, show_default=True, help="Labelled pictures of its own.")
 @click.option("--draws", type=int, default=3, show_default=True, help="Draws of them.")
+@click.option("--first-draw", type=int, default=0, show_default=True, help="Seed of the first of them.")
 @click.option("--epochs", type=int, default=10, show_default=True, help="Epochs over them, in `home` and `whole`.")
 @click.option("--only", type=click.Choice(["alone", "federation"]), help="One start alone.")
 @click.option("--way", "ways", multiple=True, type=click.Choice([*UNLABELLED, *WAYS]), help="Some ways alone.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the scores.")
 def main(
-    folder: Path, site: str, labels: int, draws: int, epochs: int, only: str | None, ways: tuple[str, ...], out: Path
-) -> None:
-    """Score what the centre gets from RUN, a federation that it took no part in."""
+    folder: Path, site: str, labels: int, draws: int, first_draw: int, epochs: int, only: str | None,
+    ways: tuple[str, ...], out: Path,
+) -> None:  # fmt: skip
+    """Score what the centre gets from RUN, a federation that it took no part in, or all pictures in one place."""
     try:
         joining = read_joining(folder, site, epochs, only)
     except EdgeflError as error:
         raise click.ClickException(str(error)) from error
     rows = report_rows(joining.federation, site)
     (out / site).mkdir(parents=True, exist_ok=True)
-    for start, way, draw in jobs(joining, draws, ways or (*UNLABELLED, *WAYS)):
+    for start, way, draw in jobs(joining, range(first_draw, first_draw + draws), ways or (*UNLABELLED, *WAYS)):
         file = out / site / f"{start}-{way}-{0 if way in UNLABELLED else labels}-{draw}.npz"
         if file.exists():
             continue

@@ -12,6 +12,7 @@ from edgefl_protocol.bundle.figures import (
     HALF,
     CardFigure,
     figures_of,
+    interval_of,
     number,
     rounds_without,
     site_figures,
@@ -144,16 +145,17 @@ def _mostly_wrong(figures: Mapping[str, object], site: str | None, classes: Sequ
 
 def _off_probabilities(figures: Mapping[str, object], site: str | None, classes: Sequence[str]) -> str | None:
     """Say that the shown probabilities are clearly too high or too low; None where they are not, or nobody tells."""
-    gap = next(iter(figures_of(figures, {"overconfidence": "overconfidence"}, {})), None)
-    right = number(figures.get("open_accuracy"))
-    if gap is None or gap.interval is None or right is None:
+    shown, gap = number(figures.get("shown_probability")), number(figures.get("overconfidence"))
+    bounds = interval_of(figures, "overconfidence")
+    if shown is None or gap is None or bounds is None or not bounds[0] <= gap <= bounds[1]:
         return None
-    low, high = gap.interval
-    if low <= _OFF and high >= -_OFF:
+    right = shown - gap
+    if not (0 <= shown <= 1 and 0 <= right <= 1) or (bounds[0] <= _OFF and bounds[1] >= -_OFF):
         return None
+    way, counted_on = "high" if gap > 0 else "low", _counted_on(figures, site, classes)
     return (
-        f"This model's probabilities are too {'high' if low > _OFF else 'low'}: the likeliest class has "
-        f"{right + gap.value:.0%} on average and is right in {right:.0%}, {_counted_on(figures, site, classes)}."
+        f"This model's probabilities are too {way}: the class that it names has {shown:.0%} on average and is right "
+        f"in {right:.0%}, {counted_on}."
     )
 
 

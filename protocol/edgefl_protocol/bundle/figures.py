@@ -88,8 +88,9 @@ def figures_of(
     for key, name in names.items():
         value = number(figures.get(key))
         if value is not None:
-            interval = _interval(figures.get(f"{key}_interval"))
-            found.append(CardFigure(name=name, value=value, interval=interval, chance=chances.get(key)))
+            found.append(
+                CardFigure(name=name, value=value, interval=interval_of(figures, key), chance=chances.get(key))
+            )
     return found
 
 
@@ -109,7 +110,9 @@ def temperature_at_bound(temperature: float, spoils: str) -> str | None:
     )
 
 
-def _interval(given: object) -> tuple[float, float] | None:
+def interval_of(figures: Mapping[str, object], key: str) -> tuple[float, float] | None:
+    """Read the interval of a figure; None where it is missing, or is no pair of finite numbers."""
+    given = figures.get(f"{key}_interval")
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
         return None
     low, high = (number(end) for end in given)

@@ -187,20 +187,23 @@ def test_most_answers_wrong_is_a_weakness_of_a_model_better_than_chance(accuracy
 
 
 @pytest.mark.parametrize(
-    ("gap", "interval", "words"),
+    ("shown", "gap", "interval", "words"),
     [
-        (-0.254, [-0.29, -0.21], "too low: the likeliest class has 44% on average and is right in 69%, on 17 pictures"),
-        (0.2, [0.0501, 0.3], "too high: the likeliest class has 89% on average and is right in 69%, on 17 pictures"),
-        (0.2, [0.05, 0.3], None), (-0.1, [-0.2, -0.05], None), (0.0, [-0.3, 0.3], None), (0.4, None, None),
-        (None, [0.3, 0.4], None), ("much", [0.3, 0.4], None),
+        (0.44, -0.25, [-0.29, -0.21], "too low: the class that it names has 44% on average and is right in 69%"),
+        (0.89, 0.2, [0.0501, 0.3], "too high: the class that it names has 89% on average and is right in 69%"),
+        (0.89, 0.2, [0.05, 0.3], None), (0.5, -0.1, [-0.2, -0.05], None), (0.5, 0.0, [-0.3, 0.3], None),
+        (0.9, 0.4, None, None), (0.9, None, [0.3, 0.4], None), (None, 0.3, [0.2, 0.4], None),
+        (0.9, "much", [0.3, 0.4], None), (1e308, 1e308, [1e307, 1e308], None), (1.5, 0.7, [0.6, 0.8], None),
+        (0.4, 0.9, [0.8, 0.95], None), (0.9, -0.3, [0.06, 0.3], None), (0.9, 0.2, [0.4, -0.9], None),
+        (float("nan"), 0.2, [0.1, 0.3], None), (0.9, 0.2, [0.1, float("inf")], None),
     ],
 )  # fmt: skip
-def test_probabilities_that_are_clearly_off_are_told(gap, interval, words):
-    """docs/decisions/0075: the whole interval lies more than five points from 0."""
-    figures = GOOD | {"open_accuracy": 0.69, "overconfidence": gap, "overconfidence_interval": interval}
+def test_probabilities_that_are_clearly_off_are_told(shown, gap, interval, words):
+    """docs/decisions/0075: the whole interval lies more than five points from 0. Contradictions are not told."""
+    figures = GOOD | {"shown_probability": shown, "overconfidence": gap, "overconfidence_interval": interval}
     said = weaknesses(replace(CARD, metrics={"site": figures}), LABELS)
-    assert said == (() if words is None else (f"This model's probabilities are {words} of the site msk.",))
-    assert weaknesses(replace(CARD, metrics={"site": figures | {"open_accuracy": None}}), LABELS) == ()
+    expected = f"This model's probabilities are {words}, on 17 pictures of the site msk."
+    assert said == (() if words is None else (expected,))
 
 
 @pytest.mark.parametrize(

@@ -135,12 +135,22 @@ def test_the_best_arm_alone_is_chosen_over_seeds_that_every_such_arm_has():
 
 
 def test_a_network_of_one_place_counts_where_every_centre_has_fitted_it(tmp_path):
-    """Seed 0 has both centres, seed 1 one of them; another way of learning is no fit of head and batch norm."""
+    """Seed 0 has both centres. Seed 1 has one: another way of learning is no fit of head and batch norm. Seed 2 has one
+    twice, with other numbers of labels."""
     held = {"probabilities": np.eye(2)[[0, 1]], "target": np.array([0, 0]), "lesions": np.array(["a", "b"])}
-    for seed, centre, way in ((0, "x", "home"), (0, "y", "home"), (1, "x", "home"), (1, "y", "none")):
+    made = (
+        "0 x home-2000",
+        "0 y home-2000",
+        "1 x home-2000",
+        "1 y none-0",
+        "2 x home-60",
+        "2 x home-2000",
+        "2 y home-60",
+    )
+    for seed, centre, way in map(str.split, made):
         folder = tmp_path / f"pooled2000-home-s{seed}" / centre
-        folder.mkdir(parents=True)
-        np.savez(folder / f"federation-{way}-2000-0.npz", **held)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(folder / f"federation-{way}-{seed}.npz", **held)
     found = handed_on(tmp_path, ["x", "y"])
     assert list(found) == ["pooled2000-home"] and list(found["pooled2000-home"]) == [0]
     assert average(found["pooled2000-home"][0]).value == pytest.approx(50)

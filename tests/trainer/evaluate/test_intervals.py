@@ -253,6 +253,7 @@ def test_a_held_out_site_is_not_pooled_and_one_without_a_model_has_null_figures(
         **facts["c"],
         **{f"{n}{s}": None for n in (*METRIC_NAMES, "overconfidence", "recall") for s in ("", "_interval")},
         "recall_lesions": None,
+        "shown_probability": None,
     }
 
 

@@ -1,32 +1,51 @@
 """How far shown probabilities lie above or below how often they are right: one signed figure of a set of scored rows.
 
-`overconfidence` is the mean probability of the likeliest class, less the share of rows in which that class is right;
-below 0 the probabilities are too low. Unlike the expected calibration error it does not grow as rows get fewer, so its
-interval can tell a poor model from a small test. Definition: docs/methods.md 8.4.
+`overconfidence` is the mean probability of the class that is named, less the share of these rows in which it is right;
+below 0 the probabilities are too low. Rows without an answer show no probability and do not count. Unlike the expected
+calibration error it does not grow as rows get fewer. Definition: docs/methods.md 8.4.
 """
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from scipy.special import betaincinv
 
-from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights
-from edgefl_trainer.evaluate.metrics import open_answers
+from edgefl_protocol.bundle.tested_classes import FEW_LESIONS
+from edgefl_trainer.evaluate.intervals import LEVEL, RESAMPLES, Scored, interval, lesion_weights
+from edgefl_trainer.evaluate.metrics import ABSTAINED
 
 OVERCONFIDENCE = "overconfidence"
+SHOWN = "shown_probability"
+KEYS = (SHOWN, OVERCONFIDENCE, f"{OVERCONFIDENCE}_interval")
 
 
 def overconfidence(scored: Scored) -> dict[str, float | list[float] | None]:
-    """Compute the figure, in [-1, 1], and its interval over draws of lesions; None of no row, and below two lesions."""
-    if not len(scored.target):
-        return {OVERCONFIDENCE: None, f"{OVERCONFIDENCE}_interval": None}
-    gaps = _gaps(scored)
-    draws = None
-    if len(set(scored.lesions)) > 1:
-        weights = lesion_weights(scored.lesions, RESAMPLES)
-        draws = interval(np.concatenate([(some @ gaps) / some.sum(axis=1) for some in weights]))
-    return {OVERCONFIDENCE: float(gaps.mean()), f"{OVERCONFIDENCE}_interval": draws}
+    """Compute `shown_probability`, the mean of the named classes, and `overconfidence` with its interval, in [-1, 1].
+
+    None where nothing is named; no interval below ten lesions. Draws of lesions give it. Where all answers are right,
+    or all wrong, they do not tell how sure that is: Clopper and Pearson's bounds of the share of right answers do, with
+    lesions as trials.
+    """
+    part = scored.take(np.flatnonzero(scored.predicted != ABSTAINED))
+    if not len(part.target):
+        return dict.fromkeys(KEYS)
+    shown = part.probabilities[np.arange(len(part.target)), part.predicted].astype(np.float64)
+    right = part.predicted == part.target
+    return {
+        SHOWN: float(shown.mean()),
+        OVERCONFIDENCE: float(shown.mean() - right.mean()),
+        f"{OVERCONFIDENCE}_interval": _interval(shown, right, part.lesions),
+    }
 
 
-def _gaps(scored: Scored) -> Float[np.ndarray, " B"]:
-    """Of each row: the probability of the likeliest class, less 1 where it is right."""
-    probabilities = scored.probabilities.astype(np.float64)
-    return np.asarray(probabilities.max(axis=1) - (open_answers(probabilities) == scored.target))
+def _interval(
+    shown: Float[np.ndarray, " B"], right: Bool[np.ndarray, " B"], lesions: tuple[str, ...]
+) -> list[float] | None:
+    trials = len(set(lesions))
+    if trials < FEW_LESIONS:
+        return None
+    if right.all() or not right.any():
+        unsure = 1.0 - float(betaincinv(trials, 1, (1 - LEVEL) / 2))  # of the share of right answers
+        low, high = (1 - unsure, 1.0) if right.all() else (0.0, unsure)
+        return [float(shown.mean()) - high, float(shown.mean()) - low]
+    gaps = shown - right
+    return interval(np.concatenate([(some @ gaps) / some.sum(axis=1) for some in lesion_weights(lesions, RESAMPLES)]))

@@ -14,14 +14,14 @@ from edgefl_trainer.evaluate.answer_figures import answer_figures
 from edgefl_trainer.evaluate.confusion import confusions, recalls
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample, share_interval
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, OF_RIGHT, site_metrics
-from edgefl_trainer.evaluate.overconfidence import OVERCONFIDENCE, overconfidence
+from edgefl_trainer.evaluate.overconfidence import KEYS, overconfidence
 from edgefl_trainer.evaluate.risk_coverage import curves_of, referral_figures
 
 Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
 MAX_CURVES = 100  # sites; of more, curves would fill the file, and nobody reads them
 NO_FIGURES = dict.fromkeys(
-    [*(name + end for name in (*METRIC_NAMES, OVERCONFIDENCE, "recall") for end in ("", "_interval")), "recall_lesions"]
+    [*(name + end for name in (*METRIC_NAMES, "recall") for end in ("", "_interval")), "recall_lesions", *KEYS]
 )
 
 
