@@ -5,10 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import frozen_starts
+import joining_centre
 import keep_run
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from federation_arms import Found
 from federation_scores import accuracy, reported, scores_elsewhere, scores_of
 from sklearn.linear_model import LogisticRegression
@@ -204,3 +206,24 @@ def test_runs_on_other_rows_or_networks_are_no_pair(finished):
         over_head.alike([run, other])
     with pytest.raises(ValueError, match="a share of labels"):
         over_head.head_alone(replace(run, settings=replace(run.settings, labels=0.5)))
+
+
+def test_a_network_of_one_place_is_handed_to_a_centre_of_its_data(train, cached, tmp_path):
+    """The centre is judged on its own reported rows, as it came by the one model, and otherwise after it learned; the
+    draw is the one that is asked for."""
+    data, run, dealt = "lesions:sites=2,images=60,px=36", tmp_path / "run", tmp_path / "one.json"
+    assert train("partition", "--data", data, "--scheme", "iid", "--sites", "1", "-o", dealt).code == 0
+    words = f"--data {data} --task nevus --backbone cnn:resnet18 --image-px 36 --preset tiny --rounds 1 --epochs 1"
+    made = train("run", "finetune", *words.split(), "--partition", dealt, "--select", "last", "--out", run)
+    assert made.code == 0, made.err
+    asked = "--site site-2 --labels 20 --draws 1 --first-draw 2 --epochs 1 --only federation --way none --way home"
+    outcome = CliRunner().invoke(joining_centre.main, [str(run), *asked.split(), "--out", str(tmp_path / "out")])
+    assert outcome.exit_code == 0, outcome.output
+    files = {file.name: dict(np.load(file)) for file in (tmp_path / "out" / "site-2").iterdir()}
+    assert sorted(files) == ["federation-home-20-2.npz", "federation-none-0-0.npz"]
+    opened = open_run(run)
+    rows = report_rows(reported(opened), "site-2")
+    expected = predict_rows(opened.predictor("iid-1"), rows).probabilities
+    as_it_came = files["federation-none-0-0.npz"]["probabilities"]
+    np.testing.assert_allclose(as_it_came, expected, atol=1e-5)
+    assert np.abs(files["federation-home-20-2.npz"]["probabilities"] - expected).max() > 1e-3
