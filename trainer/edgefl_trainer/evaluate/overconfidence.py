@@ -7,10 +7,9 @@ calibration error it does not grow as rows get fewer. Definition: docs/methods.m
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import betaincinv
 
 from edgefl_protocol.bundle.tested_classes import FEW_LESIONS
-from edgefl_trainer.evaluate.intervals import LEVEL, RESAMPLES, Scored, interval, lesion_weights
+from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights, share_interval
 from edgefl_trainer.evaluate.metrics import ABSTAINED
 
 OVERCONFIDENCE = "overconfidence"
@@ -43,9 +42,9 @@ def _interval(
     trials = len(set(lesions))
     if trials < FEW_LESIONS:
         return None
-    if right.all() or not right.any():
-        unsure = 1.0 - float(betaincinv(trials, 1, (1 - LEVEL) / 2))  # of the share of right answers
-        low, high = (1 - unsure, 1.0) if right.all() else (0.0, unsure)
-        return [float(shown.mean()) - high, float(shown.mean()) - low]
+    share = float(right.mean())
+    if share in (0.0, 1.0):
+        bounds = share_interval(np.array([share]), share, trials)
+        return None if bounds is None else [float(shown.mean()) - bounds[1], float(shown.mean()) - bounds[0]]
     gaps = shown - right
     return interval(np.concatenate([(some @ gaps) / some.sum(axis=1) for some in lesion_weights(lesions, RESAMPLES)]))
