@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.trainer.data.conftest import png, ward_records
 
 from edgefl_protocol.pictures.preprocess import Preprocess, prepare
 from edgefl_trainer.data import DataError, default_cache_dir, load_federation
 from edgefl_trainer.data.cache import cached_pictures
 from edgefl_trainer.data.sources import files
 from edgefl_trainer.data.sources.manifest import read_manifest
-
-from .conftest import png, ward_records
 
 
 def never(data: bytes) -> np.ndarray:

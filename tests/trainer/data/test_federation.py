@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.trainer.data.conftest import png, ward_records
 
 from edgefl_trainer import data
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.site_rows import ROW_KINDS
-
-from .conftest import png, ward_records
 
 
 @pytest.fixture

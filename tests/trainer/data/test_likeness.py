@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.trainer.data.conftest import ward_records
 
 from edgefl_protocol.pictures.preprocess import Preprocess, TaughtPictures, prepare
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.data.sources.jpeg_quality import jpeg_quality
-
-from .conftest import ward_records
 
 
 def picture(seed: int, px: int) -> Image.Image:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import rad_entries, write_rad
+from tests.trainer.data.conftest import png
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.data.specs import parse_spec
-
-from .conftest import png
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.trainer.data.conftest import ward_records
 
 from edgefl_protocol.pictures.class_info import KNOWN, known_among
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.data.tasks import parse_groups, task_word
-
-from .conftest import ward_records
 
 WORD = re.compile(r"[a-z0-9-]{1,32}")  # docs/design.md 7: of a bundle's line and task
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.integration.live_coordinator import Live
-from tests.integration.test_live_sites import SITES, call, enrol, fedevprompt, to_the_end
+from tests.integration.live.coordinator import Live
+from tests.integration.live.test_sites import SITES, call, enrol, fedevprompt, to_the_end
 
 from edgefl_coordinator.rounds import worker
 from edgefl_coordinator.rounds.judging import RoundVerdict

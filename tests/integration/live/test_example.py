@@ -17,7 +17,7 @@ from tests.shared import FOLDER, Shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # The script, whose commands are forked from a process that has imported these modules.
 RUN = """
 import live_processes

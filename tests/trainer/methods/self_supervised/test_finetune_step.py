@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.trainer.learning.test_whole_network import mae_scales
 from tests.trainer.methods.conftest import play, told
-from tests.trainer.methods.test_finetune import PX, method, site_of, task_of
+from tests.trainer.methods.self_supervised.test_finetune import PX, method, site_of, task_of
 from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import cross_entropy
 from torchvision.transforms.v2.functional import normalize

@@ -1,7 +1,7 @@
 """Every method in a live federation: the coordinator's worker and the sites of `edgefl-train join`, without a network.
 
 One suite over METHODS (docs/design.md 4: engines run a method through a `SiteRunner`, same seed, same digest); what a
-new method has to do for it is nothing. The network between the two halves is `test_live_sites`.
+new method has to do for it is nothing. The network between the two halves is `test_sites`.
 """
 
 from pathlib import Path

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.integration.live_coordinator import Live
-from tests.integration.test_live_sites import DATA, SITES, call, enrol, to_the_end
+from tests.integration.live.coordinator import Live
+from tests.integration.live.test_sites import DATA, SITES, call, enrol, to_the_end
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.founding.task import task_of_run

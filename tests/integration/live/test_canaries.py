@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tests.edge_client.sharing.test_canaries import MARK, forms, tagged, word
-from tests.integration.live_coordinator import Live
+from tests.integration.live.coordinator import Live
 
 from edgefl_coordinator.founding.task import task_of_method
 from edgefl_coordinator.web import sealed_requests

@@ -6,14 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.trainer.data.conftest import png
 
 from edgefl_protocol.rules.questions import normalised_answer, words_of
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.questions import check_pictures
 from edgefl_trainer.data.sources.slake import read_slake
 from edgefl_trainer.data.survey import read_tables
-
-from .conftest import png
 
 REGIONS = {  # of English questions: train, validate, test
     "slake-chest": (1959, 435, 429),

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.trainer.data.conftest import png
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.dealing import deal_test
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.data.sources.isic2019 import CENTRES, CLASSES, isic_rows
 from edgefl_trainer.data.sources.store import open_store
-
-from .conftest import png
 
 # docs/methods.md 7.2: centre → images of each class, and FLamby's train and test images.
 TALLY = {

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.trainer.data.conftest import png
 
 from edgefl_protocol.pictures.imaging import shades_of_grey
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.sources import foreign
 from edgefl_trainer.data.sources.foreign import DRAWN, read_foreign
 from edgefl_trainer.data.sources.textures import TEXTURES, draw_texture
-
-from .conftest import png
 
 
 def test_the_colour_of_their_light_is_removed_too() -> None:

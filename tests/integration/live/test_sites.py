@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from sqlalchemy import select
-from tests.integration.live_coordinator import Live
+from tests.integration.live.coordinator import Live
 
 from edgefl_coordinator.founding.task import task_of_method, task_of_run
 from edgefl_coordinator.rounds import stored_rounds

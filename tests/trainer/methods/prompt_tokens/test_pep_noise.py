@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.trainer.methods.test_pep_fedpt import first_broadcast, make
+from tests.trainer.methods.prompt_tokens.test_pep_fedpt import first_broadcast, make
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 pytest.importorskip("torch")
 
 from tests.export.learning_bundles import NUMBERED, LearningBundle, contrast_bundle, prompt_bundle
-from tests.integration.device_federation import (
+from tests.integration.live.device_federation import (
     DEVICES,
     EPOCHS,
     ROUNDS,

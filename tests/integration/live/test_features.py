@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 from sqlalchemy import select
 from tests.edge_client.learning.contrast_lab import contrast_bytes, contrast_plan
-from tests.integration.device_federation import edgefl
-from tests.integration.live_coordinator import Live
+from tests.integration.live.coordinator import Live
+from tests.integration.live.device_federation import edgefl
 
 from edgefl_client.cli import cli
 from edgefl_coordinator.store.tables import members, replies

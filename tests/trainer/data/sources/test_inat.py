@@ -9,12 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.trainer.data.conftest import png
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.rows import Row
 from edgefl_trainer.data.sources.inat import OPTIONS, read_inat
-
-from .conftest import png
 
 USERS = {"17": 20, "4": 40, "903": 19, "55": 3}  # images of each; 19 keep 15 for training, 20 keep 16
 SPECIES = ("Aves/Pica pica", "Plantae/Acer rubrum", "Insecta/Danaus plexippus")
