@@ -1,9 +1,10 @@
-"""Where the gap between the evidential loss and cross-entropy comes from: the KL term, the prior, or the loss itself.
+"""Where the gap between the evidential loss and cross-entropy comes from: KL term, prior, squared error or evidence.
 
 Each site learns a linear head on frozen features, standardised over its own training rows, by the recipe of `bench84`,
-with classes as often as they come. The ways differ in the weight of the KL term and in the prior: eq. 3 of FedEvPrompt,
-or one for each class. Reported rows are judged twice, in per cent, as the mean of the sites and of the seeds: with any
-class as the answer, and with the site's own classes alone. A seed draws the head's first weights and the batches.
+with classes as often as they come. The ways differ in the weight of the KL term, in the prior (eq. 3 of FedEvPrompt, or
+one for each class), and in the loss: a logarithm for the squared error, a softmax for the evidence. Reported rows are
+judged twice, in per cent, as the mean of the sites and of the seeds: with any class as the answer, and with the site's
+own classes alone. A seed draws the head's first weights and the batches.
 
     edgefl-train partition --data manifest:fed_isic2019_84.zip --scheme pathological --sites 16 --classes-per-site 2 \\
         -o pathological.json
@@ -17,7 +18,7 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from head_recipe import DECAY, EPOCHS, RATE, learned_head, standardised
+from head_recipe import DECAY, EPOCHS, RATE, evidence_by, learned_head, standardised
 from jaxtyping import Float
 from sklearn.preprocessing import StandardScaler
 
@@ -27,7 +28,6 @@ from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.partition import read_partition
 from edgefl_trainer.engine.sites import report_rows
-from edgefl_trainer.evaluate.calibration import softplus_evidence
 from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.features import frozen_features
@@ -42,7 +42,7 @@ class Way:
     """How a head is learned."""
 
     label: str
-    loss: str = "evidential"
+    loss: str = "evidential"  # see `head_recipe.loss_of`
     most_kl: float = 1.0  # weight of the KL term from the second epoch on
     skewed: bool = True  # whether the prior is that of eq. 3; else it is one for each class
 
@@ -54,6 +54,9 @@ WAYS = (
     Way("no KL term", most_kl=0.0),
     Way("a prior of ones", skewed=False),
     Way("a prior of ones, no KL term", most_kl=0.0, skewed=False),
+    Way("the same with a logarithm for the squared error", loss="evidential, logarithm", skewed=False),
+    Way("the same, and evidence grows as exp", loss="evidential, logarithm, exp", skewed=False),
+    Way("softmax with squared error", loss="squared error"),
 )
 
 
@@ -68,9 +71,9 @@ def figures(federation: Federation, features: Float[np.ndarray, "B D"], name: st
     recipe = (way.loss, EPOCHS, RATE, DECAY)
     head = learned_head(fit, targets, prior, *recipe, equal_draws=False, most_kl=way.most_kl, seed=seed)
     logits = head(shown).double()
-    if way.loss == "evidential":
-        said = softplus_evidence(logits.numpy()) + prior.double().numpy()
-        said /= said.sum(axis=1, keepdims=True)
+    if way.loss.startswith("evidential"):
+        alpha = evidence_by(way.loss, logits) + prior.double()
+        said = (alpha / alpha.sum(dim=1, keepdim=True)).numpy()
     else:
         said = logits.softmax(dim=1).numpy()
     answers = said.argmax(axis=1), predicted_classes(said, None, (counts > 0).tolist())

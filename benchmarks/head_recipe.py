@@ -21,7 +21,7 @@ from frozen_starts import best_strength
 from jaxtyping import Float, Int
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.rules.accuracy import balanced_accuracy
@@ -37,6 +37,7 @@ from edgefl_trainer.models.head import evidence_of, init_head
 
 BATCH = 32
 RATE, DECAY, EPOCHS = 5e-3, 1e-2, 10  # of `bench84`
+EXP_STARTS = 3.0  # above the head's first bias, so that a fresh head's evidence is above a prior of one
 LOSSES = ("evidential", "cross-entropy")
 RECIPES = (  # epochs, rate, weight decay
     (EPOCHS, RATE, DECAY),
@@ -82,15 +83,36 @@ def learned_head(
     for epoch in range(epochs):
         for batch in torch.split(torch.multinomial(shares, len(targets), equal_draws, generator=draws), BATCH):
             logits = fit[batch] @ weight.T + bias
-            if loss == "evidential":
-                evidence = evidence_of(logits, "softplus")
-                value = evidential_loss(evidence, targets[batch], prior, most_kl * min(1, epoch))
-            else:
-                value = cross_entropy(logits, targets[batch])
+            value = loss_of(loss, logits, targets[batch], prior, most_kl * min(1, epoch))
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
     return lambda rows: (rows @ weight.T + bias).detach()
+
+
+def loss_of(
+    loss: str, logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"], prior: Float[Tensor, " K"], kl_weight: float
+) -> Float[Tensor, ""]:
+    """Compute a batch's loss.
+
+    `evidential` and `evidential, logarithm` read evidence, with the squared error of FedEvPrompt and with the negative
+    logarithm of the mean (Sensoy et al., arXiv 1806.01768, eq. 5 and 3). `evidential, logarithm, exp` has the
+    exponential of the logits in the place of softplus, from logits above the prior. The others read a softmax.
+    """
+    if loss == "evidential":
+        return evidential_loss(evidence_by(loss, logits), targets, prior, kl_weight)
+    if loss.startswith("evidential, logarithm"):
+        alpha = evidence_by(loss, logits) + prior.to(logits)
+        return cross_entropy(alpha.log(), targets)  # the softmax of ln(alpha) is the mean alpha / S
+    if loss == "squared error":
+        truth = one_hot(targets, logits.shape[1]).to(logits)
+        return mse_loss(logits.softmax(dim=1), truth, reduction="sum") / len(targets)
+    return cross_entropy(logits, targets)
+
+
+def evidence_by(loss: str, logits: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    """Compute the evidence that a head learned by an evidential loss gives."""
+    return evidence_of(logits + EXP_STARTS, "exp") if loss.endswith("exp") else evidence_of(logits, "softplus")
 
 
 def regression_scores(federation: Federation, features: Float[np.ndarray, "B D"]) -> Scores:

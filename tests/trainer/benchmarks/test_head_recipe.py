@@ -6,7 +6,7 @@ import evidential_gap
 import numpy as np
 import pytest
 import torch
-from head_recipe import head_scores, judged_on_tune, learned_head, regression_scores, table
+from head_recipe import head_scores, judged_on_tune, learned_head, loss_of, regression_scores, table
 
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.sites import report_rows
@@ -76,6 +76,25 @@ def test_the_kl_term_takes_evidence_by_its_weight():
         head = learned_head(features, targets, torch.ones(3), *how, equal_draws=False, most_kl=weight)
         left.append(float(torch.nn.functional.softplus(head(features)).sum()))
     assert left[0] > 1.2 * left[1] > 1.44 * left[2]
+
+
+def test_the_losses_between_the_two_are_those_of_their_definitions():
+    """Sensoy et al. (arXiv 1806.01768) eq. 3, and the Brier score of a softmax, both written out in numpy."""
+    rng = np.random.default_rng(0)
+    logits, targets, prior = rng.normal(size=(5, 3)), rng.integers(0, 3, 5), np.array([0.5, 1.0, 1.5])
+    alpha = np.log1p(np.exp(logits)) + prior
+    steep = np.exp(logits + 3) + prior
+    likelihood, steeply = (one[np.arange(5), targets] / one.sum(axis=1) for one in (alpha, steep))
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    expected = {
+        "evidential, logarithm": -np.log(likelihood).mean(),
+        "evidential, logarithm, exp": -np.log(steeply).mean(),
+        "squared error": ((shares - np.eye(3)[targets]) ** 2).sum(axis=1).mean(),
+        "cross-entropy": -np.log(shares[np.arange(5), targets]).mean(),
+    }
+    for loss, value in expected.items():
+        found = loss_of(loss, torch.from_numpy(logits), torch.from_numpy(targets), torch.from_numpy(prior), 0.0)
+        assert float(found) == pytest.approx(value), loss
 
 
 @pytest.mark.parametrize("way", evidential_gap.WAYS, ids=lambda way: way.label)
