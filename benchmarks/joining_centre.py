@@ -36,8 +36,9 @@ from edgefl_trainer.contract import Arrays, Examples, Phase, Site, State
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.dealing import choose_limit
 from edgefl_trainer.engine.folder import CONFIG
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import open_run, predict_rows
-from edgefl_trainer.engine.settings import RunSettings, build, read_settings
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.engine.sites import build_task, examples_of, report_rows
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.learning.linear_probe import fit_predict

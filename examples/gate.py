@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Task
 from edgefl_trainer.data import load_federation
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone

@@ -21,7 +21,8 @@ from edgefl_export.parity import step_parity
 from edgefl_protocol.bundle.fedclf_plan import SECOND, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import NEXT
 from edgefl_protocol.rules.slow_encoder import SLOW
-from edgefl_trainer.engine.settings import RunSettings, build
+from edgefl_trainer.engine.hyper_parameters import build
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone

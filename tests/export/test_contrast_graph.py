@@ -28,8 +28,8 @@ from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.rules.draws import generator
 from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone

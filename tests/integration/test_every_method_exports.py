@@ -20,8 +20,8 @@ from edgefl_export.cli import main as export_cli
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.contract import declared
 from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.engine.hyper_parameters import hyper_types
 from edgefl_trainer.engine.models import open_run, predict
-from edgefl_trainer.engine.settings import hyper_types
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.methods import METHODS
 

@@ -19,7 +19,7 @@ from edgefl_trainer import cli
 from edgefl_trainer.commands import extra
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.errors import SpecError
-from edgefl_trainer.engine.settings import hyper_types
+from edgefl_trainer.engine.hyper_parameters import hyper_types
 from edgefl_trainer.errors import BackboneError, RunError, SettingError, TrainingError
 from edgefl_trainer.methods import METHODS
 

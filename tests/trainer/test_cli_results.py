@@ -15,7 +15,8 @@ from tests.trainer.conftest import edgefl_train, make_ward, records, run, write_
 from tests.trainer.engine.conftest import files_of
 
 from edgefl_trainer.engine.folder import working_in
-from edgefl_trainer.engine.settings import hyper_values, read_settings
+from edgefl_trainer.engine.hyper_parameters import hyper_values
+from edgefl_trainer.engine.settings import read_settings
 from edgefl_trainer.evaluate.plots import confusion_plot, metric_plot, progress
 
 # ---------------------------------------------------------------------------------------------- evaluate

@@ -8,7 +8,8 @@ import pytest
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.contract import declared
-from edgefl_trainer.engine.settings import build, hyper_types, resolve
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types
+from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.reports.described import purpose, settings_of

@@ -16,7 +16,7 @@ import pytest
 from edgefl_trainer.cli import cli
 from edgefl_trainer.declared_names import method_names, setting_types
 from edgefl_trainer.declared_ranges import check_range
-from edgefl_trainer.engine.settings import build, hyper_types
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
 

@@ -64,7 +64,8 @@ def task_of_method(
     """
     from edgefl_trainer.contract import declared
     from edgefl_trainer.engine.first_run import has_learned
-    from edgefl_trainer.engine.settings import check_start, hyper_types, method_class, preset_of
+    from edgefl_trainer.engine.hyper_parameters import hyper_types, method_class, preset_of
+    from edgefl_trainer.engine.settings import check_start
     from edgefl_trainer.errors import SettingError
 
     try:
@@ -135,7 +136,7 @@ def untrained_line(settings: CoordinatorSettings) -> str:
     """Say what a federation on a random network that no round changes is worth; "" on another. Imports the trainer."""
     from edgefl_trainer.contract import declared
     from edgefl_trainer.engine.first_run import has_learned
-    from edgefl_trainer.engine.settings import method_class
+    from edgefl_trainer.engine.hyper_parameters import method_class
 
     name = str(settings.task.backbone.get("name", ""))
     frozen = has_learned(name) is False and declared(method_class(settings.task.method)).freezes
@@ -158,7 +159,7 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
     Every hyper-parameter is named: a later version may have other defaults, and a federation that has begun must not
     change with it.
     """
-    from edgefl_trainer.engine.settings import assignment, build, hyper_values, method_class
+    from edgefl_trainer.engine.hyper_parameters import assignment, build, hyper_values, method_class
     from edgefl_trainer.errors import SettingError
 
     try:

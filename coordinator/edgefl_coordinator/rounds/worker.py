@@ -37,7 +37,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
 from edgefl_trainer.engine.handout import final_phase, handed_out, without_sites
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts

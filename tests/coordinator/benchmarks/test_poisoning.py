@@ -23,7 +23,7 @@ import torch
 
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.data import load_federation
-from edgefl_trainer.engine.settings import build, hyper_values
+from edgefl_trainer.engine.hyper_parameters import build, hyper_values
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone

@@ -15,7 +15,7 @@ from edgefl_export.parity.score_parity import parity_images
 from edgefl_export.parity.step_parity import Arrays, batch_size, check_steps
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
 from edgefl_protocol.bundle.step_plan import StepPlan
-from edgefl_trainer.engine.settings import hyper_values
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.models.cnn import Backbone
 
 

@@ -183,8 +183,8 @@ class DeviceSite:
 def local_digest(folder: Path, bundle: Bundle, plan: LearningPlan, federation: Federation) -> str:
     """`state_sha256` of the local engine over the devices' learners, which learn as `plan` says."""
     from edgefl_trainer.contract import Task
+    from edgefl_trainer.engine.hyper_parameters import build
     from edgefl_trainer.engine.local_engine import LocalEngine
-    from edgefl_trainer.engine.settings import build
     from edgefl_trainer.methods import METHODS
     from edgefl_trainer.models.spec import spec_from_facts
 

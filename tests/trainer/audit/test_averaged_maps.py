@@ -8,7 +8,7 @@ import pytest
 from edgefl_trainer.audit.averaged_maps import Averaging, averaging_of
 from edgefl_trainer.audit.payloads import PicturePayload
 from edgefl_trainer.contract import Examples
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.methods import METHODS
 
 OWN = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)

@@ -12,8 +12,8 @@ from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.line import NotAttacked
 from edgefl_trainer.audit.payloads import PicturePayload
 from edgefl_trainer.contract import Phase, State
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 

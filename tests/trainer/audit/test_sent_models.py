@@ -10,8 +10,8 @@ from tests.trainer.methods.conftest import Exchange, examples, play
 from edgefl_protocol import Payload
 from edgefl_trainer.audit.sent_models import CARRIERS, sent_model, tensors_of
 from edgefl_trainer.contract import Method, Predictor, Site, State, Task
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build, hyper_types
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 

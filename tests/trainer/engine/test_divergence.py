@@ -7,8 +7,8 @@ from tests.trainer.methods.conftest import backbone, make_site, make_task  # noq
 from tests.trainer.methods.test_conformance import Silent
 
 from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.local_engine import InProcessSite, LocalEngine
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.epochs import check_finite
 from edgefl_trainer.methods import METHODS

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_trainer.engine.settings import (
-    PresetName,
-    RunSettings,
-    build,
-    hyper_types,
-    read_settings,
-    resolve,
-)
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types
+from edgefl_trainer.engine.settings import PresetName, RunSettings, read_settings, resolve
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.typed_values import nearest, read_value

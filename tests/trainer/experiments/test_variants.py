@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.settings import RunSettings, hyper_values
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.experiments.variants import told_apart
 from edgefl_trainer.methods.fedavg import FedAvg
 

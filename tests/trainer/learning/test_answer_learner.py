@@ -10,8 +10,8 @@ from tests.trainer.methods.conftest import IMAGE_PX, QUESTIONS, asked, examples,
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Examples, Site, State, Task, declared
+from edgefl_trainer.engine.hyper_parameters import blank, build
 from edgefl_trainer.engine.models import load_predictor, predict, predict_rows, save_predictor
-from edgefl_trainer.engine.settings import blank, build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.learners import answer_rows
 from edgefl_trainer.learning.learners.answers import AnswerLearner, AnswerRecipe

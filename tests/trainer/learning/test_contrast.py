@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
 from edgefl_trainer.contract import Examples, Site, State, Task
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureRing, MomentumContrast, Remote

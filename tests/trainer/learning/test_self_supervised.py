@@ -8,7 +8,7 @@ import torch
 from tests.trainer.methods.conftest import play
 
 from edgefl_trainer.contract import Examples, Site, Task
-from edgefl_trainer.engine.settings import build, hyper_types
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 from edgefl_trainer.methods import METHODS

@@ -13,9 +13,9 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import RunPace
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.engine.privacy.ledger import PrivacyLedger
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import BudgetError
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.site_work import prepare

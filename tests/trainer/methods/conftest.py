@@ -10,7 +10,7 @@ import pytest
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Phase, Questions, Site, State, Task, declared
-from edgefl_trainer.engine.settings import blank
+from edgefl_trainer.engine.hyper_parameters import blank
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone

@@ -27,9 +27,9 @@ from edgefl_protocol.payload import state_digest
 from edgefl_protocol.rules import travels
 from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types
 from edgefl_trainer.engine.local_engine import InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import predict_rows
-from edgefl_trainer.engine.settings import build, hyper_types
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.cnn import Backbone
 

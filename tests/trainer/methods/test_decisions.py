@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.methods.test_conformance import value_of
 
-from edgefl_trainer.engine.settings import build, hyper_types, preset_of
+from edgefl_trainer.engine.hyper_parameters import build, hyper_types, preset_of
 from edgefl_trainer.methods import METHODS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "methods.md"

@@ -13,8 +13,8 @@ from tests.trainer.methods.conftest import QUESTIONS, play, told
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State, Task
+from edgefl_trainer.engine.hyper_parameters import blank, build
 from edgefl_trainer.engine.models import predict_rows
-from edgefl_trainer.engine.settings import blank, build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.methods import METHODS

@@ -114,7 +114,7 @@ def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any
 
     A `RunError` where that run learned no network.
     """
-    from edgefl_trainer.engine.settings import method_class
+    from edgefl_trainer.engine.hyper_parameters import method_class
     from edgefl_trainer.errors import RunError
 
     if method_class(before.settings.method).needs_labels:

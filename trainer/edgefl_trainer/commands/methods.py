@@ -25,7 +25,7 @@ def methods(name: str | None, as_json: bool) -> None:
 
     What is sent is told for the default settings. A setting is given to `run` as --set KEY=VALUE.
     """
-    from edgefl_trainer.engine.settings import check_method, method_class
+    from edgefl_trainer.engine.hyper_parameters import check_method, method_class
 
     if name is not None:
         check_method(name)  # needs no PyTorch, whose import takes seconds

@@ -15,7 +15,8 @@ from typing import Any
 from edgefl_protocol.durable import foreign_content, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.lock_file import hold, is_held
-from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
+from edgefl_trainer.engine.hyper_parameters import hyper_values
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 
 CONFIG = "config.toml"

@@ -47,6 +47,7 @@ from edgefl_trainer.engine.folder import (
     read_metrics,
     working_in,
 )
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.judging.held_out import without_model
 from edgefl_trainer.engine.judging.results import results_of
 from edgefl_trainer.engine.local_engine import FederationState, InProcessSite, LocalEngine
@@ -54,7 +55,7 @@ from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.privacy.ledger import Ledgers, check_budget
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.selection import judge_for, most_judged, selecting_sites
-from edgefl_trainer.engine.settings import RunSettings, check_start, hyper_values
+from edgefl_trainer.engine.settings import RunSettings, check_start
 from edgefl_trainer.engine.sites import (
     build_held_out_sites,
     choose_device,

@@ -7,8 +7,9 @@ from typing import Any
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import CONFIG, finished_summary, read_metrics, run_folders
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.models import FinishedRun, open_run
-from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.environment import environment_of
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.experiments.comparison import Found

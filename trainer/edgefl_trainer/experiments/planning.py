@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_trainer.data.partition_plan import PartitionPlan
-from edgefl_trainer.engine.settings import RunSettings, blank, hyper_types, preset_of, resolve
+from edgefl_trainer.engine.hyper_parameters import blank, hyper_types, preset_of
+from edgefl_trainer.engine.settings import RunSettings, resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.experiments.files import SHARED, Experiment, MethodRow, Part, Pretrain, plan_of
 from edgefl_trainer.typed_values import nearest

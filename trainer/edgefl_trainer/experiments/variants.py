@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.settings import RunSettings, hyper_values
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.evaluate.tables.rows import run_name
 from edgefl_trainer.experiments.run_words import made_of

@@ -30,9 +30,10 @@ from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.display import Display, RunPace, tell
 from edgefl_trainer.engine.folder import check_free, is_worked_on, working_in
 from edgefl_trainer.engine.handout import final_phase, handed_out
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.local_engine import FederationState, LocalEngine
 from edgefl_trainer.engine.run import check_backbone, what_was_asked, write_summary
-from edgefl_trainer.engine.settings import RunSettings, from_toml, hyper_values, resolve
+from edgefl_trainer.engine.settings import RunSettings, from_toml, resolve
 from edgefl_trainer.engine.sites import SELF_SUPERVISED_TASK
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.flower import away

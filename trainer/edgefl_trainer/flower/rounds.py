@@ -20,8 +20,8 @@ from edgefl_trainer.contract import Method, Scalar, State, Task
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import tell
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.local_engine import Given, RunObserver
-from edgefl_trainer.engine.settings import hyper_values
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower.asking import Asking, NodeRequest, Silence
 from edgefl_trainer.flower.site_nodes import ABSENT, SiteNodes

@@ -27,8 +27,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
 from edgefl_trainer.contract import declared
+from edgefl_trainer.engine.hyper_parameters import build, hyper_values
 from edgefl_trainer.engine.presets import PresetName, preset_of
-from edgefl_trainer.engine.settings import build, hyper_values
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.typed_values import allowed, hints

@@ -11,7 +11,8 @@ from edgefl_protocol.rules.maps import MAX_MAPS, sent_maps_in
 from edgefl_protocol.rules.travels import KINDS
 from edgefl_protocol.sentences import capital, counted, joined_by_and
 from edgefl_trainer.data.tasks import listed
-from edgefl_trainer.engine.settings import hyper_values, without_folders
+from edgefl_trainer.engine.hyper_parameters import hyper_values
+from edgefl_trainer.engine.settings import without_folders
 from edgefl_trainer.evaluate.tables.text import bytes_text, time_text
 from edgefl_trainer.experiments.run_words import schedule
 from edgefl_trainer.reports.blocks import (

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.selection import judged_figure
-from edgefl_trainer.engine.settings import RunSettings, hyper_values, without_folders
+from edgefl_trainer.engine.settings import RunSettings, without_folders
 
 PLACE = {"phase_index", "round"}  # where in the run a line stands: the step of its figures
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import TINY, edgefl_train, run
 
 from edgefl_trainer.contract import Phase
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.privacy.ledger import LEDGERS, Ledgers, PrivacyLedger
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import BudgetError, RunError
 from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of
 from edgefl_trainer.methods import METHODS

@@ -18,10 +18,10 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task, declared
 from edgefl_trainer.engine import local_engine, probing
 from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.judging.learned_encoder import probe_backbone
 from edgefl_trainer.engine.local_engine import Probed
 from edgefl_trainer.engine.probing import as_if_finished, even_draw, make_prober
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.linear_probe import ProbeReport
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS

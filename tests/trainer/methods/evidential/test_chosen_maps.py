@@ -12,7 +12,8 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.settings import build, resolve
+from edgefl_trainer.engine.hyper_parameters import build
+from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"batch": 4, "readout": "cls"}

@@ -12,9 +12,9 @@ from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.judging.results import calibrate
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning import evidential, features
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors

@@ -11,7 +11,7 @@ from tests.trainer.methods.conftest import play, told
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import MapsError
 from edgefl_trainer.contract import Phase
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.methods.conftest import Exchange, play, told
 
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.method_halves import stamped

@@ -10,8 +10,8 @@ from tests.trainer.methods.conftest import Exchange, play, told
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.loss_terms import Step

@@ -10,8 +10,8 @@ from tests.trainer.methods.conftest import after, play
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import MapsError
 from edgefl_trainer.contract import Phase, State
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.evidential import EvidentialRecipe, site_prior
 from edgefl_trainer.methods import METHODS
 

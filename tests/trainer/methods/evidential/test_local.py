@@ -7,8 +7,8 @@ from tests.trainer.methods.conftest import play, told
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.scoring import ScoreModule

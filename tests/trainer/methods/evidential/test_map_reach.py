@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State, declared
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.loss_terms import Step

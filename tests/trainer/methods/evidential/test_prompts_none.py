@@ -9,7 +9,7 @@ from tests.trainer.methods.conftest import play, told
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State, Task
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import features
 from edgefl_trainer.learning.features import common_features, feature_reply, own_features

@@ -9,7 +9,7 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.fedpr import null_space

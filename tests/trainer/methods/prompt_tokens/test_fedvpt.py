@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.contract import Examples, Site, Task
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import ViTSpec

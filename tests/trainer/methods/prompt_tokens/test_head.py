@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from tests.trainer.methods.conftest import play
 
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"readout": "cls", "head_norm": "none", "augment": "none", "batch": 4, "lr": 0.02, "lr_decay": 0.5}

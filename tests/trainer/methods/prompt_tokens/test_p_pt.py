@@ -4,7 +4,7 @@ import numpy as np
 from tests.trainer.methods.conftest import after, play
 
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 

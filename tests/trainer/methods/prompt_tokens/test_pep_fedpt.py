@@ -12,7 +12,7 @@ from tests.trainer.models.test_mixed_and_grouped import mixing, walk
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.prototypes import class_tokens, moved
 from edgefl_trainer.method_halves import stamped

@@ -6,7 +6,7 @@ from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS
 

@@ -12,7 +12,7 @@ from tests.trainer.models.test_mixed_and_grouped import selecting, walk
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import softmax
 from edgefl_trainer.learning.prompt_groups import least_used_nearest, mean_keys, orthogonal_keys

@@ -7,7 +7,7 @@ from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.features import feature_reply

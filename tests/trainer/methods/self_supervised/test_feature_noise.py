@@ -10,7 +10,7 @@ import torch
 from tests.trainer.conftest import run
 from tests.trainer.methods.conftest import Exchange, members, play
 
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.unlabelled import contrast
 from edgefl_trainer.methods import METHODS

@@ -10,8 +10,8 @@ from tests.trainer.methods.conftest import Exchange, members, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Site, State, declared
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.local_engine import InProcessSite, LocalEngine
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
 from edgefl_trainer.methods import METHODS

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from tests.trainer.methods.conftest import Exchange, members, play
 from torch.nn.functional import normalize
 
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.learning.unlabelled import contrast
 from edgefl_trainer.methods import METHODS
 

@@ -12,7 +12,7 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
-from edgefl_trainer.engine.settings import build, preset_of
+from edgefl_trainer.engine.hyper_parameters import build, preset_of
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.method_halves import stamped
 from edgefl_trainer.methods import METHODS, fedmae

@@ -7,7 +7,7 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_trainer.augment import quarter_turns
 from edgefl_trainer.contract import Task
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.fedrotation import four_ways

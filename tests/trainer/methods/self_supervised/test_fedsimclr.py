@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.trainer.methods.conftest import Exchange, play
 
 from edgefl_trainer.contract import Task
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.losses import paired_loss
 from edgefl_trainer.methods import METHODS

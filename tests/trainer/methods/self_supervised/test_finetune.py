@@ -8,8 +8,8 @@ from tests.trainer.methods.conftest import Exchange, examples, play, told
 
 from edgefl_protocol import digest
 from edgefl_trainer.contract import Site, State, Task
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods.finetune import FineTune
 from edgefl_trainer.models.backbones import frozen_network, load_backbone, weights_of

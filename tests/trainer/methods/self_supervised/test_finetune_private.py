@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.judging.held_out import newcomers, without_model
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import whole_network
 from edgefl_trainer.learning.whole_network import norm_tensors

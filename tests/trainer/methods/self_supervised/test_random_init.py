@@ -6,7 +6,7 @@ from tests.trainer.conftest import edgefl_train, run
 
 from edgefl_protocol.tensors import read_tensors
 from edgefl_trainer.contract import declared
-from edgefl_trainer.engine.settings import build
+from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone, weights_of
 

@@ -4,7 +4,8 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from edgefl_trainer.engine.settings import build, resolve
+from edgefl_trainer.engine.hyper_parameters import build
+from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.methods import METHODS
 
 # V-A: batch 128, rate 0.03. MoCo's main_moco.py: momentum 0.9, weight decay 1e-4. docs/methods.md 2.5: batch norm is

@@ -19,7 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from edgefl_protocol import Payload
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Examples, Method, Site, State
-from edgefl_trainer.engine.settings import RunSettings, hyper_types, hyper_values
+from edgefl_trainer.engine.hyper_parameters import hyper_types, hyper_values
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.method_halves import stamped
 
