@@ -26,7 +26,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.data.partition import read_partition
+from edgefl_trainer.data.partitions.partition import read_partition
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.evaluate.tables.text import markdown

@@ -57,7 +57,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.sites import load_data

@@ -20,8 +20,9 @@ from edgefl_export.int8 import precision
 from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.data import Federation, SiteRows
-from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.make import make_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 from edgefl_trainer.data.questions import QuestionRows
 from edgefl_trainer.engine.settings import RunSettings
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgefl_export.errors import ExportError
 from edgefl_export.parity.score_parity import AskedWords, Pictures
 from edgefl_trainer.data import DataError, Federation
-from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.sites import load_data, report_rows
 

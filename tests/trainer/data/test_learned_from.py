@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.trainer.conftest import edgefl_train, pictures_of, rad_entries, records, write_index, write_rad
 
 from edgefl_trainer.data import load_federation
-from edgefl_trainer.data.partition import make_partition
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.make import make_partition
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 
 
 def told(*specs: str, words: str, **given) -> tuple[list[str], list[str]]:

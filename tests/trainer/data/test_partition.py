@@ -11,8 +11,10 @@ from tests.trainer.data.conftest import ZipMaker, ward_records
 
 from edgefl_trainer.data import DataError, Row, load_federation
 from edgefl_trainer.data.errors import PartitionError
-from edgefl_trainer.data.partition import ROW_KINDS, Partition, deal, make_partition, place_rows, read_partition
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.make import deal, make_partition
+from edgefl_trainer.data.partitions.partition import ROW_KINDS, Partition, read_partition
+from edgefl_trainer.data.partitions.place import place_rows
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 
 PLANS = {
     "natural": PartitionPlan(scheme="natural"),

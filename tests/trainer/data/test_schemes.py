@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from edgefl_trainer.data.errors import PartitionError
-from edgefl_trainer.data.schemes import (
+from edgefl_trainer.data.partitions.schemes import (
     Lesion,
     cut,
     dirichlet_by_class,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edgefl_trainer.contract import Method, Site, State
 from edgefl_trainer.data import Federation
-from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.sites import read_sites

@@ -13,7 +13,7 @@ from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
 
 if TYPE_CHECKING:
-    from edgefl_trainer.data.partition import Partition
+    from edgefl_trainer.data.partitions.partition import Partition
 
 MAX_COLUMNS = 16  # classes that still fit side by side
 TRAINED, SPLITS = "train and tune pictures by class", "pictures by split"  # over the columns
@@ -96,8 +96,8 @@ def partition(
     """Deal images to sites once, for runs that will be compared. Prints the class table."""
     from edgefl_protocol.durable import write_atomic
     from edgefl_trainer.data.errors import PartitionError
-    from edgefl_trainer.data.partition import make_partition
-    from edgefl_trainer.data.partition_plan import PartitionPlan
+    from edgefl_trainer.data.partitions.make import make_partition
+    from edgefl_trainer.data.partitions.plan import PartitionPlan
 
     picture = out.with_suffix(".png")
     if picture == out:
@@ -120,7 +120,7 @@ def partition(
 
 def partition_json(partition: "Partition") -> dict[str, Any]:
     """Return what `--json` prints: the plan and the table, without names of images."""
-    from edgefl_trainer.data.partition import ROW_KINDS
+    from edgefl_trainer.data.partitions.partition import ROW_KINDS
 
     learning = partition.counts(("train", "tune"))
     sites = {
@@ -140,7 +140,7 @@ def partition_text(partition: "Partition") -> str:
 
     Beyond 16 classes a line says how many classes a site has, and its largest ones.
     """
-    from edgefl_trainer.data.partition import ROW_KINDS
+    from edgefl_trainer.data.partitions.partition import ROW_KINDS
 
     learning = partition.counts(("train", "tune"))
     wide = len(partition.classes) <= MAX_COLUMNS

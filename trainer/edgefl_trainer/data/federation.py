@@ -30,7 +30,8 @@ from edgefl_trainer.data.learned_from import (
 )
 from edgefl_trainer.data.likeness import likeness_of
 from edgefl_trainer.data.likeness import made_like as made_like_taught
-from edgefl_trainer.data.partition import Partition, own_rows, place_rows, sited_rows
+from edgefl_trainer.data.partitions.partition import Partition
+from edgefl_trainer.data.partitions.place import place_rows
 from edgefl_trainer.data.questions import (
     QuestionRows,
     Vocabulary,
@@ -41,6 +42,7 @@ from edgefl_trainer.data.questions import (
 )
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED, ChooseTune, Indices, SiteRows, deal_sites, partition_digest
+from edgefl_trainer.data.sited_rows import own_rows, sited_rows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_specs
 from edgefl_trainer.data.tasks import check_alike, gather, listed, near_classes
 

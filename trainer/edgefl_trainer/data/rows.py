@@ -19,7 +19,7 @@ from edgefl_trainer.data.errors import DataError
 Pixels = NDArray[np.uint8]  # (px, px, 3) image or (px, px) mask, 0..255
 
 UNDEALT = ""
-"""Split of a row whose source names none: `splits.deal_test` gives it `train` or `test`."""
+"""Split of a row whose source names none: `dealing.deal_test` gives it `train` or `test`."""
 
 SPLITS = ("train", "val", "test", "unlabelled", UNDEALT)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgefl_trainer.data.dealing import choose_limit
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.partition import content_digest
+from edgefl_trainer.data.partitions.partition import content_digest
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.data.rows import Row
 

@@ -18,7 +18,6 @@ from edgefl_trainer.data.errors import DataError, TaskError
 from edgefl_trainer.data.federation import alike_sites, label_rows, wrong_sites
 from edgefl_trainer.data.learnable import unlearnable
 from edgefl_trainer.data.learned_from import picture_name, pixel_digest, told_of_lesions, told_of_pictures
-from edgefl_trainer.data.partition import sited_rows
 from edgefl_trainer.data.questions import (
     Vocabulary,
     answer_labels,
@@ -29,6 +28,7 @@ from edgefl_trainer.data.questions import (
 )
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED
+from edgefl_trainer.data.sited_rows import sited_rows
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_specs
 from edgefl_trainer.data.tasks import alike_classes, listed, near_classes

@@ -13,7 +13,7 @@ from typing import Any
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import UNTRAINED
 from edgefl_trainer.contract import declared
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import SettingError

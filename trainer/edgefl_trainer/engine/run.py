@@ -25,7 +25,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation
-from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.engine.card.step_memory import fitted, has_batch, memory_line
 from edgefl_trainer.engine.display import Display, JudgedSite, RunPace, epochs_of_work, judged_sites, tell, warn

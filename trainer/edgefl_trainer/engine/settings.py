@@ -19,7 +19,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pictures.imaging import Colour
 from edgefl_protocol.rules import bounds
 from edgefl_trainer.data import DataError
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 from edgefl_trainer.data.specs import asks_questions, parse_spec
 from edgefl_trainer.data.tasks import parse_groups
 from edgefl_trainer.declared_names import setting_types

@@ -14,7 +14,7 @@ from edgefl_trainer.data import Federation, SiteRows, load_federation
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.learnable import LEAST_CLASSES, too_few_classes, without_images
-from edgefl_trainer.data.partition import Partition
+from edgefl_trainer.data.partitions.partition import Partition
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.settings import RunSettings

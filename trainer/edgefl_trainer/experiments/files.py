@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.data import DataError
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.typed_values import PlainTable, hints, nearest, read_table, read_value

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 from edgefl_trainer.engine.hyper_parameters import blank, hyper_types, preset_of
 from edgefl_trainer.engine.settings import RunSettings, resolve
 from edgefl_trainer.errors import SettingError

@@ -11,7 +11,8 @@ from typing import Any
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.data.partition import make_partition, read_partition
+from edgefl_trainer.data.partitions.make import make_partition
+from edgefl_trainer.data.partitions.partition import read_partition
 from edgefl_trainer.engine.folder import check_claim, finished_summary, make_folder
 from edgefl_trainer.engine.run import check_backbone
 from edgefl_trainer.errors import RunError

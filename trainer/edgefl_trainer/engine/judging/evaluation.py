@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.data import DataError, Federation, load_federation
-from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.site_rows import REPORTED
 from edgefl_trainer.data.sources.foreign import read_foreign

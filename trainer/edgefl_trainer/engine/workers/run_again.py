@@ -13,7 +13,7 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Method, Scalar, Site, State
-from edgefl_trainer.data.partition import read_partition
+from edgefl_trainer.data.partitions.partition import read_partition
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.engine.selection import Judge, judge_for

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.data.partition import ROW_KINDS, Partition
+from edgefl_trainer.data.partitions.partition import ROW_KINDS, Partition
 from edgefl_trainer.evaluate.plots.style import PALETTE, png
 
 MAX_NAMED = 40  # sites or classes along an axis whose names can still be read
