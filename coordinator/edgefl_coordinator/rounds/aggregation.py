@@ -24,7 +24,7 @@ from sqlalchemy import Connection
 from edgefl_coordinator.commits.shared_commit import done_again, may_be_kept
 from edgefl_coordinator.errors import STOPPED, OperatorError
 from edgefl_coordinator.members import grants, membership, uploads
-from edgefl_coordinator.rounds import findings, refused, shut_out, stored_rounds
+from edgefl_coordinator.rounds import findings, refused, shut_out, stored_broadcasts, stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.operator_gate import command_of
 from edgefl_coordinator.rounds.states import starts_by_itself
@@ -159,7 +159,7 @@ def next_job(coordinator: Coordinator) -> Due | None:
             replies = stored_rounds.replies_of(connection, current.number)
             everybody = membership.approved(connection)
             return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
-        waiting = stored_rounds.without_broadcast(connection, number + 1)
+        waiting = stored_broadcasts.without_broadcast(connection, number + 1)
         if waiting:
             return _due(coordinator, "broadcast", number + 1, waiting, state, **more)
     coordinator.all_served = (number + 1, changes)  # now that what was read is committed
@@ -184,7 +184,7 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
             )
         store.drop_blobs(past)
         return
-    made: dict[str, stored_rounds.Broadcast] = {}
+    made: dict[str, stored_broadcasts.Broadcast] = {}
     adopted: list[Blob] = []
     spare: list[str] | None = None  # files that no row names
     files = list(result.broadcasts.values())
@@ -195,14 +195,14 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
     try:
         adopted = store.adopt(files)
         for (name, file), blob in zip(result.broadcasts.items(), adopted, strict=False):
-            made[due.receivers[name]] = stored_rounds.Broadcast(blob, _others_in(coordinator, file))
+            made[due.receivers[name]] = stored_broadcasts.Broadcast(blob, _others_in(coordinator, file))
         with store.transaction() as connection:
             if due.left != frozenset(shut_out.ever_shut_out(connection)):
                 return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
             if job.kind == "broadcast":
-                if made.keys() & stored_rounds.others_in_broadcasts(connection, job.number).keys():
+                if made.keys() & stored_broadcasts.others_in_broadcasts(connection, job.number).keys():
                     return  # another process, which leads now, has made them
-                stored_rounds.add_broadcasts(connection, job.number, made)
+                stored_broadcasts.add_broadcasts(connection, job.number, made)
                 detail = {"members": len(made)}
                 audit.append(connection, coordinator.clock(), "broadcasts_made", str(job.number), detail)
                 found = []
@@ -224,7 +224,7 @@ def _open_following(
     coordinator: Coordinator,
     due: Due,
     result: JobFiles,
-    made: dict[str, stored_rounds.Broadcast],
+    made: dict[str, stored_broadcasts.Broadcast],
 ) -> list[str]:
     """Open what follows a state that was just committed; return the blobs to delete after the commit."""
     job, now_ms, following = due.job, coordinator.clock(), due.job.number + 1
@@ -240,7 +240,7 @@ def _open_following(
         stored_rounds.set_fact(connection, STATE_SHA256, final_digest(connection, result.state_sha256))
         detail = {"rounds": len(result.phases)}
         audit.append(connection, now_ms, "over", coordinator.settings.federation, detail)
-    stored_rounds.add_broadcasts(connection, following, made)
+    stored_broadcasts.add_broadcasts(connection, following, made)
     return past + stored_rounds.forget_past(connection, following)
 
 

@@ -1,10 +1,9 @@
 """Rounds in the database: what `states.decide` returns, carried out in the caller's transaction.
 
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
-result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
-to a member for whom it holds the contributions of enough others; a reply that aggregation refused counts for nothing,
-and its sender replies again in that round at most once, with another content unless it was lost (`refused`). Source:
-docs/security.md, reliability and exchange policy (checks 46, 51, 64).
+result and opening the next round are compare-and-set, so doing one twice changes nothing; a reply that aggregation
+refused counts for nothing, and its sender replies again in that round at most once, with another content unless it was
+lost (`refused`). Source: docs/security.md, reliability and exchange policy (checks 46, 64).
 """
 
 import json
@@ -14,12 +13,11 @@ from dataclasses import dataclass, replace
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import findings, newest_replies
+from edgefl_coordinator.rounds import newest_replies
 from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
-from edgefl_coordinator.rounds.states import NOTHING, Close, Round, accepts, cohort_allows, decide
+from edgefl_coordinator.rounds.states import Close, Round, accepts, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit, counts
 from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
@@ -59,14 +57,6 @@ class OpenRound:
     round: Round
     phase: str
     refused: str | None  # why an earlier reply of this member was refused
-
-
-@dataclass(frozen=True)
-class Broadcast:
-    """A broadcast to be stored: its blob is already durable."""
-
-    blob: Blob
-    others: int | None  # sites but the receiver whose contributions lie in it one by one; None: it holds an average
 
 
 def current_round(connection: Connection) -> Round | None:
@@ -251,52 +241,6 @@ def replies_of(connection: Connection, number: int) -> dict[str, str]:
     return {row.name: row.blob for row in connection.execute(found)}
 
 
-def release_broadcast(connection: Connection, settings: RoundSettings, member: MemberRow, number: int) -> str:
-    """Return the blob of a member's broadcast.
-
-    Raises:
-        RefusedError: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it
-            is being prepared.
-    """
-    found = current_round(connection)
-    last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
-    if number > last:
-        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
-    if number < last:
-        raise RefusedError(
-            "round_closed", f"round {number} is over, and its broadcast is no longer given; ask for the task again"
-        )
-    row = connection.execute(
-        select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
-    ).first()
-    if row is None:
-        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
-    if not cohort_allows(row.others, number, settings.min_cohort):
-        raise RefusedError(
-            "small_cohort",
-            f"the broadcast holds contributions of {row.others} other {'site' if row.others == 1 else 'sites'}, and at "
-            f"least {settings.min_cohort} are required",
-        )
-    return str(row.blob)
-
-
-def contributors(connection: Connection, *, before: int) -> set[str]:
-    """Return the names in the newest average before a round: who sent something in the last round that got anything.
-
-    A round that the gate refused got nothing.
-    """
-    sent = (rounds.c.state == "done") & (replies.c.number < before) & (replies.c.arrays > 0) & (replies.c.beside == 0)
-    sent &= replies.c.number.not_in(findings.refused_rounds(connection))
-    both = replies.join(rounds, rounds.c.number == replies.c.number)
-    newest = connection.scalar(select(func.max(replies.c.number)).select_from(both).where(sent))
-    found = (
-        select(member_table.c.name)
-        .join(replies, replies.c.skid == member_table.c.skid)
-        .where(replies.c.number == newest, replies.c.arrays > 0, replies.c.beside == 0)
-    )
-    return set(connection.scalars(found))
-
-
 def commit_state(connection: Connection, now_ms: int, number: int, state: Blob) -> bool:
     """Commit the server's state after round `number` (0: the start); False where it was, and then nothing changed."""
     if connection.scalar(select(states.c.number).where(states.c.number == number)) is not None:
@@ -318,27 +262,6 @@ def open_round(connection: Connection, now_ms: int, number: int, phase: str, dea
     audit.append(connection, now_ms, "round_opened", str(number), {"phase": phase, "deadline_ms": deadline_ms})
 
 
-def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broadcast]) -> None:
-    """Add broadcasts of an open round, key id → broadcast."""
-    averaged, rows = contributors(connection, before=number), []
-    untouched = findings.refused_rounds(connection).keys() >= set(range(1, number))  # the state is that of the start
-    for skid, broadcast in sorted(made.items()):
-        others = NOTHING if untouched else broadcast.others
-        if others is None:
-            member = membership.by_skid(connection, skid)
-            others = len(averaged) - (member is not None and member.name in averaged)
-        row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
-        rows.append({**row, "others": others})
-    if rows:
-        connection.execute(insert(broadcasts), rows)
-
-
-def others_in_broadcasts(connection: Connection, number: int) -> dict[str, int]:
-    """Return key id → others whose contributions lie in that member's broadcast of a round."""
-    found = select(broadcasts.c.skid, broadcasts.c.others).where(broadcasts.c.number == number)
-    return {row.skid: row.others for row in connection.execute(found)}
-
-
 def answered(connection: Connection, number: int) -> tuple[set[str], set[str]]:
     """Return the key ids whose reply of a round is stored, and those whose reply was refused."""
     stored = connection.scalars(select(replies.c.skid).where(replies.c.number == number, refusals.is_sound()))
@@ -349,12 +272,6 @@ def answered(connection: Connection, number: int) -> tuple[set[str], set[str]]:
 def opened_ms(connection: Connection, number: int) -> int:
     """Return when a round opened, in Unix milliseconds; 0 where there is none."""
     return connection.scalar(select(rounds.c.opened_ms).where(rounds.c.number == number)) or 0
-
-
-def without_broadcast(connection: Connection, number: int) -> list[MemberRow]:
-    """Return the approved members for whom round `number` has no broadcast yet."""
-    served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
-    return [member for member in membership.approved(connection) if member.skid not in served]
 
 
 def latest_state(connection: Connection) -> tuple[int, str] | None:

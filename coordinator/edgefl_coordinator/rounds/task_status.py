@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_rounds
+from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_broadcasts, stored_rounds
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.settings import CoordinatorSettings, TaskSettings
@@ -124,7 +124,7 @@ def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) 
         )  # fmt: skip
     over = state == "done"
     opened_ms = _opened_ms(connection, current.number)
-    others = stored_rounds.others_in_broadcasts(connection, current.number + over)
+    others = stored_broadcasts.others_in_broadcasts(connection, current.number + over)
     replied, gone = stored_rounds.answered(connection, current.number)
     here = replied | gone
     left = [skid for skid in approved if over or skid not in here]
@@ -139,7 +139,7 @@ def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) 
         pending=pending,
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
-        newcomer=len(stored_rounds.contributors(connection, before=current.number + over)),
+        newcomer=len(stored_broadcasts.contributors(connection, before=current.number + over)),
         refused=len(gone & approved.keys()),
         grants=tuple(refused.grants_missing(connection, current.number).items()),
         beside=stored_rounds.counted(connection, current.number, beside=True),

@@ -14,7 +14,7 @@ from edgefl_coordinator.commits.shared_commit import done_again
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import stored_rounds, task_status
+from edgefl_coordinator.rounds import stored_broadcasts, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
 from edgefl_coordinator.web.admission import Call, check_round, keep_window, read, refuse, transact
@@ -94,7 +94,7 @@ def _broadcast(call: Call) -> Payload:
     def effect(connection: Connection, member: MemberRow) -> str:
         if request.round != call.opened.header.rnd:
             raise RefusedError("bad_message", "the header's rnd and the payload's round differ")
-        name = stored_rounds.release_broadcast(connection, rounds, member, request.round)
+        name = stored_broadcasts.release_broadcast(connection, rounds, member, request.round)
         event = "end_released" if task_status.round_state(connection) == "done" else "broadcast_released"
         audit.append(connection, call.now_ms, event, member.name, {"round": request.round})
         return name

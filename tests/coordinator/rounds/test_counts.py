@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_rounds
+from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_broadcasts, stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -74,8 +74,8 @@ def test_a_look_at_the_rounds_asks_for_the_members_after_a_change_only(coordinat
     for name in ("clinic-a", "clinic-b"):
         tools.approved_member(coordinator, name)
     tools.start_rounds(coordinator)
-    asked, without = [], stored_rounds.without_broadcast
-    monkeypatch.setattr(stored_rounds, "without_broadcast", lambda *given: asked.append(1) or without(*given))
+    asked, without = [], stored_broadcasts.without_broadcast
+    monkeypatch.setattr(stored_broadcasts, "without_broadcast", lambda *given: asked.append(1) or without(*given))
     for _ in range(3):
         assert not step(coordinator, tools.toy_worker)
     assert len(asked) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from edgefl_coordinator.commands.status import status_lines
 from edgefl_coordinator.errors import STOPPED, OperatorError
-from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds import stored_broadcasts
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.operator_gate import ENVIRONMENT, ask, command_of
@@ -181,7 +181,7 @@ def test_a_cohort_counts_nobody_of_a_refused_round(make_coordinator, tools) -> N
             assert isinstance(member.reply(number), Payload)
         assert step(coordinator, refuses_2)
     with coordinator.store.transaction() as connection:
-        others = stored_rounds.others_in_broadcasts(connection, 3)
+        others = stored_broadcasts.others_in_broadcasts(connection, 3)
     assert [others[member.signing.key_id] for member in members] == [2, 2, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""Rows of a data source with the sites and test rows that its SPEC gives them. Source: docs/design.md 5 (Data)."""
+"""Rows of a data source with the sites and test rows of its SPEC. Source: docs/design.md 5 (Data SPECs)."""
 
 from dataclasses import replace
 
