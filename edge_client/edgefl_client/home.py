@@ -71,6 +71,19 @@ class Home:
                 ) from error
         return folder or self.root
 
+    def refuse_in_new_home(self, file: Path) -> None:
+        """Refuse, by a `StorageError`, to write a file into a home folder that holds nothing of a device yet.
+
+        `prepare` would take that folder for one of something else.
+        """
+        inside = file.absolute().is_relative_to(self.root.absolute())
+        if inside and not any(next(self.root.glob(pattern), None) for pattern in OWN):
+            raise StorageError(
+                f"{file} lies in the home folder, which nothing of a device is in yet: name another folder, or run "
+                "edgefl use first",
+                "home",
+            )
+
 
 def find_home(given: str | None) -> Home:
     """Return the home folder of this process: the given one, else EDGEFL_HOME, else `~/.edgefl`.

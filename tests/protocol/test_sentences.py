@@ -41,3 +41,6 @@ def test_a_file_that_the_system_refuses_is_named_with_the_reason() -> None:
         "standard output or a file cannot be used: No space left on device"
     )
     assert out_of_use(OSError(5, "Input/output error", "/a/b")) == "/a/b cannot be used: Input/output error"
+    assert out_of_use(PermissionError(13, "Permission denied", "/a")) == (
+        "/a cannot be used: Permission denied; allow this user to write it, or name another"
+    )

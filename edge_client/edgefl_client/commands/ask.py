@@ -135,5 +135,6 @@ def _open_log(
     from edgefl_client.scoring.log_file import LogFile, circumstances
     from edgefl_client.scoring.log_forms import ANSWERS, answer_columns
 
+    home.refuse_in_new_home(file)
     with LogFile(file, ANSWERS, circumstances(home, asker.model, asker.network)) as log:
         yield lambda result, image_sha256: log.append(image_sha256, answer_columns(question, result))

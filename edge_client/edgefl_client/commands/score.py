@@ -233,7 +233,9 @@ def tell_of_model(bundle: "Bundle", network: "Network", heatmaps: Path | None, a
     left_ms = network.left_ms
     if left_ms is not None and left_ms < SOON_DAYS * DAY_MS:
         click.echo(
-            f"The model {expiry(left_ms)} and cannot be used after that; edgefl sync fetches a newer one.", err=True
+            f"The model {expiry(left_ms)} and cannot be used after that; edgefl sync fetches a newer one in a "
+            "federation, else ask its publisher for one.",
+            err=True,
         )
     why_not = no_map(bundle.card.map) if bundle.questions is None else why_no_map(bundle.card.map, bundle.questions)
     if heatmaps is not None and why_not is not None:
@@ -251,6 +253,7 @@ def open_log(
     from edgefl_client.scoring.log_file import LogFile, circumstances
     from edgefl_client.scoring.log_forms import SCORES, score_columns
 
+    home.refuse_in_new_home(file)
     with LogFile(file, SCORES, circumstances(home, scorer.model, scorer.network)) as log:
         yield lambda result, image_sha256: log.append(image_sha256, score_columns(result))
 

@@ -101,8 +101,8 @@ def watch(
     with (
         stop_on_signal("picture") as stop,
         PictureReader(formats) as reader,
+        closing(watched_folder.Notes(home, folder)) as notes,  # first: it makes the home folder, where `out` may lie
         watched_folder.open_output(out) as output,
-        closing(watched_folder.Notes(home, folder)) as notes,
         open_log(log_file, home, scorer) as log,
     ):
         others = set(other_files(folder, reader.suffixes))

@@ -119,7 +119,7 @@ def _probe(
                 found.append(_runtime(told))
             elif step == "model":
                 gives = "answer" if told["answers"] else "score"
-                found += [_model(told, now_ms), *_quality(told)]
+                found += [_model(told, now_ms, named=model is not None), *_quality(told, named=model is not None)]
             else:
                 measured = told
                 found.append(_speed(told, gives))
@@ -164,7 +164,8 @@ def _speed(measured: dict[str, Any], gives: str) -> Finding:
     )  # fmt: skip
 
 
-def _model(told: dict[str, Any], now_ms: int) -> Finding:
+def _model(told: dict[str, Any], now_ms: int, *, named: bool) -> Finding:
+    """Say that the model works, and how old it is; `named` is one given with `--model`, which sync does not fetch."""
     age_days = max(now_ms - told["created_ms"], 0) // DAY_MS
     does = "answers a question about a drawn picture" if told["answers"] else "scores a drawn picture"
     said = (
@@ -175,7 +176,8 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
     if left_ms is not None:
         said += f" and {expiry(left_ms)}"
     if (left_ms is not None and left_ms < SOON_DAYS * DAY_MS) or age_days > OLD_MODEL_DAYS:
-        return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl sync")
+        advice = "ask its publisher for a newer one" + ("" if named else ", or in a federation fetch it: edgefl sync")
+        return Finding(check="model", state="warn", found=said, advice=advice)
     if told["asks_always"]:
         return Finding(
             check="model", state="warn",
@@ -185,7 +187,7 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
     return Finding(check="model", state="ok", found=said)
 
 
-def _quality(told: dict[str, Any]) -> Iterator[Finding]:
+def _quality(told: dict[str, Any], *, named: bool) -> Iterator[Finding]:
     """Say how good its own card says the model is; warn of each thing that speaks against it."""
     figures, suspicious = told["quality"]
     if not told["weaknesses"]:
@@ -193,7 +195,7 @@ def _quality(told: dict[str, Any]) -> Iterator[Finding]:
     for weakness in told["weaknesses"]:
         yield Finding(
             check="quality", state="warn", found=weakness.removesuffix("."),
-            advice="ask its publisher for a better model; edgefl status --card shows the card",
+            advice="ask its publisher for a better model" + ("" if named else "; edgefl status --card shows the card"),
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 None needs a key or a network, and none writes.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -29,7 +30,7 @@ OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
 
 
 def check_home(home: Home) -> Iterator[Finding]:
-    """Check that everything in the home is its owner's alone."""
+    """Check that everything in the home is its owner's alone, and that this user can write it."""
     if not home.root.exists():
         yield Finding(check="home", state="ok", found=f"{home.root} does not exist yet; it is made when it is needed")
         return
@@ -43,7 +44,15 @@ def check_home(home: Home) -> Iterator[Finding]:
             advice=f"chmod -R go-rwx {home.root}",
         )  # fmt: skip
         return
-    yield Finding(check="home", state="ok", found=f"only its owner can read {home.root}")
+    written = [path for path in paths if path.is_dir() or path.suffix == ".sqlite3"]  # any other file is replaced
+    closed = [path for path in written if not os.access(path, os.W_OK)]
+    if closed:
+        yield Finding(
+            check="home", state="fail", found=f"this user cannot write {closed[0]}",
+            advice=f"chmod -R u+rwX {home.root}, as its owner",
+        )  # fmt: skip
+        return
+    yield Finding(check="home", state="ok", found=f"only its owner can read {home.root}, and this user can write it")
 
 
 def check_disk(home: Home) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """Which files of a folder are pictures to score, and which are left out.
 
 No picture is left out unnoticed: one of a kind that is not read is told, and so is one whose name does not end like a
-picture's, found by how its content starts.
+picture's, found by how its content starts. A folder that cannot be looked into stands among the pictures, as one that
+cannot be read.
 """
 
 import glob
@@ -108,9 +109,21 @@ def _matches(pattern: str) -> list[str]:
     except ValueError:  # no valid pattern
         return []
     named = _hidden_parts(path)
-    return [
-        str(one) for one in found if not one.is_dir() and not one.name.endswith(DRAWN) and _hidden_parts(one) <= named
-    ]
+    files = [one for one in found if not one.is_dir() and not one.name.endswith(DRAWN)]
+    return [str(one) for one in sorted({*files, *_closed_folders(path)}) if _hidden_parts(one) <= named]
+
+
+def _closed_folders(pattern: Path) -> set[Path]:
+    """The folders that a pattern leads through and this user may not look into."""
+    parts = pattern.relative_to(pattern.anchor).parts
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    before = {
+        folder
+        for end in range(max(first, 1), len(parts))
+        for folder in Path(pattern.anchor or ".").glob("/".join(parts[:end]))
+        if folder.is_dir()
+    }
+    return {folder for folder in before if not os.access(folder, os.R_OK | os.X_OK)}
 
 
 def _hidden_parts(path: Path) -> int:
@@ -118,12 +131,22 @@ def _hidden_parts(path: Path) -> int:
 
 
 def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links."""
-    ends = tuple(suffixes)
-    return sorted(name for name in _files_below(folder) if name.lower().endswith(ends) and not name.endswith(DRAWN))
+    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links.
+
+    With them stand the folders that cannot be looked into: whoever reads the list is told of each.
+    """
+    ends, closed = tuple(suffixes), list[str]()
+    names = list(_files_below(folder, closed))
+    return sorted([*closed, *(name for name in names if name.lower().endswith(ends) and not name.endswith(DRAWN))])
 
 
-def _files_below(folder: Path) -> Iterator[str]:
-    for place, folders, names in os.walk(folder):
+def _files_below(folder: Path, closed: list[str] | None = None) -> Iterator[str]:
+    """Name the files below a folder that are not hidden; `closed` takes the folders that cannot be looked into."""
+
+    def note(error: OSError) -> None:
+        if closed is not None and not isinstance(error, FileNotFoundError):  # that one is gone since it was listed
+            closed.append(str(error.filename))
+
+    for place, folders, names in os.walk(folder, onerror=note):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (str(Path(place) / name) for name in names if not name.startswith("."))

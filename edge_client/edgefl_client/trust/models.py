@@ -114,9 +114,13 @@ def read_file(home: Home, file: Path | None) -> Archive:
 
     Raises:
         NoModel: no file is named and none was pulled.
+        StorageError: the file cannot be read.
         BundleError: it is no archive.
     """
-    with open_bounded(current_file(home) if file is None else file, MAX_BUNDLE_FILE_BYTES) as opened:
+    found = current_file(home) if file is None else file
+    if file is None and not found.exists():
+        raise StorageError(f"the model in use, {found}, is gone: install it again with edgefl use FILE", "missing")
+    with open_bounded(found, MAX_BUNDLE_FILE_BYTES) as opened:
         return open_archive(opened)
 
 

@@ -268,7 +268,8 @@ def _verify(signed: SignedManifest, trust: Iterable[bytes], threshold: int) -> t
     """Give the ids of the trusted keys that signed; a trusted key's wrong signature refuses the whole bundle."""
     claimed = [signature for signature in signed.signatures if signature.alg == "ed25519"]
     named = ", ".join(signature.keyid for signature in claimed) or "no Ed25519 key"
-    keys = {key.key_id: key for key in map(PublicSigningKey, trust)}
+    given = tuple(trust)
+    keys = {key.key_id: key for key in map(PublicSigningKey, given)}
     if not keys:
         raise BundleError(
             f"no signer is trusted yet; the bundle is signed by {named}: {_TRUST_IT}",
@@ -286,9 +287,11 @@ def _verify(signed: SignedManifest, trust: Iterable[bytes], threshold: int) -> t
                 ) from error
             signers.append(signature.keyid)
     if len(signers) < threshold:
+        ids = {key.hex() for key in given} & {signature.keyid for signature in claimed}
+        told = f" {min(ids)} was trusted as a key, but it is the id of one: trust the key itself." if ids else ""
         raise BundleError(
             f"{counted(len(signers), 'trusted key')} signed the bundle, but {threshold} must; it is signed by "
-            f"{named}: {_TRUST_IT}",
+            f"{named}: {_TRUST_IT}{'.' if told else ''}{told}",
             "untrusted_key",
         )
     return tuple(signers)

@@ -366,9 +366,12 @@ def _against_limit(score: Score) -> tuple[str, str]:
 def _beside_limit(score: Score, label: str) -> str:
     """Write the probability of a suspicious class, which the reader compares with the threshold, too.
 
-    That of the predicted class is written as the headline has it.
+    That of the predicted class is written as the headline has it. Where the classes together reach the threshold, one
+    below it passed nothing.
     """
     if label == score.predicted or score.suspicious_from is None:
+        return likely(score, label)
+    if (score.suspicious_probability or 0.0) >= score.suspicious_from:
         return likely(score, label)
     return against(score.probabilities[label], score.suspicious_from, _digits(score))[0]
 

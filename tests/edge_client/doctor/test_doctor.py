@@ -241,6 +241,17 @@ def test_the_coordinator(run, device, live, monkeypatch, net):
 
 
 @pytest.mark.usefixtures("unprobed")
+def test_a_home_that_cannot_be_written_is_no_healthy_one(run, live, invite, monkeypatch):
+    """`edgefl use` failed where `doctor` found everything in order."""
+    assert run("enrol", invite)[0] == 0
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != run.home / "member" and access(path, mode))
+    code, found = diagnosed(run, "--offline")
+    assert code == 1 and found["home"]["state"] == "fail"
+    assert found["home"]["found"] == f"this user cannot write {run.home / 'member'}"
+
+
+@pytest.mark.usefixtures("unprobed")
 def test_keys_and_modes(run, live, invite):
     """Pending, approved, open to others, damaged, missing."""
     assert run("enrol", invite)[0] == 0

@@ -7,6 +7,7 @@ import os
 import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 EVERY_FORMAT = ("--formats", "jpeg,png,tiff,heic,dicom")
@@ -118,6 +119,32 @@ def test_an_empty_folder_among_several_inputs_is_told(run, files):
     code, lines, err = scored(run, "empty", "good.png")
     assert (code, len(lines)) == (0, 1) and "empty holds no file whose name ends in .jpg" in err
     assert "holds no file" not in scored(run, "good.png")[2]
+
+
+@pytest.mark.parametrize("given", ["in", "in/closed", "in/**/*.png", "in/*/*.png"])
+def test_a_folder_that_cannot_be_looked_into_is_told(run, files, monkeypatch, given):
+    """Its pictures were left out without a word, and the command ended with 0. To root, whom no rights keep out, the
+    system's answer is made up."""
+    closed = files / "in" / "closed"
+    closed.mkdir(parents=True)
+    (files / "in" / "open").mkdir()
+    (files / "in" / "open" / "a.png").write_bytes((files / "good.png").read_bytes())
+    closed.chmod(0)
+    if os.geteuid() == 0:
+        scandir, access = os.scandir, os.access
+
+        def refused(place="."):
+            if str(place) == "in/closed":
+                raise PermissionError(13, "Permission denied", place)
+            return scandir(place)
+
+        monkeypatch.setattr(os, "scandir", refused)
+        monkeypatch.setattr(os, "access", lambda place, mode: str(place) != "in/closed" and access(place, mode))
+    code, lines, err = scored(run, given)
+    closed.chmod(0o700)
+    (failure,) = [line for line in lines if "error" in line]
+    assert code == 1 and failure["image"] == "in/closed" and "could not be scored" in err
+    assert [line["image"] for line in lines if "error" not in line] == ([] if "closed" in given else ["in/open/a.png"])
 
 
 def test_a_pattern_finds_what_a_shell_would(run, files):

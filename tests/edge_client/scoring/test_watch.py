@@ -66,6 +66,15 @@ def test_each_picture_once_and_again_when_written_anew(place, good, capsys):
     assert names(watch(capsys, "--once")[1]) == ["b.png", "c.png"]
 
 
+def test_its_lines_may_lie_in_a_home_that_it_makes(place, good, capsys):
+    """As examples/systemd has it: the file was made first, and the home refused for it, then and ever after."""
+    (place / "drop" / "a.png").write_bytes(good)
+    (place / "home").mkdir(mode=0o700)
+    assert watch(capsys, "--once", "--out", "home/scores.jsonl")[0] == 0
+    assert names([json.loads(line) for line in (place / "home" / "scores.jsonl").read_text().splitlines()]) == ["a.png"]
+    assert watch(capsys, "--once", "--out", "home/scores.jsonl")[0] == 0
+
+
 def test_another_model_scores_nothing_again_unless_it_is_told_to(place, good, lab, capsys):
     """docs/guides/device.md: after a change of the model nothing was scored, and nothing said so, with any --out."""
     for name in ("a.png", "b.png"):

@@ -56,6 +56,16 @@ def test_threshold(good: Any) -> None:
         load_bundle(good.data, three, good.now_ms, threshold=0)
 
 
+def test_a_key_id_that_was_trusted_as_a_key_is_named(good: Any) -> None:
+    """Both are 64 hex digits, and pages name the id: "0 trusted keys signed the bundle" left people where they were."""
+    with pytest.raises(BundleError, match=f"{good.key.key_id} was trusted as a key, but it is the id of one") as left:
+        load_bundle(good.data, [bytes.fromhex(good.key.key_id)], good.now_ms)
+    assert left.value.code == "untrusted_key"
+    with pytest.raises(BundleError) as other:
+        load_bundle(good.data, [OTHER.public], good.now_ms)
+    assert "id of one" not in str(other.value)
+
+
 def test_signature_of_a_stranger_is_ignored(good: Any) -> None:
     """k of n: an additional signer whom this device does not know changes nothing."""
     two = build_bundle(good.members, good.fields, [good.key, OTHER])

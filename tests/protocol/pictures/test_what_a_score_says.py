@@ -161,3 +161,15 @@ def test_what_is_a_mere_consequence_of_another_fault_is_not_told(faults, told) -
     dim = a_score(CALM, THREE, info=DESCRIBED, picture=JudgedPicture(faults=("blur",), light="darker"))
     assert faults_in_words(dim) == ["it is darker than the pictures that the model learned from"]
     assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)
+
+
+@pytest.mark.parametrize(("exposure", "told"), [
+    ("bright", ["more than a tenth of it is transparent"]),
+    ("dark", ["it is too dark", "more than a tenth of it is transparent"]),
+])  # fmt: skip
+def test_the_white_behind_a_transparent_part_is_not_called_bright_light(exposure, told) -> None:
+    """A picture whose upper third was transparent was "too bright"; a dark one is dark all the same."""
+    faults = ("exposure", "not_skin", "dark_corners", "transparent")
+    picture = JudgedPicture(faults=faults, exposure=exposure, light="brighter")
+    score = a_score(CALM, THREE, info=DESCRIBED, picture=picture)
+    assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)

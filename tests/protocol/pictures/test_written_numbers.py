@@ -52,9 +52,13 @@ def test_a_sum_and_its_threshold_are_never_written_alike(melanoma, start, said) 
     ((0.0997, 0.9002, 0.0001), 0.1, "just below 10.0% together, most probable Melanoma (MEL) just below 10.0%"),
     ((0.08, 0.9, 0.02), 0.10004, "just below 10.0% together, most probable Melanoma (MEL) 8.0%"),
     ((0.12, 0.85, 0.03), 0.1, "15% together, most probable Melanoma (MEL) 12%"),
+    ((0.2052, 0.595, 0.1998), 0.208, "41% together, most probable Melanoma (MEL) 21%"),
 ])  # fmt: skip
 def test_a_single_class_below_the_threshold_never_reads_like_it(shares, start, said) -> None:
-    """docs/reference/scores.md, "Referral": a number that would read like its threshold is "just below" it."""
+    """docs/reference/scores.md, "Referral": a number that would read like its threshold is "just below" it.
+
+    Not where the classes together reach it: there a melanoma of 20.5 % read as if it had passed.
+    """
     score = a_score(shares, rules_for((True, False, True), start=start), info=DESCRIBED)
     assert score.predicted == "NV" and suspicious_words(score) == f"suspicious classes {said}"
     alone = a_score((0.2499, 0.7501), rules_for((True, False)), info=DESCRIBED)
