@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from head_recipe import DECAY, EPOCHS, RATE, evidence_by, learned_head, standardised
+from head_recipe import DECAY, EPOCHS, RATE, learned_head, standardised
 from jaxtyping import Float
 from sklearn.preprocessing import StandardScaler
 
@@ -33,6 +33,7 @@ from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.losses import class_prior
 from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.head import EvidenceKind, evidence_of
 
 COLUMNS = ["accuracy", "balanced", "accuracy, own classes", "balanced, own classes"]
 
@@ -43,6 +44,8 @@ class Way:
 
     label: str
     loss: str = "evidential"  # see `head_recipe.loss_of`
+    evidence: EvidenceKind = "softplus"
+    start: float = 0.0  # added to the logits, whose first bias is 1
     most_kl: float = 1.0  # weight of the KL term from the second epoch on
     skewed: bool = True  # whether the prior is that of eq. 3; else it is one for each class
 
@@ -55,7 +58,9 @@ WAYS = (
     Way("a prior of ones", skewed=False),
     Way("a prior of ones, no KL term", most_kl=0.0, skewed=False),
     Way("the same with a logarithm for the squared error", loss="evidential, logarithm", skewed=False),
-    Way("the same, and evidence grows as exp", loss="evidential, logarithm, exp", skewed=False),
+    Way("the same, evidence by exp", loss="evidential, logarithm", evidence="exp", skewed=False),
+    Way("the same, evidence by exp from 55 on", loss="evidential, logarithm", evidence="exp", start=3.0, skewed=False),
+    Way("the same, softplus from 55 on", loss="evidential, logarithm", start=54.0, skewed=False),
     Way("softmax with squared error", loss="squared error"),
 )
 
@@ -69,10 +74,13 @@ def figures(federation: Federation, features: Float[np.ndarray, "B D"], name: st
     counts = torch.bincount(targets, minlength=len(federation.classes))
     prior = class_prior(counts) if way.skewed else torch.ones(len(counts))
     recipe = (way.loss, EPOCHS, RATE, DECAY)
-    head = learned_head(fit, targets, prior, *recipe, equal_draws=False, most_kl=way.most_kl, seed=seed)
+    head = learned_head(
+        fit, targets, prior, *recipe,
+        equal_draws=False, most_kl=way.most_kl, evidence=way.evidence, start=way.start, seed=seed,
+    )  # fmt: skip
     logits = head(shown).double()
     if way.loss.startswith("evidential"):
-        alpha = evidence_by(way.loss, logits) + prior.double()
+        alpha = evidence_of(logits + way.start, way.evidence) + prior.double()
         said = (alpha / alpha.sum(dim=1, keepdim=True)).numpy()
     else:
         said = logits.softmax(dim=1).numpy()

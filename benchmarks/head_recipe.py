@@ -33,11 +33,10 @@ from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.learning.linear_probe import fit_predict
 from edgefl_trainer.losses import evidential_loss
 from edgefl_trainer.models.backbones import load_backbone
-from edgefl_trainer.models.head import evidence_of, init_head
+from edgefl_trainer.models.head import EvidenceKind, evidence_of, init_head
 
 BATCH = 32
 RATE, DECAY, EPOCHS = 5e-3, 1e-2, 10  # of `bench84`
-EXP_STARTS = 3.0  # above the head's first bias, so that a fresh head's evidence is above a prior of one
 LOSSES = ("evidential", "cross-entropy")
 RECIPES = (  # epochs, rate, weight decay
     (EPOCHS, RATE, DECAY),
@@ -70,11 +69,13 @@ def standardised(scaler: StandardScaler, features: Float[np.ndarray, "B D"]) -> 
 
 def learned_head(
     fit: Float[Tensor, "B D"], targets: Int[Tensor, " B"], prior: Float[Tensor, " K"], loss: str,
-    epochs: int, rate: float, decay: float, *, equal_draws: bool, most_kl: float = 1.0, seed: int = 0,
+    epochs: int, rate: float, decay: float, *, equal_draws: bool, most_kl: float = 1.0,
+    evidence: EvidenceKind = "softplus", start: float = 0.0, seed: int = 0,
 ) -> Callable[[Float[Tensor, "R D"]], Float[Tensor, "R K"]]:  # fmt: skip
     """Learn a head on standardised features; return what gives logits of others, without a gradient.
 
-    `most_kl` is the weight of the KL term from the second epoch on; in `bench84` it is 1.
+    `most_kl` is the weight of the KL term from the second epoch on; in `bench84` it is 1. Evidence is that of logits
+    with `start` added, so that it can begin above the prior.
     """
     draws = torch.Generator().manual_seed(seed)
     shares = 1.0 / torch.bincount(targets)[targets] if equal_draws else torch.ones(len(targets))
@@ -83,7 +84,8 @@ def learned_head(
     for epoch in range(epochs):
         for batch in torch.split(torch.multinomial(shares, len(targets), equal_draws, generator=draws), BATCH):
             logits = fit[batch] @ weight.T + bias
-            value = loss_of(loss, logits, targets[batch], prior, most_kl * min(1, epoch))
+            given = evidence_of(logits + start, evidence)
+            value = loss_of(loss, logits, given, targets[batch], prior, most_kl * min(1, epoch))
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
@@ -91,28 +93,23 @@ def learned_head(
 
 
 def loss_of(
-    loss: str, logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"], prior: Float[Tensor, " K"], kl_weight: float
-) -> Float[Tensor, ""]:
+    loss: str, logits: Float[Tensor, "B K"], evidence: Float[Tensor, "B K"], targets: Int[Tensor, " B"],
+    prior: Float[Tensor, " K"], kl_weight: float,
+) -> Float[Tensor, ""]:  # fmt: skip
     """Compute a batch's loss.
 
     `evidential` and `evidential, logarithm` read evidence, with the squared error of FedEvPrompt and with the negative
-    logarithm of the mean (Sensoy et al., arXiv 1806.01768, eq. 5 and 3). `evidential, logarithm, exp` has the
-    exponential of the logits in the place of softplus, from logits above the prior. The others read a softmax.
+    logarithm of the mean (Sensoy et al., arXiv 1806.01768, eq. 5 and 3); the others read a softmax of the logits.
     """
     if loss == "evidential":
-        return evidential_loss(evidence_by(loss, logits), targets, prior, kl_weight)
-    if loss.startswith("evidential, logarithm"):
-        alpha = evidence_by(loss, logits) + prior.to(logits)
+        return evidential_loss(evidence, targets, prior, kl_weight)
+    if loss == "evidential, logarithm":
+        alpha = evidence + prior.to(logits)
         return cross_entropy(alpha.log(), targets)  # the softmax of ln(alpha) is the mean alpha / S
     if loss == "squared error":
         truth = one_hot(targets, logits.shape[1]).to(logits)
         return mse_loss(logits.softmax(dim=1), truth, reduction="sum") / len(targets)
     return cross_entropy(logits, targets)
-
-
-def evidence_by(loss: str, logits: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-    """Compute the evidence that a head learned by an evidential loss gives."""
-    return evidence_of(logits + EXP_STARTS, "exp") if loss.endswith("exp") else evidence_of(logits, "softplus")
 
 
 def regression_scores(federation: Federation, features: Float[np.ndarray, "B D"]) -> Scores:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl_protocol.durable import foreign_content, read_bounded, write_atomic
+from edgefl_protocol.durable import foreign_content, holds_any, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.strict_json import MAX_JSON_BYTES, parse_integers
 
@@ -72,12 +72,11 @@ class Home:
         return folder or self.root
 
     def refuse_in_new_home(self, file: Path) -> None:
-        """Refuse, by a `StorageError`, to write a file into a home folder that holds nothing of a device yet.
+        """Refuse, by a `StorageError`, a file or folder to write in a home that holds nothing of a device yet.
 
-        `prepare` would take that folder for one of something else.
+        `prepare` would take that home for a folder of something else.
         """
-        inside = file.absolute().is_relative_to(self.root.absolute())
-        if inside and not any(next(self.root.glob(pattern), None) for pattern in OWN):
+        if file.resolve().is_relative_to(self.root.resolve()) and not holds_any(self.root, OWN):
             raise StorageError(
                 f"{file} lies in the home folder, which nothing of a device is in yet: name another folder, or run "
                 "edgefl use first",

@@ -127,11 +127,16 @@ def foreign_content(folder: Path, own: Collection[str]) -> str:
 
     It is ours where a file or folder fits one of the patterns `own`. Hidden files do not count.
     """
-    if not folder.is_dir() or any(next(folder.glob(pattern), None) for pattern in own):
+    if not folder.is_dir() or holds_any(folder, own):
         return ""
     found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else ""
+
+
+def holds_any(folder: Path, own: Collection[str]) -> bool:
+    """Tell whether a file or folder in a folder fits one of these patterns."""
+    return any(next(folder.glob(pattern), None) for pattern in own)
 
 
 def flush_to_disk(path: FilePath) -> None:

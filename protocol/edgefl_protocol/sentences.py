@@ -48,7 +48,8 @@ def expiry(left_ms: float) -> str:
 
 def out_of_use(error: OSError) -> str:
     """Say which file the system refuses and why; without a name it is most often a full disk behind standard output."""
-    remedy = "; allow this user to write it, or name another" if isinstance(error, PermissionError) else ""
+    refused = isinstance(error, PermissionError) and error.filename is not None
+    remedy = "; allow this user to use it, or name another" if refused else ""
     return f"{error.filename or 'standard output or a file'} cannot be used: {error.strerror or error}{remedy}"
 
 

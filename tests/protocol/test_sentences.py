@@ -42,5 +42,5 @@ def test_a_file_that_the_system_refuses_is_named_with_the_reason() -> None:
     )
     assert out_of_use(OSError(5, "Input/output error", "/a/b")) == "/a/b cannot be used: Input/output error"
     assert out_of_use(PermissionError(13, "Permission denied", "/a")) == (
-        "/a cannot be used: Permission denied; allow this user to write it, or name another"
+        "/a cannot be used: Permission denied; allow this user to use it, or name another"
     )

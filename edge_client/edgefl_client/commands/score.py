@@ -134,6 +134,8 @@ def score(
 
     troubles, failures = list[str](), list[score_files.Failure]()
     with PictureReader(formats) as reader, open_log(log_file, home, scorer) as log:
+        if heatmaps is not None:
+            home.refuse_in_new_home(heatmaps)
         files = folder_files.expand(images, reader.suffixes)
         unread = folder_files.left_out(images, reader)
         if not files:
@@ -233,8 +235,8 @@ def tell_of_model(bundle: "Bundle", network: "Network", heatmaps: Path | None, a
     left_ms = network.left_ms
     if left_ms is not None and left_ms < SOON_DAYS * DAY_MS:
         click.echo(
-            f"The model {expiry(left_ms)} and cannot be used after that; edgefl sync fetches a newer one in a "
-            "federation, else ask its publisher for one.",
+            f"The model {expiry(left_ms)} and cannot be used after that: ask its publisher for a newer one, or in a "
+            "federation fetch it with edgefl sync.",
             err=True,
         )
     why_not = no_map(bundle.card.map) if bundle.questions is None else why_no_map(bundle.card.map, bundle.questions)

@@ -6,6 +6,7 @@ None needs a key or a network, and none writes.
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from edgefl_client.doctor.findings import DAY_MS, SOON_DAYS, Finding
 from edgefl_client.home import Home
@@ -34,6 +35,13 @@ def check_home(home: Home) -> Iterator[Finding]:
     if not home.root.exists():
         yield Finding(check="home", state="ok", found=f"{home.root} does not exist yet; it is made when it is needed")
         return
+    if closed := next(_unwritable(home.root), None):
+        mine = closed.lstat().st_uid == os.geteuid()
+        yield Finding(
+            check="home", state="fail", found=f"this user cannot read and write {closed}",
+            advice=f"chmod -R u+rwX {home.root}" if mine else f"chown -R {os.geteuid()} {home.root}, as root",
+        )  # fmt: skip
+        return
     paths = [home.root, *home.root.rglob("*")]
     opened = [path for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
     if opened:
@@ -44,15 +52,22 @@ def check_home(home: Home) -> Iterator[Finding]:
             advice=f"chmod -R go-rwx {home.root}",
         )  # fmt: skip
         return
-    written = [path for path in paths if path.is_dir() or path.suffix == ".sqlite3"]  # any other file is replaced
-    closed = [path for path in written if not os.access(path, os.W_OK)]
-    if closed:
-        yield Finding(
-            check="home", state="fail", found=f"this user cannot write {closed[0]}",
-            advice=f"chmod -R u+rwX {home.root}, as its owner",
-        )  # fmt: skip
-        return
     yield Finding(check="home", state="ok", found=f"only its owner can read {home.root}, and this user can write it")
+
+
+def _unwritable(folder: Path) -> Iterator[Path]:
+    """Name the folders of a home, and the files that are opened there for writing, that this user cannot use.
+
+    Any other file is replaced by a new one.
+    """
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        yield folder
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _unwritable(path)
+        elif path.suffix in (".sqlite3", ".lock") and not os.access(path, os.R_OK | os.W_OK):
+            yield path
 
 
 def check_disk(home: Home) -> Iterator[Finding]:

@@ -33,9 +33,9 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     for name in given:
         if not name:  # an empty variable of a shell: for a path it would be this folder
             files.append(name)
-        elif Path(name).is_dir():
+        elif _is_folder(name):
             files += pictures_below(Path(name), suffixes)
-        elif glob.has_magic(name) and not Path(name).exists():
+        elif glob.has_magic(name) and not os.path.lexists(name):
             files += _matches(name) or [name]  # a pattern that matches nothing is a file that is missing
         else:
             files.append(name)
@@ -98,7 +98,12 @@ def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> list[str]
 
 
 def _folders(given: Sequence[str]) -> list[Path]:
-    return [Path(name) for name in given if name and Path(name).is_dir()]
+    return [Path(name) for name in given if name and _is_folder(name)]
+
+
+def _is_folder(path: str | Path) -> bool:
+    """Tell whether there is such a folder; not where the system does not say, as below a closed one."""
+    return os.path.isdir(path)  # noqa: PTH112 - that of pathlib raises there
 
 
 def _matches(pattern: str) -> list[str]:
@@ -109,7 +114,7 @@ def _matches(pattern: str) -> list[str]:
     except ValueError:  # no valid pattern
         return []
     named = _hidden_parts(path)
-    files = [one for one in found if not one.is_dir() and not one.name.endswith(DRAWN)]
+    files = [one for one in found if not _is_folder(one) and not one.name.endswith(DRAWN)]
     return [str(one) for one in sorted({*files, *_closed_folders(path)}) if _hidden_parts(one) <= named]
 
 
@@ -117,13 +122,12 @@ def _closed_folders(pattern: Path) -> set[Path]:
     """The folders that a pattern leads through and this user may not look into."""
     parts = pattern.relative_to(pattern.anchor).parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-    before = {
-        folder
-        for end in range(max(first, 1), len(parts))
-        for folder in Path(pattern.anchor or ".").glob("/".join(parts[:end]))
-        if folder.is_dir()
-    }
-    return {folder for folder in before if not os.access(folder, os.R_OK | os.X_OK)}
+    closed = set()
+    for end in range(max(first, 1), len(parts)):
+        needed = os.R_OK | os.X_OK if glob.has_magic(parts[end]) else os.X_OK  # a name is found without a list
+        before = Path(pattern.anchor or ".").glob("/".join(parts[:end]))
+        closed |= {folder for folder in before if _is_folder(folder) and not os.access(folder, needed)}
+    return closed
 
 
 def _hidden_parts(path: Path) -> int:

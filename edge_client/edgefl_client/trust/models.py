@@ -119,7 +119,8 @@ def read_file(home: Home, file: Path | None) -> Archive:
     """
     found = current_file(home) if file is None else file
     if file is None and not found.exists():
-        raise StorageError(f"the model in use, {found}, is gone: install it again with edgefl use FILE", "missing")
+        again = "install it again with edgefl use FILE, or in a federation fetch it with edgefl sync"
+        raise StorageError(f"the model in use, {found}, is gone: {again}", "missing")
     with open_bounded(found, MAX_BUNDLE_FILE_BYTES) as opened:
         return open_archive(opened)
 

@@ -44,9 +44,12 @@ _LIGHT = {
 def faults_in_words(score: Score) -> list[str]:
     """Word as clauses what is wrong with the picture itself, which a new one may mend, without mere consequences."""
     told = [reason for reason in score.refer_reasons if reason in PICTURE_REASONS]
+    if "transparent" in told:  # it was read on white, which is no skin, even, and bright, but never dark
+        white = {"not_skin", "dark_corners"}
+        white |= {"exposure"} if score.exposure == "bright" else set()
+        white |= {"light"} if score.light != "darker" else set()
+        told = [reason for reason in told if reason not in white]
     hidden = {other for reason in told for other in _HIDDEN_BY.get(reason, ())}
-    if "transparent" in told:  # it was read on white, which is no skin, even, and bright
-        hidden |= {"not_skin", "dark_corners", "light", *(["exposure"] if score.exposure == "bright" else [])}
     if score.light == "darker":  # a dim picture has weak edges, and is measured as blurred
         hidden.add("blur")
     return [_fault(score, reason) for reason in told if reason not in hidden]

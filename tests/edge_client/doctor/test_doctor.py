@@ -244,11 +244,16 @@ def test_the_coordinator(run, device, live, monkeypatch, net):
 def test_a_home_that_cannot_be_written_is_no_healthy_one(run, live, invite, monkeypatch):
     """`edgefl use` failed where `doctor` found everything in order."""
     assert run("enrol", invite)[0] == 0
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != run.home / "member" and access(path, mode))
-    code, found = diagnosed(run, "--offline")
-    assert code == 1 and found["home"]["state"] == "fail"
-    assert found["home"]["found"] == f"this user cannot write {run.home / 'member'}"
+    access, opened = os.access, [run.home / name for name in ("watch-0.lock", "watched.sqlite3")]
+    for file in opened:
+        file.touch(mode=0o600)
+    for closed in (run.home, run.home / "member", *opened):
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed and access(path, mode))
+        code, found = diagnosed(run, "--offline")
+        assert code == 1 and found["home"]["found"] == f"this user cannot read and write {closed}"
+        assert found["home"]["advice"] == f"chmod -R u+rwX {run.home}"
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert diagnosed(run, "--offline")[1]["home"]["advice"] == f"chown -R 12345 {run.home}, as root"
 
 
 @pytest.mark.usefixtures("unprobed")

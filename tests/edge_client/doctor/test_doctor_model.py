@@ -78,6 +78,10 @@ def test_the_model(run, device, live, lab, tmp_path):
     (tmp_path / "over.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=lab.NOW_MS + 1))
     _, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
     assert found["model"]["state"] == "warn" and " ago and expires in 3 days" in found["model"]["found"]
+    assert found["model"]["advice"] == "ask its publisher for a newer one"  # sync fetches none for a file
+    assert "status --card" not in (found["quality"]["advice"] or "")  # nor is its card that of the model in use
+    assert run("use", tmp_path / "soon.edgefl")[0] == 0
+    assert "in a federation fetch it: edgefl sync" in diagnosed(run, "--offline")[1]["model"]["advice"]
     code, found = diagnosed(run, "--offline", "--model", tmp_path / "over.edgefl")
     assert (code, found["model"]["state"]) == (1, "fail") and "expire" in found["model"]["found"]
     run("trust", "remove", lab.SIGNER.public.hex())

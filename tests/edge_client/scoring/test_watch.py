@@ -66,6 +66,25 @@ def test_each_picture_once_and_again_when_written_anew(place, good, capsys):
     assert names(watch(capsys, "--once")[1]) == ["b.png", "c.png"]
 
 
+def test_a_folder_that_cannot_be_looked_into_is_told(place, good, capsys, monkeypatch):
+    """Its pictures were left out without a word. To root, whom no rights keep out, the system's answer is made up."""
+    (place / "drop" / "a.png").write_bytes(good)
+    scandir, closed = os.scandir, place / "drop" / "day"
+
+    def refused(at="."):
+        if str(at) == "drop/day":
+            raise PermissionError(13, "Permission denied", at)
+        return scandir(at)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    closed.chmod(0)
+    code, lines, err = watch(capsys, "--once")
+    closed.chmod(0o700)
+    assert code == 1 and "1 picture could not be scored" in err
+    assert names([line for line in lines if "error" not in line]) == ["a.png"]
+    assert "drop/day" in err or [line["image"] for line in lines if "error" in line] == ["drop/day"]
+
+
 def test_its_lines_may_lie_in_a_home_that_it_makes(place, good, capsys):
     """As examples/systemd has it: the file was made first, and the home refused for it, then and ever after."""
     (place / "drop" / "a.png").write_bytes(good)

@@ -88,6 +88,6 @@ def test_without_the_file_there_is_no_model(tmp_path):
 def test_a_model_that_is_gone_is_installed_again(home):
     """Its path says nothing to whoever never chose it."""
     models.current_file(home).unlink()
-    with pytest.raises(StorageError, match="is gone: install it again with edgefl use FILE") as error:
+    with pytest.raises(StorageError, match="is gone: install it again with edgefl use FILE, or in a") as error:
         models.read_file(home, None)
     assert error.value.code == "missing"

@@ -173,3 +173,11 @@ def test_the_white_behind_a_transparent_part_is_not_called_bright_light(exposure
     picture = JudgedPicture(faults=faults, exposure=exposure, light="brighter")
     score = a_score(CALM, THREE, info=DESCRIBED, picture=picture)
     assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)
+    dim = JudgedPicture(faults=("not_skin", "transparent"), light="darker")
+    assert faults_in_words(a_score(CALM, THREE, info=DESCRIBED, picture=dim)) == [
+        "more than a tenth of it is transparent", "it is darker than the pictures that the model learned from",
+    ]  # fmt: skip
+    blurred = JudgedPicture(faults=("blur", "exposure", "transparent"), exposure="bright")
+    assert faults_in_words(a_score(CALM, THREE, info=DESCRIBED, picture=blurred)) == [
+        "it is blurred", "more than a tenth of it is transparent",
+    ]  # fmt: skip
