@@ -59,7 +59,13 @@ WAYS = (
     Way("a prior of ones, no KL term", most_kl=0.0, skewed=False),
     Way("prior of ones, logarithm, softplus", loss="evidential, logarithm", skewed=False),
     Way("prior of ones, logarithm, exp", loss="evidential, logarithm", evidence="exp", skewed=False),
-    Way("prior of ones, logarithm, exp from 55 on", loss="evidential, logarithm", evidence="exp", start=3.0, skewed=False),
+    Way(
+        "prior of ones, logarithm, exp from 55 on",
+        loss="evidential, logarithm",
+        evidence="exp",
+        start=3.0,
+        skewed=False,
+    ),
     Way("prior of ones, logarithm, softplus from 55 on", loss="evidential, logarithm", start=54.0, skewed=False),
     Way("softmax, squared error", loss="squared error"),
 )
