@@ -228,7 +228,7 @@ def picture(found: Found) -> bytes:
         axes.annotate(
             claim.gap.signed, (right, height), xytext=(9, 0), textcoords="offset points", va="center", fontsize=9
         )
-    axes.set_yticks(range(len(told)), [claim.label for claim in told], fontsize=9)
+    axes.set_yticks(range(len(told)), [claim.label + _seeds_told(claim.seeds) for claim in told], fontsize=9)
     axes.set_ylim(len(told) - 0.5, -0.5)
     axes.margins(x=0.1)
     axes.set_xlim(right=axes.get_xlim()[1] + ROOM)
@@ -238,7 +238,7 @@ def picture(found: Found) -> bytes:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.3)
-    kinds = [("o", BLUE, "federation"), ("s", GREY, "alone, the best way"), ("s", ORANGE, "all pictures in one place")]
+    kinds = [("o", BLUE, "federation"), ("s", GREY, "alone"), ("s", ORANGE, "all pictures in one place")]
     for marker, colour, label in kinds if any(claim.names[1] == "one place" for claim in told) else kinds[:2]:
         axes.plot([], [], marker, color=colour, label=label)
     if any(len(claim.seeds) > 1 for claim in told):

@@ -71,12 +71,12 @@ class Home:
                 ) from error
         return folder or self.root
 
-    def refuse_in_new_home(self, file: Path) -> None:
+    def refuse_in_new_home(self, file: Path | None) -> None:
         """Refuse, by a `StorageError`, a file or folder to write in a home that holds nothing of a device yet.
 
         `prepare` would take that home for a folder of something else.
         """
-        if file.resolve().is_relative_to(self.root.resolve()) and not holds_any(self.root, OWN):
+        if file is not None and file.resolve().is_relative_to(self.root.resolve()) and not holds_any(self.root, OWN):
             raise StorageError(
                 f"{file} lies in the home folder, which nothing of a device is in yet: name another folder, or run "
                 "edgefl use first",

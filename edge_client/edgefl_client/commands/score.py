@@ -134,13 +134,11 @@ def score(
 
     troubles, failures = list[str](), list[score_files.Failure]()
     with PictureReader(formats) as reader, open_log(log_file, home, scorer) as log:
-        if heatmaps is not None:
-            home.refuse_in_new_home(heatmaps)
+        home.refuse_in_new_home(heatmaps)
         files = folder_files.expand(images, reader.suffixes)
         unread = folder_files.left_out(images, reader)
         if not files:
-            none = f"the given folders hold no file whose name ends in {', '.join(reader.suffixes)}"
-            raise click.UsageError(none if unread is None else f"{none}. {unread}")
+            raise click.UsageError(_none_there(reader.suffixes, unread))
         prepare(vouched.bundle, heatmaps, scorer, unread)
         tell_empty(images, reader.suffixes)
         table = score_text.CsvLines(vouched.bundle.labels.classes)
@@ -176,6 +174,11 @@ def _tells_how_many(pictures: int) -> Iterator[list[str | None]]:
     except KeyboardInterrupt:
         click.echo(f"\nstopped: {len(done)} of {counted(pictures, 'picture')} done; score the others again", err=True)
         raise click.exceptions.Exit(STOPPED) from None
+
+
+def _none_there(suffixes: Sequence[str], unread: str | None) -> str:
+    none = f"the given folders hold no file whose name ends in {', '.join(suffixes)}"
+    return none if unread is None else f"{none}. {unread}"
 
 
 def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:

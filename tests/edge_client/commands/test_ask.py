@@ -360,9 +360,9 @@ def test_doctor_tries_a_question(ward, monkeypatch):
 
     work, facts = tried(ward / "home", str(ward / "ask.edgefl"), [SIGNER.public.hex()], 1)
     assert facts["answers"] and not facts["asks_always"] and set(facts["probabilities"]) == set(ANSWERS)
-    found = _model(facts, NOW_MS).found
+    found = _model(facts, NOW_MS, named=True).found
     assert "answers a question about a drawn picture" in found and "  " not in found
-    assert [one.state for one in _quality(facts)] == ["ok"]
+    assert [one.state for one in _quality(facts, named=True)] == ["ok"]
     measured = measure(work(), work).to_json()
     assert len(measured["rows"]) == 4 and _speed(measured, "answer").found.startswith("an answer took up to ")
     assert TRIED.questions == 150

@@ -217,6 +217,8 @@ def test_a_log_in_a_home_that_is_not_begun_is_refused(run, files, day):
     """With it the folder was taken for one of something else: every later `edgefl use` was refused."""
     code, out, err = scored(run, files, day, "--log", run.home / "log.sqlite")
     assert (code, out) == (1, "") and "run edgefl use first" in err and not run.home.exists()
+    code, out, err = scored(run, files, day, "--heatmap", run.home / "maps")
+    assert (code, out) == (1, "") and "run edgefl use first" in err and not run.home.exists()
     assert run("use", files / "model.edgefl", "--trust", files / "signing.pub")[0] == 0
     assert scored(run, files, day, "--log", run.home / "log.sqlite")[0] == 1  # one picture is broken
     assert len(rows(run.home / "log.sqlite")) == 10

@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.trainer.conftest import edgefl_train
 
+from edgefl_trainer.reports.blocks import figure
 from edgefl_trainer.reports.findings import in_short
 from edgefl_trainer.reports.page import report_page
 from edgefl_trainer.reports.run_facts import read_run
@@ -295,6 +296,9 @@ def test_chance_is_that_of_the_site_and_of_questions_the_usual_answer(finished):
     summary["sites"]["east"] |= {"classes_tested": 4, "balanced_accuracy": 0.3}
     below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
     assert below["balanced accuracy, mean of sites"].endswith("chance 37.5 % of sites with several classes")
+    summary["several_classes"]["mean_balanced_accuracy"] = 0.45
+    below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
+    assert below["balanced accuracy, mean of sites"].endswith("sites with several classes: 45.0 %, chance 37.5 %")
     assert below["balanced accuracy, worst site"] == "chance 25.0 %"
     summary["sites"]["east"]["classes_tested"] = 1
     below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
@@ -302,6 +306,12 @@ def test_chance_is_that_of_the_site_and_of_questions_the_usual_answer(finished):
     summary |= {"mean_accuracy": 0.7, "worst_accuracy": 0.6, "usual_answer": {"mean_accuracy": 0.5}}
     below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
     assert (below["accuracy, mean of sites"], below["accuracy, worst site"]) == ("usual answer 50.0 %", "")
+
+
+def test_rows_that_do_not_vary_have_no_interval():
+    """The page had "50.0 to 50.0" of eight pictures, which reads as certainty; the terminal withheld it."""
+    summary = {"a": 0.5, "a_interval": [0.5, 0.5], "b": 0.5, "b_interval": [0.4, 0.6]}
+    assert [figure(summary, (name,)).below for name in "ab"] == ["no interval", "40.0 to 60.0"]
 
 
 def test_nothing_is_overwritten_unasked(finished, tmp_path):

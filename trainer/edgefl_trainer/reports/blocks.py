@@ -105,14 +105,18 @@ def found_at(summary: Mapping[str, Any], path: Path) -> Any:
 
 
 def figure(summary: Mapping[str, Any], path: Path, form: Form = "share", *, strong: bool = False) -> ReportCell:
-    """Show a figure, with its 95 % interval where one is kept beside it as `NAME_interval`."""
+    """Show a figure, with its 95 % interval where one is kept beside it as `NAME_interval`.
+
+    One without width says only that these rows do not vary when they are drawn: it is no interval, as in `run`.
+    """
     value = found_at(summary, path)
     if value == NOT_RECORDED or value is None:
         return ReportCell(NOT_RECORDED if value == NOT_RECORDED else UNDEFINED, path)
     bounds = found_at(summary, (*path[:-1], f"{path[-1]}_interval"))
     below = ""
     if isinstance(bounds, list) and len(bounds) == 2:
-        below = " to ".join(written(bound, form).removesuffix(" %") for bound in bounds)
+        same = bounds[0] == bounds[1]
+        below = "no interval" if same else " to ".join(written(bound, form).removesuffix(" %") for bound in bounds)
     return ReportCell(written(value, form), path, strong=strong, below=below)
 
 

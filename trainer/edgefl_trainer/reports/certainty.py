@@ -1,5 +1,6 @@
 """Whether a run's certainty means what it says, and what its threshold for referral costs."""
 
+from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.reports.blocks import (
     UNDEFINED,
     FactList,
@@ -73,8 +74,9 @@ def _referral(facts: RunFacts) -> list[ReportBlock]:
             rows=rows,
             caption="Above this uncertainty (vacuity; of methods without evidence, entropy) a picture is referred to a "
             "doctor. Threshold and temperature were fitted on tune rows: the threshold aims at no more than 10 % wrong "
-            "among the rest, and where that cannot be reached, half are referred. What they cost is measured on "
-            "reported rows, by this rule alone.",
+            f"among the rest, and where that cannot be reached, half are referred. A site with fewer than {MIN_ROWS} "
+            "tune rows has neither: its temperature is 1, and hardly anything is above its threshold. What they cost "
+            "is measured on reported rows, by this rule alone.",
         )
     ]
     told = [(name, ReportCell(text)) for name, text in sorted(facts.suspicion.items())[:MOST_PANELS]]

@@ -75,8 +75,12 @@ def _by_chance(summary: Mapping[str, Any], which: str, name: str) -> str:
         return "" if usual is None else f"usual answer {written(usual, 'share')}"
     chance = chance_of([summary], name)
     if which == "mean":
-        apart = " of sites with several classes" if summary.get("several_classes") else ""
-        return "" if chance.mean is None else f"chance {written(chance.mean, 'share')}{apart}"
+        if chance.mean is None:
+            return ""
+        told, several = f"chance {written(chance.mean, 'share')}", summary.get("several_classes") or {}
+        if (mean := several.get(f"mean_{name}")) is not None:  # a site of one class tells little of the mean above
+            return f"sites with several classes: {written(mean, 'share')}, {told}"
+        return f"{told} of sites with several classes" if several else told
     worst = summary.get(f"worst_{name}")
     found = [value for site, value in chance.sites.items() if summary["sites"][site].get(name) == worst]
     return f"chance {written(max(found), 'share')}" if found else ""
@@ -114,7 +118,8 @@ def figures_section(facts: RunFacts) -> Section:
         )
     kept = found_at(summary, ("reported_rows",))
     caption = (
-        f"Figures on {kept} rows, below them the 95 % interval: whole lesions drawn with replacement, 1,000 times."
+        f"Figures on {kept} rows, below them the 95 % interval: whole lesions drawn with replacement, 1,000 times. "
+        "None stands where all draws give the same."
     )
     if forms is OF_PICTURES:
         caption += f" Lower is better: {', '.join(METRIC_WORDS[name] for name in ('ece', 'brier', 'aurc'))}."

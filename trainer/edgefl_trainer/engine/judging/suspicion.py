@@ -29,8 +29,8 @@ FOLDER, REPORTED = "tune", "reported"
 MAX_BYTES = 1 << 30
 NOT_KEPT = (
     "WARNING: no threshold was chosen, for the run kept no scores of this site's tune pictures: it is from before they "
-    "were kept, or the site never trained. A picture asks for a look where the predicted class is not known to be "
-    f"benign, or, by default, where such classes have {DEFAULT_SUSPICIOUS_FROM:.0%} or more together."
+    "were kept, or the site has none, or never trained. A picture asks for a look where the predicted class is not "
+    f"known to be benign, or, by default, where such classes have {DEFAULT_SUSPICIOUS_FROM:.0%} or more together."
 )
 
 
