@@ -366,14 +366,13 @@ def _against_limit(score: Score) -> tuple[str, str]:
 def _beside_limit(score: Score, label: str) -> str:
     """Write the probability of a suspicious class, which the reader compares with the threshold, too.
 
-    That of the predicted class is written as the headline has it. Where the classes together reach the threshold, one
-    below it passed nothing.
+    That of the predicted class is written as the headline has it. Where the classes together reach the threshold, no
+    single one is called below it: the rule asks for a look.
     """
-    if label == score.predicted or score.suspicious_from is None:
+    limit = score.suspicious_from
+    if label == score.predicted or limit is None or (score.suspicious_probability or 0.0) >= limit:
         return likely(score, label)
-    if (score.suspicious_probability or 0.0) >= score.suspicious_from:
-        return likely(score, label)
-    return against(score.probabilities[label], score.suspicious_from, _digits(score))[0]
+    return against(score.probabilities[label], limit, _digits(score))[0]
 
 
 def _digits(score: Score) -> int:

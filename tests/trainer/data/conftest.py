@@ -70,3 +70,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("EDGEFL_CACHE", str(folder))
     return folder
+
+
+def spoil(path: Path, old: str | None, new: str | None) -> None:
+    """Remove a file, or put `new` in the place of `old` in its text."""
+    if old is None:
+        path.unlink()
+        return
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, str(new)))

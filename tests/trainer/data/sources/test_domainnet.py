@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.trainer.data.conftest import spoil
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.sources.domainnet import read_domainnet
@@ -99,13 +100,7 @@ def test_all_six_domains_and_split_files_in_their_own_folder(tmp_path: Path) -> 
 def test_faults_are_named_in_one_sentence(
     net: Path, file: str, old: str | None, new: str | None, words: list[str]
 ) -> None:
-    path = net / file
-    if old is None:
-        path.unlink()
-    else:
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, str(new)))
+    spoil(net / file, old, new)
     with pytest.raises(DataError) as caught:
         read_domainnet(net, "ten")
     assert all(word in str(caught.value) for word in words), str(caught.value)

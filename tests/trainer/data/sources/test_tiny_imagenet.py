@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.trainer.data.conftest import spoil
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.sources.tiny_imagenet import read_tiny_imagenet
@@ -108,13 +109,7 @@ NOTES = "val/val_annotations.txt"
 def test_faults_are_named_in_one_sentence(
     tiny: Path, file: str, old: str | None, new: str | None, words: list[str]
 ) -> None:
-    path = tiny / file
-    if old is None:
-        path.unlink()
-    else:
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, str(new)))
+    spoil(tiny / file, old, new)
     with pytest.raises(DataError) as caught:
         read_tiny_imagenet(tiny)
     assert all(word in str(caught.value) for word in words), str(caught.value)
