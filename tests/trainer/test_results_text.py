@@ -85,6 +85,24 @@ def test_an_interval_without_width_claims_no_certainty(figure, bounds, told):
 
 
 @pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        (None, "mean 70.0 %, no interval: b has none, worst"),
+        ([1.0, 1.0], "mean 70.0 %, no interval: b has none, worst"),
+        ([0.9, 1.0], "mean 70.0 %, 95 % interval (60.0 to 80.0), worst"),
+    ],
+)
+def test_a_mean_has_no_interval_where_a_site_has_none(bounds, told):
+    """A run from before kept an interval of its mean in which such a site counted as certain (docs/methods.md 8.4)."""
+    site = {"n_train": 9, "n_test": 9, "balanced_accuracy": 0.4, "balanced_accuracy_interval": [0.3, 0.6]}
+    sites = {"a": site, "b": site | {"balanced_accuracy": 1.0, "balanced_accuracy_interval": bounds}}
+    means = {"mean_balanced_accuracy": 0.7, "worst_balanced_accuracy": 0.4}
+    means["mean_balanced_accuracy_interval"] = [0.6, 0.8]
+    lines = site_lines({"sites": sites, "reported_rows": "test", "classes": list("wx")} | means)
+    assert lines[3].startswith(told)
+
+
+@pytest.mark.parametrize(
     ("std", "told"), [(0.1, "mean 50.0 % ± 10.0 % (std over sites), worst"), (None, "mean 50.0 %, w")]
 )
 def test_a_spread_says_what_it_is_over_and_one_site_has_none(std, told):

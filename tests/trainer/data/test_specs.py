@@ -141,12 +141,23 @@ def test_folder_of_classes_with_a_site_name(tmp_path: Path) -> None:
         (["nv/1.png", "east/nv/1.png"], ["nv/1.png", "in the wrong place"]),
         (["1.png"], ["1.png", "in the wrong place"]),
         (["notes.txt"], ["holds no .jpg"]),
+        (["east/nv/1.tif", "east/mel/2.gif"], ["holds no .jpg", "Convert its 2 pictures of other forms."]),
+        (["east/nv/1.png", "east/mel/2.TIFF"], ["east/mel in", "would lose all pictures"]),
     ],
 )
 def test_folder_faults(tmp_path: Path, names: list[str], words: list[str]) -> None:
     with pytest.raises(DataError) as caught:
         load_federation([clinic(tmp_path / "d", *names)], image_px=8)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_pictures_in_other_forms_are_told(tmp_path: Path) -> None:
+    """docs/reference/data.md, `folder:DIR`: a class is smaller for each of them, and nobody would know."""
+    names = [f"{site}/{label}/{i}.png" for site in ("east", "west") for label in ("mel", "nv") for i in range(6)]
+    spec = clinic(tmp_path / "d", *names, "east/mel/7.tif", "west/nv/8.webp", "west/nv/.9.gif", "west/notes.txt")
+    told = load_federation([spec], image_px=8, cache_dir=tmp_path / "c").warnings
+    (line,) = [line for line in told if "left out" in line]
+    assert line.startswith(f"2 pictures are left out of {tmp_path / 'd'}, the first east/mel/7.tif")
 
 
 @pytest.mark.parametrize("packed", [False, True])

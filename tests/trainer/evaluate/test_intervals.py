@@ -238,9 +238,13 @@ def test_the_report_pools_rows_and_counts_sites_once():
     low, high = found["pooled"]["accuracy_interval"]
     assert low < expected["accuracy"] < high
     assert found["sites"]["c"]["accuracy_interval"] is None  # one lesion: nothing to draw from
-    low, high = found["mean_balanced_accuracy_interval"]
-    means = [found["sites"][name]["balanced_accuracy"] for name in ("a", "b")]
-    assert low < np.mean(means) < high
+    assert found["mean_balanced_accuracy_interval"] is None  # it would count c as certain
+    without = report({name: sites[name] for name in ("a", "b")})
+    low, high = without["mean_balanced_accuracy_interval"]
+    assert low < np.mean([found["sites"][name]["balanced_accuracy"] for name in ("a", "b")]) < high
+    right = draw(4, rows=20)
+    certain = dataclasses.replace(right, predicted=right.target)  # all right: each draw gives the same
+    assert report({"a": sites["a"], "d": certain})["mean_balanced_accuracy_interval"] is None
 
 
 def test_a_held_out_site_is_not_pooled_and_one_without_a_model_has_null_figures():

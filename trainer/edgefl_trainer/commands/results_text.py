@@ -6,7 +6,7 @@ from typing import Any
 from edgefl_protocol.bundle.shown_map import why_no_map
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, on_white, suspicious_words, uncertainty_words
-from edgefl_protocol.sentences import counted, of_file
+from edgefl_protocol.sentences import counted, listed, of_file
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.chance import Chance, chance_of
 from edgefl_trainer.evaluate.no_round import part_lines
@@ -21,7 +21,7 @@ from edgefl_trainer.evaluate.one_class import (
     mean_of,
     others,
 )
-from edgefl_trainer.evaluate.undefined import why_undefined
+from edgefl_trainer.evaluate.undefined import why_undefined, without_interval
 
 _INTERVAL = "balanced_accuracy_interval"
 
@@ -99,10 +99,19 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
     """The mean over sites with its interval, how far sites lie apart, and the worst; of one site no spread."""
     std = found.get("std_balanced_accuracy")
     spread = "" if std is None else f" ± {_pct(std)} (std over sites)"
-    interval = found.get("mean_balanced_accuracy_interval")
-    between = "" if interval is None or interval[0] == interval[1] else f", 95 % interval{_interval(interval)}"
     worst = _pct(found["worst_balanced_accuracy"])
-    return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{between}, worst {worst}"
+    return f"mean {_pct(found['mean_balanced_accuracy'])}{spread}{_between(found)}, worst {worst}"
+
+
+def _between(found: Mapping[str, Any]) -> str:
+    """The interval of a mean, or the sites without which it has none; nothing where no site has one."""
+    sites = found["sites"] if isinstance(found.get("sites"), Mapping) else {}
+    judged = {name: site for name, site in sites.items() if site["balanced_accuracy"] is not None}
+    lacking = without_interval(judged)
+    if lacking and len(lacking) < len(judged):
+        return f", no interval: {listed(lacking)} {'has' if len(lacking) == 1 else 'have'} none"
+    interval = found.get(f"mean_{_INTERVAL}")
+    return "" if lacking or interval is None or interval[0] == interval[1] else f", 95 % interval{_interval(interval)}"
 
 
 def is_judged_whole(summary: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, OF_RIGHT, site_metrics
 from edgefl_trainer.evaluate.overconfidence import KEYS, overconfidence
 from edgefl_trainer.evaluate.risk_coverage import curves_of, referral_figures
+from edgefl_trainer.evaluate.undefined import without_interval
 
 Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
@@ -28,8 +29,8 @@ NO_FIGURES = dict.fromkeys(
 def figures_of_sites(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Compute the figures of `summary.json` that need every row: of each site, and of all rows of sites not held out.
 
-    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites, and of each site that is not held
-    out `confusion`: its rows by true and by answered class, and `curves`: see `risk_coverage.curves_of`; null beyond
+    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites (null where a site has none: it would
+    count as certain), and of each site that is not held out `confusion`: its rows by true and by answered class, and `curves`: see `risk_coverage.curves_of`; null beyond
     `MAX_CURVES` sites.
 
     Args:
@@ -48,11 +49,13 @@ def figures_of_sites(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[s
     }
     trained = [name for name in sorted(scored) if not facts[name].get("held_out")]
     everything = pooled([scored[name] for name in trained])
-    drawn = [draws[name]["balanced_accuracy"] for name in trained if draws[name]]
+    counted_in = {name: figures[name] for name in trained if figures[name]["balanced_accuracy"] is not None}
+    known = bool(counted_in) and not without_interval(counted_in)
+    drawn = [draws[name]["balanced_accuracy"] for name in counted_in if known]
     return {
         "sites": figures,
         "pooled": figures_of(everything, _draws_of(everything)),
-        "mean_balanced_accuracy_interval": interval(np.mean(drawn, axis=0)) if drawn else None,
+        "mean_balanced_accuracy_interval": interval(np.mean(drawn, axis=0)) if known else None,
         "confusion": confusions({name: scored[name] for name in trained}),
         "curves": {name: curves_of(scored[name]) for name in trained} if len(trained) <= MAX_CURVES else None,
     }

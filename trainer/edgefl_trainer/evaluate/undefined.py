@@ -1,4 +1,4 @@
-"""Why a site has no figure, in words: a person who reads "undefined" asks for the reason."""
+"""Why there is no figure or no interval, in words: a person who reads "undefined" asks for the reason."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,3 +20,12 @@ def why_undefined(site: Mapping[str, Any], rows: str) -> str:
     if not site["n_test"]:
         return f"no {rows} picture"
     return f"no model: {HEAD_STAYS}" if without_head(site) else "undefined"
+
+
+def without_interval(sites: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Name the sites whose balanced accuracy has no interval, or one without width.
+
+    A mean over them has none either: draws that never vary would count such a site as certain.
+    """
+    bounds = {name: site.get("balanced_accuracy_interval") for name, site in sites.items()}
+    return sorted(name for name, pair in bounds.items() if pair is None or pair[0] == pair[1])

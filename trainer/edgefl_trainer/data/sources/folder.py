@@ -4,12 +4,14 @@ A class folder called `unlabelled` holds images for self-supervised learning onl
 its own; where several pictures show one lesion, a manifest says so. Source: docs/design.md 5 (Data SPECs).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from edgefl_protocol.sentences import counted, listed
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
-from edgefl_trainer.data.sources.store import is_image_name, open_store
+from edgefl_trainer.data.sources.store import OTHER_SUFFIXES, is_image_name, open_store
 
 UNLABELLED = "unlabelled"
 
@@ -17,14 +19,19 @@ UNLABELLED = "unlabelled"
 def read_folder(path: Path) -> SourceRows:
     """Read one row for each picture of a folder (or zip), in name order; the split is dealt later.
 
+    Pictures in other forms are left out with a warning. Where a folder would lose all its pictures, a run refuses it.
+
     Raises:
         DataError: There are no pictures, one of the outermost folders has none, or they do not lie two (or all one)
             folders deep.
     """
     store = open_store(path)
-    names = [name for name in store.names() if is_image_name(name)]
+    files = store.names()
+    names = [name for name in files if is_image_name(name)]
+    others = [name for name in files if is_image_name(name, OTHER_SUFFIXES)]
     if not names:
-        raise DataError(f"{path} holds no .jpg, .jpeg or .png files; put them at SITE/CLASS/NAME.jpg.")
+        also = f" Convert its {counted(len(others), 'picture')} of other forms." if others else ""
+        raise DataError(f"{path} holds no .jpg, .jpeg or .png files; put them at SITE/CLASS/NAME.jpg.{also}")
     used = {name.partition("/")[0] for name in names}
     empty = [name for name in store.top_folders() if name not in used]
     if empty:
@@ -39,7 +46,22 @@ def read_folder(path: Path) -> SourceRows:
             f"{odd} in {path} is in the wrong place; put all pictures at SITE/CLASS/NAME, or all at CLASS/NAME."
         )
     rows = tuple(_row(name) for name in names)
-    return SourceRows(f"folder:{path}", rows, file_pixels(store, rows))
+    warnings, refused = _left_out(names, others, path)
+    return SourceRows(f"folder:{path}", rows, file_pixels(store, rows), warnings, refused)
+
+
+def _left_out(names: Sequence[str], others: Sequence[str], path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write what to warn of and what to refuse where some pictures are in forms that no run reads."""
+    if not others:
+        return (), ()
+    lost = sorted({_folder(name) for name in others} - {_folder(name) for name in names})
+    told = f"{counted(len(others), 'picture is', 'pictures are')} left out of {path}, the first {others[0]}"
+    refused = f"{listed(lost)} in {path} would lose all pictures: convert them to .jpg or .png, or remove the folder"
+    return (f"{told}: a run reads .jpg, .jpeg and .png; convert the others",), (refused,) if lost else ()
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def _row(name: str) -> Row:

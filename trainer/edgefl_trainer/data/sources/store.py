@@ -16,6 +16,9 @@ from edgefl_trainer.data.errors import DataError
 
 MAX_TABLE_BYTES = 200_000_000  # one CSV
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+OTHER_SUFFIXES = (  # pictures in forms that no run reads
+    ".tif", ".tiff", ".gif", ".bmp", ".webp", ".avif", ".heic", ".heif", ".jp2", ".jpe", ".jfif", ".dcm", ".dng",
+)  # fmt: skip
 
 
 class FileStore(Protocol):
@@ -60,10 +63,10 @@ def open_store(path: Path) -> FileStore:
     raise DataError(f"No folder or zip file at {path}; check the path in the data SPEC.")
 
 
-def is_image_name(name: str) -> bool:
-    """Tell whether a file name ends like an image we read and is not a hidden file."""
+def is_image_name(name: str, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> bool:
+    """Tell whether a file name ends like an image we read, or as given, and is not a hidden file."""
     pure = PurePosixPath(name)
-    return pure.suffix.lower() in IMAGE_SUFFIXES and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
+    return pure.suffix.lower() in suffixes and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
 
 
 def _is_hidden(folder: str) -> bool:
