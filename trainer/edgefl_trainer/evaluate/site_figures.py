@@ -30,8 +30,8 @@ def figures_of_sites(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[s
     """Compute the figures of `summary.json` that need every row: of each site, and of all rows of sites not held out.
 
     Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites (null where a site has none: it would
-    count as certain), and of each site that is not held out `confusion`: its rows by true and by answered class, and `curves`: see `risk_coverage.curves_of`; null beyond
-    `MAX_CURVES` sites.
+    count as certain), and of each site that is not held out `confusion`: its rows by true and by answered class, and
+    `curves`: see `risk_coverage.curves_of`; null beyond `MAX_CURVES` sites.
 
     Args:
         scored: scored rows by site; without the sites for which there is no model.
