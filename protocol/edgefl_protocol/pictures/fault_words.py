@@ -22,7 +22,7 @@ _FAULTS = {
     "size": "it has fewer pixels than the model reads",
     "shape": "it is much longer one way than the other, and the model reads a square",
     "not_skin": "its colours are not those of skin",
-    "dark_corners": "it has a frame, an even side or dark corners, and the model did not learn from such pictures",
+    "dark_corners": "it has a frame, an even side or dark corners, and a model can answer by these",
     "transparent": "more than a tenth of it is transparent",
     "light": "it is in other light than the pictures that the model learned from",
 }

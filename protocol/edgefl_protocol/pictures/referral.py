@@ -49,7 +49,7 @@ REASON_WORDS = {
     "size": "the picture has fewer pixels than the model reads",
     "shape": "the picture is much longer one way than the other, and the model reads a square",
     "not_skin": "the colours are not those of skin",
-    "dark_corners": "the picture has a frame or dark corners that the model did not learn from",
+    "dark_corners": "the picture has a frame, an even side or dark corners, by which a model can answer",
     "transparent": "more than a tenth of the picture is transparent",
     "light": "the picture is in other light than the pictures that the model learned from",
     "unseen_class": "it looks most like a class that the model was not trained on",

@@ -152,7 +152,7 @@ def test_what_passed_says_at_which_site() -> None:
     (("size", "exposure"), ["it is too dark", "it has fewer pixels than the model reads"]),
     (("not_skin", "dark_corners"), ["its colours are not those of skin"]),
     (("size", "dark_corners"), ["it has fewer pixels than the model reads", "it has a frame, an even side or dark "
-                                "corners, and the model did not learn from such pictures"]),
+                                "corners, and a model can answer by these"]),
 ])  # fmt: skip
 def test_what_is_a_mere_consequence_of_another_fault_is_not_told(faults, told) -> None:
     """Of a picture that was only darkened four causes were told, three of them wrong; `refer_reasons` keeps all."""
