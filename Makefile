@@ -92,7 +92,7 @@ fuzz: $(STAMP) ## Fuzz the parsers (MINUTES=N, ARGS="TARGET …"); docs/security
 	$(TEST_ENVIRONMENT) $(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
 
 soak: $(STAMP) ## Twenty members, kills and a bad network (MINUTES=N, 480 for eight hours); docs/security.md check 68
-	$(TEST_ENVIRONMENT) $(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
+	$(TEST_ENVIRONMENT) $(BIN)/python -m benchmarks.coordinator.soak --minutes $(MINUTES) $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1]))
 
 NAME = "derm-vit-tiny-84"
 TASKS = ("nevus", "all")
@@ -103,7 +103,7 @@ def export(run: Path) -> bytes:
 
 def judge(run: Path, file: Path, data: str) -> dict[str, Any]:
     """The probes, and how far float16 moves the largest of their figures."""
-    from backbone_probes import compare
+    from benchmarks.federation.backbone_probes import compare
 
     from edgefl_trainer.data import load_federation
     from edgefl_trainer.engine.sites import choose_device
@@ -163,7 +163,7 @@ def publish(record: Mapping[str, Any], out: Path) -> None:
 
 def card(record: Mapping[str, Any]) -> str:
     """The model card."""
-    from backbone_probes import probe_table
+    from benchmarks.federation.backbone_probes import probe_table
 
     nevus = record["probe"]["nevus"]
     shown = {"best": "backbone.mean", "colours": "colours", "untrained": "random.mean"}

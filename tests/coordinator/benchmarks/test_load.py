@@ -1,20 +1,17 @@
-"""`benchmarks/coordinator_load.py`: sealed uploads to the real server, each answered and each in the store."""
+"""`benchmarks/coordinator/coordinator_load.py`: sealed uploads to the real server, all answered and in the store."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
+from benchmarks.coordinator import coordinator_load
 from click.testing import CliRunner
-
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "coordinator_load.py"
 
 
 @pytest.mark.slow
 def test_a_tiny_run() -> None:
     """Twenty members, two rounds: the figures belong together; the benchmark itself compares answers and store."""
     sizes = ("--members", "20", "--uploads", "40", "--connections", "8", "--suite", "1", "--json")
-    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], sizes)
+    run = CliRunner().invoke(coordinator_load.main, sizes)
     (found,) = json.loads(run.stdout)
     assert (found["members"], found["uploads"], found["connections"], found["suite"]) == (20, 40, 8, 1)
     assert found["per_s"] > 0 and 0 < found["p50_ms"] <= found["p99_ms"]
@@ -27,7 +24,7 @@ def test_a_tiny_run_on_postgresql(postgres) -> None:
     """Two servers share one database: each upload is in the store once."""
     sizes = ("--members", "20", "--uploads", "40", "--connections", "8", "--suite", "1", "--json")
     more = ("--database", "postgresql", "--processes", "2")
-    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], (*sizes, *more))
+    run = CliRunner().invoke(coordinator_load.main, (*sizes, *more))
     (found,) = json.loads(run.stdout)
     assert (found["database"], found["processes"], found["uploads"]) == ("postgresql", 2, 40)
     assert found["per_s"] > 0 and found["database_ms"] > 0
@@ -40,13 +37,13 @@ def test_a_tiny_run_with_kills(database) -> None:
     kind, processes = ("postgresql", "2") if database() else ("sqlite", "1")
     sizes = ("--members", "20", "--uploads", "40", "--connections", "4", "--suite", "1", "--kills", "3", "--json")
     more = ("--database", kind, "--processes", processes)
-    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], (*sizes, *more))
+    run = CliRunner().invoke(coordinator_load.main, (*sizes, *more))
     (found,) = json.loads(run.stdout)
     assert found["kills"] == 3 and found["uploads"] >= 40
 
 
 def test_frames(tmp_path) -> None:
-    functions = runpy.run_path(str(SCRIPT))
+    functions = vars(coordinator_load)
     bodies = [b"", b"one", b"x" * 70_000]
     functions["write_frames"](tmp_path / "frames", bodies)
     assert list(functions["frames"](tmp_path / "frames")) == bodies

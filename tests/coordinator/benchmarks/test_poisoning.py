@@ -44,7 +44,7 @@ def script(path: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def poisoning() -> ModuleType:
-    return script("benchmarks/poisoning.py")
+    return script("benchmarks/coordinator/poisoning.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@
 
 import contextlib
 
-import postgresql_cluster
 import pytest
-from bad_network import FATES
+from benchmarks.coordinator import postgresql_cluster
+from benchmarks.coordinator.bad_network import FATES
+from benchmarks.coordinator.soak import main, soaking, sound
 from click.testing import CliRunner
-from soak import main, soaking, sound
 from sqlalchemy import delete, select
 
 from edgefl_coordinator.store.tables import replies

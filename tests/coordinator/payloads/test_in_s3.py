@@ -20,7 +20,7 @@ from typing import Any
 
 import obstore
 import pytest
-import s3_gateway
+from benchmarks.coordinator import s3_gateway
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.founding.folder import check_payloads

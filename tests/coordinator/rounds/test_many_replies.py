@@ -1,7 +1,7 @@
 """The aggregation worker's memory does not grow with the number of large replies, and its results stay bit for bit.
 
-Source: docs/methods.md, aggregation (the same job gives the same bytes); benchmarks/aggregation_memory.py measures a
-ResNet-18 of each of 10, 100 and 1,000 sites.
+Source: docs/methods.md, aggregation (the same job gives the same bytes).
+benchmarks/coordinator/aggregation_memory.py measures a ResNet-18 of each of 10, 100 and 1,000 sites.
 """
 
 import mmap

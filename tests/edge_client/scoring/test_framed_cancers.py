@@ -1,8 +1,8 @@
-"""The box that `benchmarks/framed_cancers.py` lays over a corner, as over a name."""
+"""The box that `benchmarks/device/framed_cancers.py` lays over a corner, as over a name."""
 
 import numpy as np
 import pytest
-from framed_cancers import covered  # of benchmarks/, which only pytest has on its path
+from benchmarks.device.framed_cancers import covered  # of benchmarks/, which only pytest has on its path
 
 
 @pytest.mark.parametrize("share", [0.2, 0.3])

@@ -46,7 +46,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
     if request.param == "sqlite":
         yield lambda: ""
         return
-    import postgresql_cluster  # of benchmarks/, which only pytest has on its path
+    from benchmarks.coordinator import postgresql_cluster  # of benchmarks/, which only pytest has on its path
 
     if postgresql_cluster.programs() is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed (apt-get install postgresql)")

@@ -1,16 +1,14 @@
-"""benchmarks/asked_pictures.py on drawn pictures, whose colour the picture alone tells."""
+"""benchmarks/causes/asked_pictures.py on drawn pictures, whose colour the picture alone tells."""
 
 import json
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.causes import asked_pictures
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 from tests.trainer.conftest import edgefl_train, make_asked
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "asked_pictures.py"
 NETWORK = ("--backbone", "tiny", "--image-px", "36")
 
 
@@ -20,7 +18,7 @@ def drawn(tmp_path_factory, cached):
 
 
 def lines(*words):
-    done = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], list(map(str, words)))
+    done = CliRunner().invoke(asked_pictures.main, list(map(str, words)))
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -1,18 +1,16 @@
-"""`benchmarks/buffer_size.py`: a training step against a large and a small buffer of maps (docs/methods.md 1.5)."""
+"""`benchmarks/training/buffer_size.py`: a step against a large and a small buffer of maps (docs/methods.md 1.5)."""
 
 import json
-import runpy
-from pathlib import Path
 
+from benchmarks.training import buffer_size
 from click.testing import CliRunner
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "buffer_size.py"
 QUICK = ("--backbone", "tiny", "--image-px", "36", "--batch", "4", "--steps", "1", "--repeats", "1")
 
 
 def test_the_figures_belong_together():
     """Ratios are those of the two sizes; exit status 1 says that the target was missed."""
-    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], [*QUICK, "--large", "400", "--json"])
+    run = CliRunner().invoke(buffer_size.main, [*QUICK, "--large", "400", "--json"])
     found = json.loads(run.stdout)
     for name, ratio in (("elapsed_seconds_of_a_step", "elapsed_ratio"), ("cpu_seconds_of_a_step", "ratio")):
         assert list(found[name]) == ["10", "400"]
@@ -24,11 +22,11 @@ def test_the_figures_belong_together():
 
 
 def test_the_buffers_have_the_sizes_they_are_named_by():
-    drawn = runpy.run_path(str(SCRIPT))["drawn_maps"]
+    drawn = buffer_size.drawn_maps
     for size in (10, 400, 10_000):
         assert sum(len(maps) for maps in drawn(size, 9).values()) == size
 
 
 def test_an_unknown_backbone_is_one_sentence():
-    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], ["--backbone", "vit:nothing"])
+    run = CliRunner().invoke(buffer_size.main, ["--backbone", "vit:nothing"])
     assert run.exit_code == 1 and run.stdout == "" and "Traceback" not in run.stderr

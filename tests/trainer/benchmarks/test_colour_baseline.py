@@ -1,14 +1,11 @@
-"""benchmarks/colour_baseline.py on a drawn manifest: the command of the results page runs and its keys are stable."""
+"""benchmarks/federation/colour_baseline.py on a drawn manifest: the results page's command, and its keys."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
+from benchmarks.federation import colour_baseline
 from click.testing import CliRunner
 from tests.trainer.benchmarks.two_sites import write_two_sites
-
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "colour_baseline.py"
 
 
 @pytest.fixture
@@ -21,7 +18,7 @@ def manifest(tmp_path):
 
 
 def command(*arguments):
-    return CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], arguments)
+    return CliRunner().invoke(colour_baseline.main, arguments)
 
 
 def test_json_has_the_keys_of_a_summary(manifest, tmp_path):

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from benchmarks.uncertainty.distance_rule import Passed, kinds_of, main, passes, table
+from benchmarks.uncertainty.uncertainty import seed_of_run
+from benchmarks.uncertainty.uncertainty_measures import said_by
 from click.testing import CliRunner
-from distance_rule import Passed, kinds_of, main, passes, table
 from PIL import Image
-from uncertainty import seed_of_run
-from uncertainty_measures import said_by
 
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_trainer.engine.judging.prediction import predict_files, referral_rules_of

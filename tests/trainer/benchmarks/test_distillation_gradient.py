@@ -1,23 +1,21 @@
-"""`benchmarks/distillation_gradient.py`: gradient norms of both terms of FedEvPrompt's loss (docs/methods.md 1.5)."""
+"""`benchmarks/causes/distillation_gradient.py`: norms of both terms of FedEvPrompt's loss (docs/methods.md 1.5)."""
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.causes import distillation_gradient
 from click.testing import CliRunner
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import broadcast_name
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "distillation_gradient.py"
-
 
 @pytest.fixture(scope="module")
 def script() -> dict:
-    return runpy.run_path(str(SCRIPT))
+    return vars(distillation_gradient)
 
 
 def measured(script, folder: Path, *more: str) -> dict:

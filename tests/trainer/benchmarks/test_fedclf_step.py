@@ -1,21 +1,19 @@
-"""`benchmarks/fedclf_step.py`: FedCLF's step is momentum contrast (arXiv 1911.05722, algorithm 1)."""
+"""`benchmarks/training/fedclf_step.py`: FedCLF's step is momentum contrast (arXiv 1911.05722, algorithm 1)."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
+from benchmarks.training import fedclf_step
 from click.testing import CliRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "fedclf_step.py"
 QUICK = ("--network", "cnn:resnet10t", "--image-px", "32", "--images", "8", "--batch", "4", "--repeats", "1")
 
 
 def test_three_steps_of_both_loops_have_the_same_losses():
     """The third loss depends on two updates of encoder, slow copy and negatives."""
-    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], [*QUICK, "--json"])
+    run = CliRunner().invoke(fedclf_step.main, [*QUICK, "--json"])
     assert run.exit_code == 0, run.output
     found = json.loads(run.stdout.splitlines()[0])
     assert found["losses"]["edgefl"] == pytest.approx(found["losses"]["plain"], rel=1e-4)
@@ -25,7 +23,7 @@ def test_three_steps_of_both_loops_have_the_same_losses():
 
 def test_another_momentum_is_found(monkeypatch):
     """A plain loop whose slow copy moves otherwise is no longer the same: nothing is timed."""
-    script = runpy.run_path(str(SCRIPT))
+    script = vars(fedclf_step)
     plain = script["PlainContrast"].__call__
 
     def otherwise(self, *given):

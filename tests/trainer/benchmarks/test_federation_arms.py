@@ -4,19 +4,17 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import frozen_starts
-import joining_centre
-import keep_run
 import numpy as np
 import pytest
 import torch
+from benchmarks.federation import frozen_starts, joining_centre, keep_run
+from benchmarks.federation.federation_arms import Found
+from benchmarks.federation.federation_scores import accuracy, reported, scores_elsewhere, scores_of
+from benchmarks.federation.what_federation_gives import home_table
 from click.testing import CliRunner
-from federation_arms import Found
-from federation_scores import accuracy, reported, scores_elsewhere, scores_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from what_federation_gives import home_table
 
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import load_federation
@@ -175,7 +173,7 @@ def test_the_fit_at_home_is_set_beside_the_round_before_it(tmp_path):
 
 def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
     """The head is scikit-learn's, over the run's frozen features; the row of a run is what `scores_of` says."""
-    import over_head
+    from benchmarks.federation import over_head
 
     run = open_run(finished["local"])
     head = over_head.head_alone(run)
@@ -198,7 +196,7 @@ def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
 
 
 def test_runs_on_other_rows_or_networks_are_no_pair(finished):
-    import over_head
+    from benchmarks.federation import over_head
 
     run = open_run(finished["local"])
     other = replace(run, settings=replace(run.settings, seed=1))

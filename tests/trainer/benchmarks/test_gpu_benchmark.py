@@ -1,20 +1,15 @@
-"""`benchmarks/gpu.py`: its arithmetic, and that it says so where there is no card."""
-
-import runpy
-from pathlib import Path
+"""`benchmarks/training/gpu.py`: its arithmetic, and that it says so where there is no card."""
 
 import pytest
 import torch
+from benchmarks.training import gpu
 from click.testing import CliRunner
 from tests.trainer.pretended_card import pretended_card
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch) -> dict:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return runpy.run_path(str(BENCHMARKS / "gpu.py"))
+def script() -> dict:
+    return vars(gpu)
 
 
 def test_work_is_counted_forward_and_backward(script) -> None:

@@ -1,27 +1,26 @@
-"""benchmarks/head_baseline.py on a drawn manifest, and the help of every script a reader may start."""
+"""benchmarks/federation/head_baseline.py on a drawn manifest, and the help of every script a reader may start."""
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.federation import head_baseline
 from click.testing import CliRunner
 from tests.trainer.benchmarks.two_sites import write_two_sites
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "benchmarks" / "head_baseline.py"
 STARTED = (
-    "benchmarks/head_baseline.py",
-    "benchmarks/buffer_size.py",
-    "benchmarks/colour_baseline.py",
-    "benchmarks/distillation_gradient.py",
-    "benchmarks/score_startup.py",
-    "benchmarks/training_epoch.py",
-    "examples/demo.py",
-    "examples/learn_demo_backbone.py",
+    ("-m", "benchmarks.federation.head_baseline"),
+    ("-m", "benchmarks.training.buffer_size"),
+    ("-m", "benchmarks.federation.colour_baseline"),
+    ("-m", "benchmarks.causes.distillation_gradient"),
+    ("-m", "benchmarks.device.score_startup"),
+    ("-m", "benchmarks.training.training_epoch"),
+    (str(ROOT / "examples/demo.py"),),
+    (str(ROOT / "examples/learn_demo_backbone.py"),),
 )
 
 
@@ -35,7 +34,7 @@ def manifest(tmp_path_factory):
 
 
 def command(*arguments):
-    return CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], arguments)
+    return CliRunner().invoke(head_baseline.main, arguments)
 
 
 def test_json_has_the_keys_of_a_summary(manifest, tmp_path):
@@ -69,8 +68,9 @@ def test_missing_data_is_one_sentence(tmp_path):
 def test_every_script_explains_itself(script, tmp_path):
     """Started as a reader starts it: help at once on stdout, exit status 0, nothing written where it was started."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(ROOT / script), "--help"],
-        cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, check=False,
+        [sys.executable, "-X", "importtime", *script, "--help"],
+        cwd=tmp_path, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage:")

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import evidential_gap
 import numpy as np
 import pytest
 import torch
-from head_recipe import head_scores, judged_on_tune, learned_head, loss_of, regression_scores, table
+from benchmarks.causes import evidential_gap
+from benchmarks.causes.head_recipe import head_scores, judged_on_tune, learned_head, loss_of, regression_scores, table
 
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.sites import report_rows

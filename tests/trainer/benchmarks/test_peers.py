@@ -1,18 +1,14 @@
-"""`benchmarks/peers.py`: what its figures mean, by hand; the peers themselves are not here."""
+"""`benchmarks/training/peers.py`: what its figures mean, by hand; the peers themselves are not here."""
 
-import runpy
 import socket
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from benchmarks.training import peers
 
 
 @pytest.fixture
-def script(monkeypatch) -> dict:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return runpy.run_path(str(BENCHMARKS / "peers.py"))
+def script() -> dict:
+    return vars(peers)
 
 
 def test_lines_that_hold_code_are_counted(script, tmp_path) -> None:

@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-import federation_scores
 import numpy as np
 import pytest
-from federation_scores import of_the_same_seeds, share_draws
-from rare_diagnoses import figures, line
+from benchmarks.federation import federation_scores
+from benchmarks.federation.federation_scores import of_the_same_seeds, share_draws
+from benchmarks.federation.rare_diagnoses import figures, line
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
 

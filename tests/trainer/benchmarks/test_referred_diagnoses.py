@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from referred_diagnoses import Arm, area, referred, spared_line, table
+from benchmarks.federation.referred_diagnoses import Arm, area, referred, spared_line, table
 from sklearn.metrics import roc_auc_score
 
 from edgefl_trainer.engine.judging.suspicion import KeptScores

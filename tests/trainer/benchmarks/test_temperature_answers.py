@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from temperature_answers import FITS, figures
+from benchmarks.causes.temperature_answers import FITS, figures
 
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.sites import report_rows

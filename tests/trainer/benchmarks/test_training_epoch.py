@@ -1,25 +1,21 @@
-"""`benchmarks/training_epoch.py`: a FedEvPrompt epoch against the plain PyTorch loop (docs/methods.md 1.3 to 1.5)."""
+"""`benchmarks/training/training_epoch.py`: an epoch against the plain PyTorch loop (docs/methods.md 1.3 to 1.5)."""
 
 import json
 import math
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.training import training_epoch
 from click.testing import CliRunner
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-SCRIPT = BENCHMARKS / "training_epoch.py"
 QUICK = ("--backbone", "tiny", "--image-px", "36", "--photo-px", "48", "--images", "10", "--batch", "4", "--maps", "7",
          "--repeats", "1", "--workers", "0", "--device", "cpu")  # fmt: skip
 
 
 @pytest.fixture
-def script(monkeypatch) -> dict:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return runpy.run_path(str(SCRIPT))
+def script() -> dict:
+    return vars(training_epoch)
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def test_all_terms_count_in_the_losses_that_are_compared(case):
     """Without the peers' maps, and without the evidence that the KL term punishes, the losses are others."""
     from dataclasses import replace
 
-    import training_loops
+    from benchmarks.training import training_loops
 
     whole = training_loops.plain_epoch(case, 0)[0]
     ones = {name: np.ones_like(maps) for name, maps in case.maps.items()}
@@ -63,7 +59,7 @@ def test_all_terms_count_in_the_losses_that_are_compared(case):
 
 def test_loops_that_differ_are_refused(script, case, monkeypatch):
     """A wrong distance in the plain loop stops the benchmark before anything is timed."""
-    import training_loops
+    from benchmarks.training import training_loops
 
     from edgefl_protocol.errors import EdgeflError
 
@@ -75,7 +71,7 @@ def test_loops_that_differ_are_refused(script, case, monkeypatch):
 
 def test_the_plain_loop_turns_and_orders_as_the_site_does(case):
     """Photograph by photograph: the pixels of the two loops' batches are equal but for rounding."""
-    import training_loops
+    from benchmarks.training import training_loops
 
     from edgefl_trainer.augment import dihedral
 

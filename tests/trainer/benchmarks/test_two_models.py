@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from two_models import better_on_tune, mean_answers, rows_of_two
+from benchmarks.federation.two_models import better_on_tune, mean_answers, rows_of_two
 
 from edgefl_trainer.evaluate.intervals import Scored
 

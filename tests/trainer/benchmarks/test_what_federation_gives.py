@@ -2,12 +2,12 @@
 
 from types import SimpleNamespace
 
-import federation_scores
 import numpy as np
 import pytest
-from federation_arms import ARMS, Found, every, find, handed_on
-from federation_scores import average, difference
-from what_federation_gives import BEGIN, END, arm_table, claim_table, claims, figures
+from benchmarks.federation import federation_scores
+from benchmarks.federation.federation_arms import ARMS, Found, every, find, handed_on
+from benchmarks.federation.federation_scores import average, difference
+from benchmarks.federation.what_federation_gives import BEGIN, END, arm_table, claim_table, claims, figures
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from federation_scores import accuracy, reported, scores_of
+from benchmarks.causes.what_prompts_add import table, taken
+from benchmarks.federation.federation_scores import accuracy, reported, scores_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from what_prompts_add import table, taken
 
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.sites import report_rows
@@ -27,7 +27,7 @@ def test_its_own_heads_answer_as_the_run_does(parts, tmp_path):
 def test_the_regression_reads_what_the_head_reads(parts):
     """Scikit-learn's own pipeline on the prompted features gives the same answers, for one of the penalties."""
     import torch
-    from frozen_starts import STRENGTHS
+    from benchmarks.federation.frozen_starts import STRENGTHS
 
     run, data, found = parts
     predictor, site = run.predictor("east"), data.sites["east"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from baselines import (
+from benchmarks.federation.baselines import (
     COLOUR_STATISTICS,
     colour_statistics,
     pooled_baseline,

@@ -1,15 +1,15 @@
-"""What `benchmarks/uncertainty.py` compares: distances by scipy, an ensemble by its definition."""
+"""What `benchmarks/uncertainty/uncertainty.py` compares: distances by scipy, an ensemble by its definition."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-import uncertainty
+from benchmarks.uncertainty import uncertainty
+from benchmarks.uncertainty.uncertainty_measures import Rows, Said, fit_gaussians, together
 from click.testing import CliRunner
 from scipy.spatial.distance import mahalanobis
 from tests.trainer.conftest import TINY
-from uncertainty_measures import Rows, Said, fit_gaussians, together
 
 
 def test_the_distance_is_that_to_the_nearest_class_under_one_covariance():

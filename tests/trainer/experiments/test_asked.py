@@ -6,11 +6,11 @@ Source: docs/methods.md 11.4, docs/reference/experiment-files.md.
 import csv
 import io
 import json
-import runpy
 import shutil
 from pathlib import Path
 
 import pytest
+from benchmarks.federation import answers_page
 from click.testing import CliRunner
 from tests.trainer.conftest import edgefl_train, make_asked
 
@@ -20,7 +20,7 @@ from edgefl_trainer.experiments.measured import Measurement, figure_of
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "experiments/medvqa-vqa-rad.toml"
-BEGIN, END = "<!-- figures: written by benchmarks/answers_page.py -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- figures: written by benchmarks/federation/answers_page.py -->", "<!-- end of figures -->"
 ROWS = {"Local": "local", "question alone": "question-alone"}  # label → folder
 
 
@@ -75,7 +75,7 @@ def test_the_page_of_results_is_filled_by_one_command(ran, tmp_path):
     folder, _ = ran
     page = tmp_path / "page.md"
     page.write_text((ROOT / "docs/results/vqa_rad.md").read_text(encoding="utf-8"), encoding="utf-8")
-    main = runpy.run_path(str(ROOT / "benchmarks/answers_page.py"))["main"]
+    main = answers_page.main
     before = page.read_text(encoding="utf-8").splitlines()
     done = CliRunner().invoke(main, [str(folder), "--experiment", str(FILE), str(page)])
     assert done.exit_code == 0, done.output
@@ -105,7 +105,7 @@ def test_runs_of_a_methods_switches_are_left_out_of_the_page_and_named(ran, tmp_
     shutil.copytree(folder, tmp_path / "runs", ignore=shutil.ignore_patterns("checkpoints"))
     shutil.copytree(folder / "organs/local", tmp_path / "runs/organs/uniform")
     marked = f"{BEGIN}\n{END}\n"
-    main = runpy.run_path(str(ROOT / "benchmarks/answers_page.py"))["main"]
+    main = answers_page.main
     pages = {}
     for name in ("runs", "first"):
         pages[name] = tmp_path / f"{name}.md"
@@ -119,7 +119,7 @@ def test_runs_of_a_methods_switches_are_left_out_of_the_page_and_named(ran, tmp_
 
 def test_a_page_or_runs_that_do_not_fit_are_one_sentence(ran, tmp_path):
     folder, _ = ran
-    main = runpy.run_path(str(ROOT / "benchmarks/answers_page.py"))["main"]
+    main = answers_page.main
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\n{END}\n")
     twice = [str(folder), str(folder / "organs/local"), "--experiment", str(FILE)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from backbone_probes import compare, probe_features, probed_rows
+from benchmarks.federation.backbone_probes import compare, probe_features, probed_rows
 from click.testing import CliRunner
 from examples.learn_derm_backbone import NAME, card, describe, main
 from safetensors.numpy import load_file
@@ -127,7 +127,7 @@ def test_it_is_worth_shipping(record):
 
 
 def test_the_figures_of_a_card_are_judged_on_tune_rows():
-    """benchmarks/backbone_probes.py: a bright picture is 1 in train rows; in the tune rows of `turned` it is 0."""
+    """`backbone_probes.py`: a bright picture is 1 in train rows; in the tune rows of `turned` it is 0."""
     labels = np.arange(48, dtype=np.int64) % 2
     shade = 60 + 120 * labels[:, None, None, None]
     images = np.random.default_rng(0).normal(shade, 25, (48, 36, 36, 3)).clip(0, 255).astype(np.uint8)

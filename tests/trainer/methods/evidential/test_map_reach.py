@@ -2,12 +2,11 @@
 
 import copy
 import dataclasses
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.causes import map_reach
 from click.testing import CliRunner
 
 from edgefl_protocol import Payload
@@ -109,8 +108,7 @@ def test_only_methods_that_share_maps_measure(sites):
 
 def test_the_benchmark_prints_the_pages_table():
     """docs/methods.md 1.5: twelve rows, in which what is moved grows with the rate; a wrong site is one sentence."""
-    script = Path(__file__).parents[4] / "benchmarks" / "map_reach.py"
-    main = runpy.run_path(str(script))["main"]
+    main = map_reach.main
     given = ["--data", "lesions:sites=2,images=12,px=36", "--backbone", "tiny"]
     printed = CliRunner().invoke(main, given).output.splitlines()
     assert len(printed) == 4 + 12 and printed[2].startswith("| prompt rates | blocks | steps | moved | variance |")

@@ -1,0 +1,1 @@
+"""Experiments that isolate why a result is what it is."""

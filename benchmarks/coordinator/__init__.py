@@ -1,0 +1,1 @@
+"""Load, bad networks, hostile members and hours of use of a coordinator."""

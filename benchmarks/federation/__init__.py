@@ -1,0 +1,1 @@
+"""What a federation gives its sites, from the scores of finished runs, beside what a site reaches alone."""

@@ -1,0 +1,1 @@
+"""Speed and memory of training, beside plain PyTorch and beside peers."""

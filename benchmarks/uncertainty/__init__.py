@@ -1,0 +1,1 @@
+"""Which uncertainty is worth referring by."""
