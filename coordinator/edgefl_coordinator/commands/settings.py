@@ -6,6 +6,12 @@ import click
 
 from edgefl_coordinator.commands.options import Operator, for_operator
 
+_LATER = {
+    "rounds.deadline_s": "; it counts from the next deadline, and the open round keeps its own",
+    "public_url": "; it counts for new invites",
+    "ca": "; it counts for new invites",
+}
+
 
 @click.command("set", context_settings={"ignore_unknown_options": True})
 @click.argument("assignments", metavar="KEY VALUE [KEY VALUE]…", nargs=-1, required=True)
@@ -13,8 +19,8 @@ from edgefl_coordinator.commands.options import Operator, for_operator
 def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
     """Change settings, such as rounds.quorum_min 3. Several pairs are one change: all take effect, or none.
 
-    Most take effect at once; if `serve` must be restarted first, the answer says so. docs/reference/coordinator.md
-    lists them all.
+    Most take effect at once; where one counts later, or `serve` must be restarted first, the answer says so.
+    docs/reference/coordinator.md lists them all.
     """
     if joined := [one for one in assignments[::2] if "=" in one]:
         key, _, value = joined[0].partition("=")
@@ -29,11 +35,8 @@ def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    late = "; it takes effect when `serve` is restarted"
-    return [
-        f"{key} is now {_as_typed(value)}{late if key in facts['restart'] else ''}"
-        for key, value in facts["changed"].items()
-    ]
+    late = dict.fromkeys(facts["restart"], "; it takes effect when `serve` is restarted") | _LATER
+    return [f"{key} is now {_as_typed(value)}{late.get(key, '')}" for key, value in facts["changed"].items()]
 
 
 def _as_typed(value: Any) -> str:

@@ -26,6 +26,7 @@ from edgefl_coordinator.rounds.protection.bounding import (
     Bounded,
     Protection,
     Replies,
+    of_median,
     usual,
     usual_length,
 )
@@ -79,7 +80,7 @@ def bounded_features(replies: Replies, protection: Protection, beside: Collectio
             own = replies[site]
             found.replies[site] = replaced(own, SENT, own.arrays[SENT][count - kept :])
             found.told[site] = f"of its {counted(count, 'feature')} the newest {kept} count, " + (
-                f"{times:g} times the median; approve it again with --images to let more count"
+                f"{of_median(times)}; approve it again with --images to let more count"
                 if grant is None
                 else "as many as the images it was approved for"
             )

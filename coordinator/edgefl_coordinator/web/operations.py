@@ -143,6 +143,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         everybody = membership.listed(connection)
         number = current.number if current else 0
         phases = task_status.phases(connection)
+        judged = number if task_status.round_state(connection) == "done" else number - 1
         bundles = [{"line": one.line, "task": one.task, "version": one.version,
                     "not_taken": publishing.not_taken(connection, one.signers) or None}
                    for one in publishing.current(connection)]  # fmt: skip
@@ -169,8 +170,8 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
             "problem": stored_rounds.problem_of(connection, number),
             "refused": refused.refused_since(connection, number - 1),
-            "bounded": findings.bounded_in(connection, number - 1),
-            "noticed": findings.noticed_in(connection, number - 1),
+            "bounded": findings.bounded_in(connection, judged),
+            "noticed": findings.noticed_in(connection, judged),
             "gate_refused": [{"round": one, "said": said} for one, said in findings.refused_rounds(connection).items()],
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),

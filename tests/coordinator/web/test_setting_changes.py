@@ -142,6 +142,11 @@ def test_at_the_command_line(make_coordinator) -> None:
         f"certificate is now {moved}; it takes effect when `serve` is restarted",
     ]
     assert run("rounds.allow_small_cohort", "true").stdout == "rounds.allow_small_cohort is now true\n"
+    kept = "the open round keeps its own"
+    assert (
+        run("rounds.deadline_s", "60").stdout
+        == f"rounds.deadline_s is now 60; it counts from the next deadline, and {kept}\n"
+    )
     log = CliRunner().invoke(main, ["log", "--home", str(home.root)]).stdout
     assert "the setting rounds.allow_small_cohort is now true" in log  # in the words of `set`
     below = run("rounds.deadline_s", "-5")

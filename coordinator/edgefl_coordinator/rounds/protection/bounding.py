@@ -62,7 +62,7 @@ def bounded_claims(replies: Replies, protection: Protection) -> Bounded:
             counts = {name: max(min(count, 1), count * weighs // images) for name, count in _claims(reply).items()}
             found.replies[site] = changed(reply, scalars=counts)
             found.told[site] = f"it claims {counted(images, 'image')} and weighs as {weighs}, " + (
-                f"{times:g} times the median; approve it again with --images to let it weigh more"
+                f"{of_median(times)}; approve it again with --images to let it weigh more"
                 if grant is None
                 else "what it was approved for"
             )
@@ -153,10 +153,20 @@ def _clipped(
             )
             worst = max(over, key=lambda group: over[group])
             found.told[name] = (
-                f"its {worst[:60]} changed {over[worst]:.3g} times as much as the median, and count as "
-                f"{times:.3g} times"
+                f"its {worst[:60]} changed {_apart(over[worst], times)} times as much as the median, and count as "
+                + ("much as the median" if times == 1 else f"{times:.3g} times")
             )
     return found
+
+
+def _apart(far: float, times: float) -> str:
+    """Write a length with so many digits that it differs from what is allowed."""
+    return next((text for digits in (3, 5, 8) if (text := f"{far:.{digits}g}") != f"{times:.{digits}g}"), f"{far!r}")
+
+
+def of_median(times: float) -> str:
+    """Say how often the median a reply may count."""
+    return "the median" if times == 1 else f"{times:g} times the median"
 
 
 def usual_length(lengths: list[float]) -> float:

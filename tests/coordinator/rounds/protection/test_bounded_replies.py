@@ -20,7 +20,12 @@ ODD = {"clinic-c": "it holds maps of 1 class all alike"}
 
 
 @pytest.fixture
-def worker() -> Any:
+def phases() -> tuple[str, ...]:
+    return ("warm", "train")
+
+
+@pytest.fixture
+def worker(phases) -> Any:
     """A worker that remembers its jobs, and finds clinic-b bounded."""
     seen: list[Job] = []
 
@@ -29,7 +34,7 @@ def worker() -> Any:
         broadcasts = {site: Payload({}, {"round": 1}).to_bytes() for site in job.sites}
         told = TOLD if job.kind == "aggregate" else {}
         odd = ODD if job.kind == "aggregate" else {}
-        write_result(folder, JobResult(Payload().to_bytes(), ("warm", "train"), broadcasts, bounded=told, noticed=odd))
+        write_result(folder, JobResult(Payload().to_bytes(), phases, broadcasts, bounded=told, noticed=odd))
 
     work.seen = seen  # type: ignore[attr-defined]
     return work
@@ -59,6 +64,21 @@ def test_a_grant_reaches_the_job_and_what_was_bounded_the_operator(coordinator, 
     assert (odd["subject"], audit_words.explanation(odd["event"], odd["detail"])) == ("clinic-c", ODD["clinic-c"])
     assert [one["detail"]["images"] for one in rows if one["event"] == "granted"] == [4000, 5000]
     assert TOLD["clinic-b"] not in json.dumps(audit_words.without_explanation(row["event"], row["detail"]))
+
+
+@pytest.mark.parametrize("phases", [("warm",)])
+def test_after_the_last_round_its_bounded_replies_are_told(coordinator, tools, worker) -> None:
+    """docs/reference/coordinator.md: `status` told of the round before it, and of a fault mended since."""
+    members = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcd"]
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, worker)
+    for member in members:
+        assert isinstance(member.reply(1), Payload)
+    assert step(coordinator, worker)
+    facts = OPERATIONS["status"](coordinator, {})
+    assert facts["state"] == "done"
+    assert [(one["round"], one["name"]) for one in facts["bounded"]] == [(1, "clinic-b")]
+    assert [(one["round"], one["name"]) for one in facts["noticed"]] == [(1, "clinic-c")]
 
 
 def test_a_revoked_members_grant_is_not_its_successors(coordinator, tools) -> None:

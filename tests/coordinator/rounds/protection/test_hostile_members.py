@@ -233,6 +233,23 @@ def bounded_alone(replies: dict[str, Payload], broadcast: Payload, rule: str = "
     return bounded_updates(replies, dict.fromkeys(replies, broadcast), protection).replies
 
 
+@pytest.mark.parametrize(
+    ("far", "most", "told"),
+    [
+        (1.0004, 1.0, "changed 1.0004 times as much as the median, and count as much as the median"),
+        (7.0, 1.5, "changed 7 times as much as the median, and count as 1.5 times"),
+    ],
+)
+def test_what_was_cut_is_told_with_numbers_that_differ(far: float, most: float, told: str) -> None:
+    """`changed 1 times as much as the median, and count as 1 times` told an operator nothing."""
+    one = np.ones(4)
+    replies = {site: Payload({"head.weight": one}, {}) for site in SITES[:4]}
+    replies["far"] = Payload({"head.weight": far * one}, {})
+    protection = Protection(ProtectionSettings(rule="clip", norm_most=most))
+    sent = Payload({"head.weight": 0 * one}, {})
+    assert bounded_updates(replies, dict.fromkeys(replies, sent), protection).told["far"].endswith(told)
+
+
 def test_what_was_never_broadcast_is_bounded_too() -> None:
     """First prototypes and moments of features: there is nothing yet that they could lie far from."""
     for name in ("prototypes.3", "moments.cls", "prompts.change"):
