@@ -7,7 +7,7 @@ silently; nothing else reads the environment or this file. Source: docs/security
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -33,6 +33,8 @@ _WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "
 _WANTED = re.compile(r"\b(?:int|float|str|bool|array|object)\b|[<>]=?")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.+)`")  # in a sentence of msgspec
 _MOST_DEADLINE_S = 2**30  # 34 years; folders of earlier versions may hold what was no limit then
+_AGREED = ("federation", "suite", "root_key_id", "rounds.count")  # never change, as the task but for this:
+_CLAIM = "task.max_samples"
 _MAX_CONFIG_BYTES = 256 * 2**10
 _MAX_BODY_BYTES = 32 * 2**20
 _OTHER_TENSORS = 500  # room in a payload for what a server's state holds beside maps
@@ -270,6 +272,25 @@ def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
         if not table[name]:
             del table[name]  # a version from before it reads this, too
     return table
+
+
+def by_name(settings: CoordinatorSettings) -> dict[str, Any]:
+    """Return the full name of each setting → its value, such as `rounds.count` and `task.settings.lr`."""
+    return dict(_named("", settings_to_table(settings)))
+
+
+def _named(before: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _named(f"{before}{name}.", value)
+        else:
+            yield before + name, value
+
+
+def agreed(settings: CoordinatorSettings) -> dict[str, Any]:
+    """Return, of `by_name`, what members rely on or keys were made with: it never changes."""
+    found = by_name(settings).items()
+    return {name: value for name, value in found if name in _AGREED or (name.startswith("task.") and name != _CLAIM)}
 
 
 def _holds_password(url: str) -> bool:

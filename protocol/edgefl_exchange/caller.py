@@ -56,7 +56,11 @@ class KnownCoordinator(Protocol):
         ...
 
     def renew(self) -> bool:
-        """Fetch time and key record anew; True where one of them changed."""
+        """Fetch time and key record anew; True where one of them changed.
+
+        Raises:
+            Unavailable: the coordinator is older than it was seen before: no later attempt helps.
+        """
         ...
 
 
@@ -115,7 +119,7 @@ class Caller:
             payload: the request's content; with an `idem` where the route changes something.
 
         Raises:
-            Unavailable: no signed answer came in all attempts.
+            Unavailable: no signed answer came in all attempts, or the coordinator is older than it was seen before.
             SignedRefusal: the coordinator refused, signed.
             TlsRefused: the server is not the trusted one.
             EnvelopeError: the payload is too large for an envelope.

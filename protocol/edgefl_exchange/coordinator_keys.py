@@ -25,6 +25,7 @@ from edgefl_protocol.records.root import MAX_CHAIN_BYTES, Root, check_current, n
 
 MAX_CORRECTION_MS = 48 * 3_600_000
 MAX_ROUND_TRIP_S = 10.0
+OLDER = "older_coordinator"  # code: it counts lower than it did
 REFRESH_AFTER_MS = 24 * 3_600_000
 LEAST_CORRECTION_MS = 1_000
 _LOG = logging.getLogger("edgefl.exchange")
@@ -46,7 +47,7 @@ class CoordinatorView:
         on_root: called with the record of each new root set, to keep it.
 
     Raises:
-        Unavailable: at first contact, no usable key record could be fetched.
+        Unavailable: at first contact, no usable key record could be fetched; later, an older one came (`OLDER`).
         RecordError: the record is not the pinned coordinator's.
         ExchangeError: the clock is off by more than 48 hours.
     """
@@ -125,13 +126,19 @@ class CoordinatorView:
         return self._clock_ms() + self._offset_ms
 
     def renew(self) -> bool:
-        """Fetch time and key record anew; True where one of them changed, False also where neither could be had."""
+        """Fetch time and key record anew; True where one of them changed, False also where neither could be had.
+
+        Raises:
+            Unavailable: the coordinator is older than this member has seen it (`OLDER`): no later attempt helps.
+        """
         try:
             before = self._keys.number, self.key_id
             self._refresh_root()  # first: the time too is signed by a key that it may have changed
             corrected = self._counts(self.key_id) and self._correct_clock()
             self._refresh_keys()
-        except (Unavailable, RecordError):
+        except (Unavailable, RecordError) as error:
+            if error.code == OLDER:
+                raise
             return False
         return corrected or (self._keys.number, self.key_id) != before
 
@@ -203,6 +210,13 @@ class CoordinatorView:
         try:
             self._adopt(self._fetch())
         except RecordError as error:
+            if error.code == "rolled_back":
+                raise Unavailable(
+                    f"this coordinator is older than this member knows it ({error}): perhaps an old copy or backup is "
+                    "served; nothing was changed; tell the operator, who repairs that with edgefl-coordinator rotate "
+                    f"until the number is above {self._keys.number}",
+                    OLDER,
+                ) from error
             if self.now_ms() > self._keys.expires_ms:
                 self._correct_clock()  # our clock may be what is wrong
             if not self._counts(self.key_id):

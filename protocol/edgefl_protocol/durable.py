@@ -66,6 +66,23 @@ def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> 
         raise _storage_error("write", target, error) from error
 
 
+def has_room(folder: FilePath, size: int) -> bool:
+    """Tell whether so many bytes can be kept in a folder, by writing them: quotas and what is reserved count, too.
+
+    The file has no name, or loses it at once. Whatever else fails is not for want of room.
+    """
+    import tempfile  # most commands need it nowhere
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(os.urandom(size))  # what a disk cannot make smaller
+            file.flush()
+            os.fdatasync(file.fileno())
+    except OSError as error:
+        return _storage_error("write", Path(folder), error).code != "disk_full"
+    return True
+
+
 def keep_commits(database: "sqlite3.Connection") -> None:
     """Let every commit to a SQLite file survive a power cut that follows it.
 

@@ -294,6 +294,26 @@ def test_coordinators_new_sealing_key_is_picked_up(member, coordinator, folder):
     assert load_membership(folder).key_number == 7
 
 
+@pytest.mark.parametrize("days", [0, 2])
+def test_an_older_coordinator_is_called_so_until_it_counts_higher(joined, coordinator, folder, wire, net, days):
+    """An old copy of its folder is served: nobody was shut out, and its operator mends it. coordinator.md, Keep."""
+    older, coordinator.sealing, coordinator.key_number = coordinator.sealing, generate_sealing_key(1), 7
+    with quick(folder, wire, clock_ms=lambda: net.NOW_MS) as member:
+        member.task()
+    coordinator.sealing, coordinator.key_number = older, 2
+    coordinator.now_ms = later = net.NOW_MS + days * 24 * net.HOUR_MS  # from a day on the keys are fetched anew first
+    with pytest.raises(Unavailable) as problem, quick(folder, wire, clock_ms=lambda: later) as member:
+        member.task()
+    said = str(problem.value)
+    assert "key record 2 is older than number 7" in said and "an old copy or backup is served" in said
+    assert "edgefl-coordinator rotate until the number is above 7" in said and "shut out" not in said
+    assert exit_code(problem.value) == 1 and not problem.value.keys_unknown
+    assert load_membership(folder).key_number == 7 and not load_membership(folder).unknown_ms
+    coordinator.sealing, coordinator.key_number = generate_sealing_key(1), 8  # rotated, six times
+    with quick(folder, wire, clock_ms=lambda: later) as member:
+        assert member.task().round == 1
+
+
 def test_another_signing_key_is_never_believed(member, coordinator):
     coordinator.signing = generate_signing_key()
     with pytest.raises(Unavailable):

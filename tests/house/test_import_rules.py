@@ -266,7 +266,10 @@ def test_an_import_that_runs_up_is_found(modules) -> None:
 
 def test_a_room_holds_at_most_twenty_modules(modules, tracked) -> None:
     """docs/design.md 2; `methods` has a file for each method."""
-    paths = [*(module.path for module in modules.values()), *(path for path in tracked if path.parts[0] == "benchmarks")]
+    paths = [
+        *(module.path for module in modules.values()),
+        *(path for path in tracked if path.parts[0] == "benchmarks"),
+    ]
     rooms = Counter(str(path.parent) for path in paths if path.parent.name != "methods")
     assert {room: count for room, count in rooms.items() if count > ROOM_MODULES} == {}
 

@@ -4,6 +4,7 @@ import errno
 import os
 import sqlite3
 import stat
+import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.power_cut import BEGIN, FlushedDisk, cut_after_each
 
 from edgefl_protocol import durable
-from edgefl_protocol.durable import foreign_content, open_bounded, read_bounded, read_private, write_atomic
+from edgefl_protocol.durable import foreign_content, has_room, open_bounded, read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import StorageError
 
 ROOT = Path(__file__).parents[2]
@@ -201,3 +202,11 @@ def test_every_sqlite_file_keeps_its_commits():
     assert set_by_hand == {"durable.py", "copies.py", "snapshot.py"}  # copies, of which the backup made is flushed
     opening = {path.name for path, text in texts.items() if "sqlite3.connect(" in text and "keep_commits(" not in text}
     assert opening == {"waiting_items.py", "snapshot.py", "upgrading.py"}  # they read, or copy
+
+
+def test_whether_a_disk_has_room(tmp_path, monkeypatch):
+    """By writing, for a quota is no free space; nothing stays. `/dev/full` is the kernel's own full disk."""
+    assert has_room(tmp_path, 2**18) and os.listdir(tmp_path) == []
+    assert has_room(tmp_path / "missing", 2**18)  # another failure has its own sentence
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
+    assert not has_room(tmp_path, 2**18)

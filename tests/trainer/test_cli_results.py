@@ -234,6 +234,21 @@ def test_table_as_markdown_and_latex_has_a_line_for_each_run(finished, summaries
         assert any(f" {name} " in line and mean in line for line in lines)
 
 
+@pytest.mark.parametrize("command", ["table", "report"])
+def test_a_run_that_is_left_out_of_a_folder_is_named(command, finished, tmp_path):
+    """A study would lose a seed unseen: a folder's damaged and unfinished runs were passed over without a word."""
+    study = tmp_path / "study"
+    for name in ("whole", "cut", "stopped"):
+        shutil.copytree(finished["local"], study / name)
+    (study / "cut/summary.json").write_text("{")
+    (study / "stopped/summary.json").unlink()
+    asked = ["--out", tmp_path / "page.html"] if command == "report" else []
+    outcome = edgefl_train(command, study, *asked)
+    told = f"warning: left out of {study}: cut (its results are damaged) and stopped (not finished)\n"
+    assert outcome.code == 0 and outcome.err.startswith(told)
+    assert "left out of" not in edgefl_train("table", finished["local"]).err
+
+
 def test_table_draws_accuracy_over_rounds(finished, tmp_path):
     outcome = edgefl_train("table", *finished.values(), "--plot", tmp_path / "a.png")
     assert outcome.code == 0, outcome.err

@@ -156,6 +156,11 @@ class Site:
         """
         return np.random.default_rng() if self.noise == "secret" else self.rng("noise", *purpose)
 
+    @property
+    def noise_warning(self) -> str:
+        """What a warning about privacy noise ends with: seeded noise hides nothing from whoever knows the seed."""
+        return "" if self.noise == "secret" else " The noise comes from the seed: whoever knows that can take it off."
+
     def epoch_order(self, examples: Examples, round_: int, epoch: int) -> NDArray[np.int64]:
         """Draw the positions one epoch visits: a permutation, or as many draws with every class equally likely."""
         rng = order_rng(self.task.seed, self.name, round_, epoch)
@@ -221,6 +226,21 @@ class MeasuredBefore(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseTerms:
+    """What privacy noise promises: `summary.json` keeps it, because epsilon alone would promise more."""
+
+    kind: str  # what carries the noise, of `rules.travels.KINDS`: the other kinds that travel carry none
+    on: str  # the same in words
+    given: str  # what epsilon takes as known
+    delta: float = 0.0
+    no_guarantee: str | None = None  # why its epsilon bounds nothing, and what to do; None: it does
+
+    def without(self, travels: Sequence[str]) -> list[str]:
+        """Name the kinds that leave without noise."""
+        return [kind for kind in travels if kind != self.kind]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Declaration:
     """What a method needs or does beyond `Method`: the engine reads this and never asks for a method's type.
 
@@ -245,6 +265,8 @@ class Declaration:
     """Measures in seconds, before a run's first round, what speaks for or against it; None: there is nothing to."""
     release: Callable[[Any, Phase], NoisyRelease | None] | None = None
     """Gaussian noise on what sites send in a phase, of a method as it is set; None: what is sent carries none."""
+    noise: Callable[[Any], NoiseTerms | None] | None = None
+    """What the privacy noise of a method as it is set promises; None: what it sends carries none."""
     site_of: Callable[[str], str | None] | None = None
     """Whose an entry of the server's state is, by its name: it goes when that site is shut out. None: it is all's."""
 

@@ -3,11 +3,13 @@
     release    a Gaussian mechanism: what one picture can move (L2), over the noise's deviation, is 1 / multiplier
     cost       Rényi accountant of dp-accounting (Mironov, arXiv 1702.07476; conversion of Canonne et al., 2004.00010)
 
-Guarantees: the cost bounds that of the releases together, in any order, each chosen after the ones before.
+Guarantees: the cost bounds that of the releases together, in any order, each chosen after the ones before; one that is
+told in a sentence is never below it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 from edgefl_protocol.distribution import needs_extra
 from edgefl_trainer.errors import SettingError
@@ -23,6 +25,12 @@ class NoisyRelease:
     def epsilon(self, releases: int) -> float:
         """Compute epsilon after so many releases; raises as `epsilon_of`."""
         return epsilon_of({self.multiplier: releases}, self.delta)
+
+
+def told_epsilon(epsilon: float) -> str:
+    """Write an epsilon in five digits, rounded up: so it differs from a bound that it passes, and is no promise."""
+    exact = Context(prec=12).create_decimal(epsilon)  # without the last bits of sums such as 3 times 0.2
+    return f"{float(Context(prec=5, rounding=ROUND_CEILING).plus(exact)):.5g}"
 
 
 def epsilon_of(releases: Mapping[float, int], delta: float) -> float:

@@ -14,6 +14,7 @@ from edgefl_protocol.sentences import counted
 
 _PROGRAM = "edgefl-coordinator"
 _OF_MEMBERS = {"no_reply", "too_few_members", "replies_refused"}  # causes that no member mends without a model
+_LOW = "disk_low"
 _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 
 
@@ -22,8 +23,8 @@ _CLEAR = "\x1b[2J\x1b[H"  # of a terminal
 @click.option("--interval", "interval_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=2.0,
               show_default=True, help="With --watch: time between two checks.")  # fmt: skip
 @click.option("--check", is_flag=True,
-              help="Exit with status 1 if the federation is stuck, `serve` does not run, or members refuse its "
-                   "certificate; for alarms.")  # fmt: skip
+              help="Exit with status 1 if the federation is stuck, `serve` does not run, members refuse its "
+                   "certificate, or the disk has no room for a reply; for alarms.")  # fmt: skip
 @for_operator
 def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> None:
     """Show the federation, its round, members and bundles.
@@ -40,7 +41,8 @@ def status(operator: Operator, watch: bool, interval_s: float, check: bool) -> N
     facts = look(operator)
     operator.show(facts, *status_lines(facts))
     unreachable = facts["standing"]["cause"] == "not_served" or facts["certificate_problem"]
-    if check and (unreachable or facts["standing"]["kind"] == "stuck"):
+    low = any(one["cause"] == _LOW for one in facts["warnings"])
+    if check and (unreachable or low or facts["standing"]["kind"] == "stuck"):
         sys.exit(1)
 
 
@@ -103,9 +105,10 @@ def _standing_lines(facts: dict[str, Any]) -> list[str]:
     standing = facts["standing"]
     sentence, cause = standing["sentence"], standing["cause"]
     lines = [sentence if standing["kind"] in ("stuck", "over") else f"waits: {sentence}"] if sentence else []
-    if standing["kind"] == "stuck" and cause in ("no_reply", "no_bundle"):
+    awaited = standing["kind"] != "stuck" or cause in ("no_reply", "no_bundle")
+    if facts["state"] == "open" and awaited:
         silent = [one["name"] for one in facts["members"] if one["state"] == "approved" and not one["replied"]]
-        lines.append(f"not replied: {', '.join(silent)}")
+        lines += [f"not replied: {', '.join(silent)}"] if silent else []
     others = [one for one in facts["warnings"] if one["cause"] != cause]  # the sentence has said its own
     first = [one for one in others if one["cause"] == "no_bundle" and cause in _OF_MEMBERS]
     return warning_lines(first) + lines + warning_lines([one for one in others if one not in first])
@@ -117,6 +120,8 @@ def warning_lines(warnings: list[dict[str, Any]]) -> list[str]:
 
 
 def _mend(warning: dict[str, Any]) -> str:
+    if warning["cause"] == _LOW:
+        return "make room there"
     more = "invite and approve members"
     if not warning["command"]:
         return more

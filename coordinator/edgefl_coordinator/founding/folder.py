@@ -1,13 +1,15 @@
 """A new coordinator's folder: keys, a development certificate and settings.
 
-Guarantees: nothing existing is overwritten; `config.toml` is written last, so a folder with it is complete. Private
-files have mode 0600 in folders of mode 0700. The federation's root key is made here for convenience and belongs on
-another, offline medium. Source: docs/security.md, enrolment and keys at rest.
+Guarantees: nothing existing is overwritten; `config.toml` is written last, so a folder with it is complete, and where
+something fails, what was made is removed. Private files have mode 0600 in folders of mode 0700. The federation's root
+key is made here for convenience and belongs on another, offline medium. Source: docs/security.md, enrolment and keys
+at rest.
 """
 
 import datetime
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +28,7 @@ from edgefl_coordinator.store.store import OWNER, SECRET_FILE_BYTES, open_store,
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
-from edgefl_protocol.envelopes.keys import generate_signing_key
+from edgefl_protocol.envelopes.keys import SigningKey, generate_signing_key
 
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - to listen on; nobody can call them
 
@@ -42,14 +44,29 @@ def make_home(
 
     Raises:
         OperatorError: the folder holds a coordinator already, or a setting is out of bounds.
-        StorageError: a file cannot be written.
+        StorageError: a file cannot be written; what was made here is removed.
     """
     check_free(home)
     root = generate_signing_key()
     settings = check_table({**table, "root_key_id": root.key_id})
-    for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    signing, ring = generate_signing_key(), new_ring(settings.suite, wall_clock_ms() if now_ms is None else now_ms)
+    there = home.root.exists()
+    folders = (home.keys, home.tls, home.blobs, home.jobs)
+    try:
+        for folder in (home.root, *folders):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(home, settings, root, passphrase, wall_clock_ms() if now_ms is None else now_ms)
+    except BaseException:  # so that the same command can be given again
+        home.config.unlink(missing_ok=True)
+        for folder in folders if there else (home.root,):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return settings
+
+
+def _write(
+    home: CoordinatorHome, settings: CoordinatorSettings, root: SigningKey, passphrase: bytes | None, now_ms: int
+) -> None:
+    signing, ring = generate_signing_key(), new_ring(settings.suite, now_ms)
     host = urlsplit(settings.public_url).hostname or "localhost"
     names = [name for name in (host, settings.host) if name not in EVERY_ADDRESS]
     certificate = make_development_certificate(names, datetime.datetime.now(datetime.UTC))
@@ -71,7 +88,6 @@ def make_home(
     for path, data in public.items():
         write_atomic(path, data)
     write_atomic(home.config, tomli_w.dumps(settings_to_table(settings)).encode(), mode=0o600)
-    return settings
 
 
 def check_free(home: CoordinatorHome) -> None:

@@ -2,15 +2,19 @@
 
 Guarantees: keys are on the disk before they are used, and each change leaves one audit row, also where the process was
 killed between the two. A new signing key counts only once a published root set lists it: members then take it in place
-of the one their invite pinned. Source: docs/security.md 2.6.4 and 2.6.6, check 23.
+of the one their invite pinned. `serve` refuses any other. Source: docs/security.md 2.6.4 and 2.6.6, check 23.
 """
 
+import json
 from dataclasses import replace
+
+from sqlalchemy import Connection, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.key_ring import save_ring
+from edgefl_coordinator.store.tables import audit as log
 from edgefl_protocol.durable import flush_to_disk, read_private, write_atomic
 from edgefl_protocol.envelopes.key_files import (
     MAX_KEY_FILE_BYTES,
@@ -20,6 +24,7 @@ from edgefl_protocol.envelopes.key_files import (
 )
 from edgefl_protocol.envelopes.keys import SigningKey, generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.records.root import unverified_root
 
 Facts = dict[str, str | int]
 
@@ -42,6 +47,33 @@ def tend_keys(coordinator: Coordinator) -> bool:
         save_ring(coordinator.store.home, pruned, keys.passphrase)
         keys.ring = pruned
     return True
+
+
+def foreign_key(connection: Connection, coordinator: Coordinator) -> str:
+    """Say in one sentence that the signing key is not the one that this coordinator used until now; "" where it is.
+
+    It may be another where the published root set lists it: so a change ends that was killed before its audit row.
+    What the log tells of a key that no root set listed was never its own, but for the first one.
+    """
+    own, root = coordinator.keys.signing.key_id, revocations.newest(connection)
+    told = select(log.c.detail).where(log.c.event == _SIGNING).order_by(log.c.number)
+    noted = [str(json.loads(detail)["key_id"]) for detail in connection.scalars(told)]
+    once = {key.key_id for record in revocations.chain(connection) for key in unverified_root(record).coordinators}
+    used = [key_id for key_id in noted if key_id == noted[0] or key_id in once]
+    if not used or own == used[-1] or (root is not None and root.coordinator(own) is not None):
+        return ""
+    lists = " and its root set lists" if root is not None and root.coordinator(used[-1]) is not None else ""
+    return (
+        f"{coordinator.store.home.signing} is not the key {used[-1]} that this coordinator used until now{lists}: put "
+        "it back from the backup"
+    )
+
+
+def check_signing(coordinator: Coordinator) -> None:
+    """Refuse, by an `OperatorError`, to serve with a signing key that is not this coordinator's."""
+    with coordinator.store.transaction() as connection:
+        if told := foreign_key(connection, coordinator):
+            raise OperatorError(told)
 
 
 def note_keys(coordinator: Coordinator) -> None:

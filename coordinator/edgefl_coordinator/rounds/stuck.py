@@ -25,6 +25,7 @@ from edgefl_protocol.sentences import counted
 Kind = Literal["moves", "waits", "stuck", "over"]
 _INVITE = "edgefl-coordinator invite NAME --role device"
 _REVOKE = "edgefl-coordinator revoke NAME"
+_SERVE = "edgefl-coordinator serve"
 _APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"  # who was invited, and where members read it
 _GRANT = "edgefl-coordinator approve {} --fingerprint FINGERPRINT --images {}"
 PUBLISH = "edgefl-coordinator publish FILE.edgefl --trust PUB"
@@ -32,6 +33,8 @@ _REPLY = (
     "each member that has not replied runs edgefl sync (edgefl contribute, where its model only scores), a server "
     "edgefl-train join"
 )
+# what a smaller cohort gives up
+_APART, _FEWER = ", if a single contribution may be told apart", ", if fewer others are enough"
 # cause → what members can do; of any other they can only tell
 _MEMBERS_DO = {
     "no_reply": _REPLY,
@@ -63,7 +66,10 @@ class RoundFacts:
     unpublished: str = ""  # line/task of the model that devices wait for, where it is overdue
     failing_ms: int | None = None  # since when the round's job fails
     served: bool = True  # a process runs the rounds
-    served_until_ms: int | None = None  # where none does: when one stopped, or last did something before it was killed
+    stopped_ms: int | None = None  # where none does: when the last one stopped
+    restored_ms: int | None = None  # when the folder was restored, where none has run since
+    sign_ms: int | None = None  # when one that was killed last did something: it may have run much longer
+    full: str = ""  # the folder of the store, where its disk can keep no more
     disowned_ms: int | None = None  # since when the published root set lists another signing key than the one in use
 
 
@@ -82,6 +88,8 @@ class FederationStanding:
 
 def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     """Say whether the federation goes on, until when it waits, or why it is stuck."""
+    if facts.full and not facts.over:
+        return _full(facts)  # first: on a full disk no command that mends something else can be carried out
     if facts.disowned_ms is not None:
         why = (
             "the published root set lists the next signing key, which is not in use yet, so members refuse this server"
@@ -90,13 +98,7 @@ def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     found = _standing(facts, rules)
     if facts.served or found.kind == "over":
         return found
-    command = "edgefl-coordinator serve"
-    kind: Kind = "waits" if facts.current is None else "stuck"
-    why = "the server is not running, so members cannot reach it"
-    return FederationStanding(
-        kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,),
-        since_ms=facts.served_until_ms if kind == "stuck" else None,
-    )  # fmt: skip
+    return _not_served(facts)
 
 
 def stuck_sentence(found: FederationStanding, number: int, *, to_member: bool = False) -> str:
@@ -117,6 +119,29 @@ def stuck_sentence(found: FederationStanding, number: int, *, to_member: bool = 
 def lacks_bundle(name: str) -> str:
     """Say that no bundle of line/task `name` is published."""
     return f"no bundle of {name} is published, so devices have no model to learn with"
+
+
+def _full(facts: RoundFacts) -> FederationStanding:
+    """Say whose disk is full; since when, nothing could be written that tells it."""
+    why = "the coordinator's disk is full, so it can keep nothing that members send"
+    mend = f"make room on the disk of {facts.full}"
+    found = FederationStanding(kind="stuck", cause="disk_full", why=why, mend=mend)
+    return found if facts.served else replace(found, mend=f"{mend}, then run: {_SERVE}", commands=(_SERVE,))
+
+
+def _not_served(facts: RoundFacts) -> FederationStanding:
+    """Say that no server runs: since when, where that is known; of one that was killed its last sign."""
+    kind: Kind = "waits" if facts.current is None else "stuck"
+    what = "the server is not running"
+    if facts.restored_ms is not None:
+        what = "the server has not run since this folder was restored"
+    elif facts.sign_ms is not None:
+        what += f" (it last did something at {moment(facts.sign_ms)})"
+    since_ms = facts.restored_ms if facts.stopped_ms is None else facts.stopped_ms
+    return FederationStanding(
+        kind=kind, cause="not_served", why=f"{what}, so members cannot reach it", mend=f"run: {_SERVE}",
+        commands=(_SERVE,), since_ms=since_ms if kind == "stuck" else None,
+    )  # fmt: skip
 
 
 def _standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
@@ -188,10 +213,15 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
         )  # fmt: skip
     if rules.min_cohort < current.replies < rules.quorum_min:
         return _stuck("no_reply", late, set_command({"rounds.quorum_min": current.replies}), facts.overdue_ms)
-    commands = ("edgefl sync", "edgefl contribute", "edgefl-train join", _REVOKE, _INVITE)
-    mend = f"{_REPLY}; or, if one does not come back: {_REVOKE}, then {_INVITE}"
+    commands = ["edgefl sync", "edgefl contribute", "edgefl-train join", _REVOKE, _INVITE]
+    mend = f"{_REPLY}; or, if one never comes back: {_REVOKE} (its keys never count again), then {_INVITE}"
+    if for_so_many(rules, current.replies):
+        fewer = fitting(rules, facts.members, current.replies)
+        given_up = _APART if is_risky(fewer) else _FEWER
+        commands.append(set_command(fewer))
+        mend = f"{mend}; or, to go on while it is away{given_up}: {commands[-1]}"
     return FederationStanding(
-        kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
+        kind="stuck", cause="no_reply", why=late, mend=mend, commands=tuple(commands), since_ms=facts.overdue_ms
     )  # fmt: skip
 
 
@@ -242,7 +272,7 @@ def _more_or_freed(
         return replace(found, mend=found.mend + apart)
     commands = _admitting(facts, missing)
     found = _stuck("small_cohort", why, ", and ".join(commands), facts.opened_ms)
-    apart = ", if a single contribution may be told apart" if ALLOW in freed else ", if fewer others are enough"
+    apart = _APART if ALLOW in freed else _FEWER
     more = counted(missing, "more member is", "more members are")
     return replace(found, mend=f"{found.mend} ({more} needed); or{apart}: {lower}", commands=(*commands, lower))
 
@@ -282,7 +312,7 @@ def _fewer_or_more(cause: str, why: str, facts: RoundFacts, needed: int, rules: 
         found = replace(found, mend=f"{found.mend} (if the member has so many)")
     if fewer:
         commands.append(set_command(fewer))
-        given_up = ", if a single contribution may be told apart" if risky else ""
+        given_up = _APART if risky else ""
         found = replace(found, mend=f"{found.mend}; or{given_up}: {commands[-1]}")
     return replace(found, commands=tuple(commands))
 

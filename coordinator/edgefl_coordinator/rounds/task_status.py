@@ -12,13 +12,15 @@ from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.settings import CoordinatorSettings, TaskSettings
 from edgefl_coordinator.store import audit, publishing
+from edgefl_coordinator.store.audit_chain import RESTORED
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.task_reply import MAX_SENTENCE, TaskReply
 
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
+_STOPPED = "stop"
 # events of the audit log that only a server writes, besides what members ask of it
-_OF_SERVER = (_FAILED, *_MENDED, "serve", "stop", "round_opened", "round_closed", "round_extended", "over")
+_OF_SERVER = (_FAILED, *_MENDED, "serve", _STOPPED, "round_opened", "round_closed", "round_extended", "over")
 _LOSSES, _LEAST = ("revoked", "reply_refused"), ("rounds.quorum_min", "rounds.min_cohort")  # events; their subjects
 _MANY, _FRESH_MS = 200, 5000  # from how many members on a sentence is told again, and for how long
 STATE_SHA256 = "state_sha256"  # the fact that holds the digest of server and members after the last round
@@ -92,16 +94,22 @@ def _stuck(coordinator: Coordinator, connection: Connection, number: int, now_ms
 
 
 def how_it_stands(
-    connection: Connection, settings: CoordinatorSettings, now_ms: int, *, served: bool, disowned_ms: int | None = None
+    connection: Connection,
+    settings: CoordinatorSettings,
+    now_ms: int,
+    *,
+    served: bool,
+    disowned_ms: int | None = None,
+    full: str = "",
 ) -> FederationStanding:
     """Say whether the federation goes on.
 
-    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key.
-    Commands name the members that they are about.
+    `served` tells that a process runs the rounds, `disowned_ms` since when the root set lists another signing key,
+    `full` in which folder the store lies on a full disk. Commands name the members that they are about.
     """
     invited = len(membership.open_invites(connection, now_ms))
-    found = replace(_facts(connection, settings, served), disowned_ms=disowned_ms, invited=invited)
-    return standing(found, settings.rounds)
+    found = replace(_facts(connection, settings, served), disowned_ms=disowned_ms, invited=invited, full=full)
+    return standing(found if served else _unserved(connection, found), settings.rounds)
 
 
 def unpublished(connection: Connection, task: TaskSettings) -> str:
@@ -150,7 +158,6 @@ def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) 
         unpublished=unpublished(connection, settings.task) if awaits_device else "",
         failing_ms=failing_ms,
         served=served,
-        served_until_ms=None if served else _served_until_ms(connection),
     )
 
 
@@ -160,10 +167,18 @@ def _opened_ms(connection: Connection, number: int) -> int:
     return again[2] if again and again[1] == str(number) else stored_rounds.opened_ms(connection, number)
 
 
-def _served_until_ms(connection: Connection) -> int | None:
-    """Return when the last server stopped; of a killed one when it last did something, None where none ever did."""
-    newest = audit.newest_of(connection, _OF_SERVER)
-    return max((*([newest[2]] if newest else []), *membership.heard_ms(connection).values()), default=None)
+def _unserved(connection: Connection, found: RoundFacts) -> RoundFacts:
+    """Add when the last server stopped, or the folder was restored since; of a killed one when it last did something.
+
+    Nobody notes when a server is killed, and members may have been silent for long before.
+    """
+    newest = audit.newest_of(connection, (*_OF_SERVER, RESTORED))
+    if newest and newest[0] == _STOPPED:
+        return replace(found, stopped_ms=newest[2])
+    if newest and newest[0] == RESTORED:
+        return replace(found, restored_ms=newest[2])
+    signs = (*([newest[2]] if newest else []), *membership.heard_ms(connection).values())
+    return replace(found, sign_ms=max(signs, default=None))
 
 
 def _without_folders(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, load_settings
+from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, agreed, load_settings
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.key_ring import SealingRing, load_ring
 from edgefl_coordinator.store.store import SECRET_FILE_BYTES, Store, open_store
@@ -63,7 +63,8 @@ class Coordinator:
     def keep_up(self) -> None:
         """Take over settings and keys that another process of this coordinator has changed; keep one's own meanwhile.
 
-        What is not whole yet is looked at again the next time.
+        What is not whole yet is looked at again the next time. Where what never changes was changed by hand, the
+        settings stay, and the next `serve` says so.
         """
         if not self.store.database.shared or self.seen == (found := _files_seen(self.store.home)):
             return
@@ -72,7 +73,9 @@ class Coordinator:
         try:
             with suppress(EdgeflError):
                 settings, keys = load_settings(self.store.home), load_keys(self.store.home, self.keys.passphrase)
-                self.settings, self.keys.signing, self.keys.ring, self.seen = settings, keys.signing, keys.ring, found
+                self.keys.signing, self.keys.ring, self.seen = keys.signing, keys.ring, found
+                if agreed(settings) == agreed(self.settings):
+                    self.settings = settings
         finally:
             self.keys.changing.release()
 

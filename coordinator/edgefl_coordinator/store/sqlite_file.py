@@ -9,6 +9,7 @@ Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logg
 """
 
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, create_engine, event
@@ -44,10 +45,14 @@ class SqliteFile:
 
         Raises:
             OperatorError: another process has it open.
-            StorageError: it is empty although there are blobs.
+            StorageError: it is empty although there are blobs, or this user cannot write the folder.
         """
         busy = OperatorError(f"another process uses {home.root}; stop it, or wait until it is done", IN_USE)
-        self._lock = LockFile(home.lock, busy, wait_s=wait_s)
+        self._folder = home.root
+        try:
+            self._lock = LockFile(home.lock, busy, wait_s=wait_s)
+        except PermissionError as error:
+            raise _unwritable(home.root) from error
         try:
             if not home.database.exists():
                 durable.write_atomic(home.database, b"", mode=0o600)
@@ -125,6 +130,8 @@ class SqliteFile:
             return StorageError("the store is full: free space on its disk, then send again", "disk_full")
         if isinstance(first, sqlite3.IntegrityError):
             return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
+        if name.startswith("SQLITE_READONLY"):
+            return _unwritable(self._folder)
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
         return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")
@@ -133,6 +140,11 @@ class SqliteFile:
         """Close the file and release the lock."""
         self.engine.dispose()
         self._lock.close()
+
+
+def _unwritable(folder: Path) -> StorageError:
+    told = "allow it to write the folder and the files in it, and see that their disk is not read-only"
+    return StorageError(f"this user cannot write {folder}: {told}", "permissions")
 
 
 def _begin(connection: Connection) -> None:

@@ -37,7 +37,7 @@ from edgefl_coordinator.store import tables
 from edgefl_coordinator.store.sqlite_file import SqliteFile
 from edgefl_coordinator.store.statements import FACT, KEEP_FACT, KEEP_FIRST_FACT, Statement
 from edgefl_protocol.distribution import needs_extra
-from edgefl_protocol.durable import read_pieces, read_private
+from edgefl_protocol.durable import has_room, read_pieces, read_private
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pae import pae
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _WAITING_LARGE = 8
 SMALL_BYTES = 64 * 2**10  # a blob up to here is a row: a file costs four flushes, a row none of its own
+_ROOM_BYTES = 4 * SMALL_BYTES  # what such a row may take: its pages, their index, and the journal of both
 _OLD_S = 3600.0  # a blob that another process writes gets its row within seconds
 OWNER = "coordinator"  # the fact that says whose a database is
 _LED = "payloads_led"  # the fact that lists what was noted in the place of the payloads, each time one led
@@ -136,6 +137,10 @@ class Store:
     def look(self) -> contextlib.AbstractContextManager[Connection]:
         """Give a connection to read what a transaction of the caller's asks again; this waits for no commit."""
         return self.database.looking() or self._commits.look()
+
+    def full_folder(self) -> Path | None:
+        """Return the folder of the database where its disk is full, else None; of a server nothing is known."""
+        return None if self.database.shared or has_room(self.home.root, _ROOM_BYTES) else self.home.root
 
     def put_blob(self, data: bytes) -> Blob:
         """Write a blob durably; its name is new each time, so equal content never shares a file."""

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -26,6 +27,7 @@ from edgefl_coordinator.web.backup_operations import begin_backup, end_backup
 from edgefl_coordinator.web.bundle_operations import publish, publish_root, revoke_signer
 from edgefl_coordinator.web.setting_changes import change_settings
 from edgefl_coordinator.web.tls import first_certificate, refused_by_members
+from edgefl_protocol.envelopes.blob import sealed_size
 from edgefl_protocol.errors import BundleError, EdgeflError, InviteError, RecordError
 from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
 
@@ -122,10 +124,15 @@ def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
     """Open the first round with whoever is approved: {} → {approved, warnings}: those of `status` about so few.
 
-    An `OperatorError` where nobody is approved, or the rounds have begun.
+    An `OperatorError` where nobody is approved, or the rounds have begun or are over.
     """
     with coordinator.store.transaction() as connection:
         approved = membership.approved(connection)
+        if task_status.round_state(connection) == "done":
+            raise OperatorError(
+                "this federation is over: all its rounds are done, so none is left to open; for more, make a new one "
+                "with `edgefl-coordinator init`"
+            )
         if not approved:
             raise OperatorError("no member is approved yet; invite and approve members first")
         if stored_rounds.latest_state(connection) is not None:
@@ -137,7 +144,7 @@ def start(coordinator: Coordinator, _: Arguments) -> Facts:
 
 def status(coordinator: Coordinator, _: Arguments) -> Facts:
     """Tell how the federation stands; a stable JSON object."""
-    settings = coordinator.settings
+    settings, full = coordinator.settings, coordinator.store.full_folder()
     with coordinator.store.transaction() as connection:
         current = stored_rounds.current_round(connection)
         everybody = membership.listed(connection)
@@ -176,8 +183,8 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
-            "standing": _standing(coordinator, connection, number),
-            "warnings": _warnings(coordinator, connection),
+            "standing": _standing(coordinator, connection, number, full),
+            "warnings": _warnings(coordinator, connection, full),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
@@ -201,12 +208,13 @@ def _member_facts(member: MemberRow, federation: str) -> Facts:
     return {"name": member.name, "role": member.role, "state": member.state, "fingerprint": shown}
 
 
-def _standing(coordinator: Coordinator, connection: Connection, number: int) -> Facts:
+def _standing(coordinator: Coordinator, connection: Connection, number: int, full: Path | None) -> Facts:
     """Tell whether the federation goes on, and what mends it where it does not."""
     disowned_ms = revocations.disowned_ms(connection, coordinator.keys.signing.key_id)
     found = task_status.how_it_stands(
-        connection, coordinator.settings, coordinator.clock(), served=coordinator.serving, disowned_ms=disowned_ms
-    )
+        connection, coordinator.settings, coordinator.clock(), served=coordinator.serving, disowned_ms=disowned_ms,
+        full=str(full or ""),
+    )  # fmt: skip
     failing = task_status.failing_job(connection)
     if failing and found.cause == "job_failed":  # members are not told the error
         found = dataclasses.replace(found, mend=f"resolve this: {failing['error']}")
@@ -221,10 +229,11 @@ def _certificate_problem(coordinator: Coordinator) -> str | None:
         return str(error)
 
 
-def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
+def _warnings(coordinator: Coordinator, connection: Connection, full: Path | None = None) -> list[Facts]:
     """Tell what will hold rounds up: [{cause, why, command, risky}]; nothing before the first round, or after the last.
 
-    `cause` is a word as in `standing`; `risky` tells that after the command a single contribution can be told apart.
+    `cause` is a word as in `standing`, or `disk_low`; `risky` tells that after the command a single contribution can
+    be told apart. That a disk is `full`, `standing` says.
     """
     rules, task = coordinator.settings.rounds, coordinator.settings.task
     if task_status.round_state(connection) in ("waiting", "done"):
@@ -234,7 +243,20 @@ def _warnings(coordinator: Coordinator, connection: Connection) -> list[Facts]:
     if any(one.role == "device" for one in approved) and (lacking := task_status.unpublished(connection, task)):
         bundle = {"cause": "no_bundle", "why": lacks_bundle(lacking), "command": PUBLISH, "risky": False}
         found.insert(0, bundle)  # without it no device replies, however few replies are needed
-    return found
+    return found if full else found + _low_disk(coordinator)
+
+
+def _low_disk(coordinator: Coordinator) -> list[Facts]:
+    """Tell that a reply as large as is allowed would be refused for want of room, as `_warnings` does."""
+    free = coordinator.store.payloads.free_bytes()
+    needed = 2 * sealed_size(coordinator.settings.limits.reply_bytes)  # as it comes, and opened
+    if free >= needed:
+        return []
+    why = (
+        f"the disk of {coordinator.store.home.blobs} has {free / 2**20:.0f} MiB free, and one reply may take "
+        f"{needed / 2**20:.0f} MiB, so replies may be refused"
+    )
+    return [{"cause": "disk_low", "why": why, "command": None, "risky": False}]
 
 
 def _too_few(rules: RoundSettings, members: int) -> list[Facts]:

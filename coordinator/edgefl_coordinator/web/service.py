@@ -30,6 +30,7 @@ from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.deadline import deadline_protocol
 from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, raise_descriptors
 from edgefl_coordinator.web.log_lines import EventLog
+from edgefl_coordinator.web.setting_changes import check_edits, note_edits
 from edgefl_coordinator.web.tls import server_context
 from edgefl_protocol.errors import EdgeflError, StorageError
 
@@ -51,9 +52,12 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         run_worker: runs aggregation jobs; None for a process of its own.
 
     Raises:
-        OperatorError: the port is taken or the certificate cannot be used.
+        OperatorError: the port is taken, the certificate cannot be used, the signing key is not this coordinator's, or
+            a setting was changed by hand that must not be.
     """
     settings = coordinator.settings
+    coordinator_keys.check_signing(coordinator)
+    check_edits(coordinator)
     raise_descriptors()
     bound_arenas()
     limits, database = settings.limits, coordinator.store.database
@@ -95,6 +99,7 @@ class _Leader:
         settings, events = coordinator.settings, EventLog(coordinator)
         rounds = settings.rounds
         with coordinator.store.transaction() as connection:
+            note_edits(connection, coordinator)
             detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
             audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
             stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed

@@ -2,10 +2,12 @@
 
 Guarantees: a change is carried out as a whole or not at all; what `init` would refuse is refused; the audit log names
 each key with its value. What the members agreed on, such as the method and the number of rounds, never changes: they
-would leave. Source: docs/reference/coordinator.md.
+would leave. What was changed in the file by hand is held to the same when `serve` starts. Source:
+docs/reference/coordinator.md.
 """
 
 import difflib
+import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import tomli_w
+from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.members import membership
@@ -22,15 +25,20 @@ from edgefl_coordinator.rounds.quorum import beyond_members, unfinishable
 from edgefl_coordinator.settings import (
     CoordinatorHome,
     CoordinatorSettings,
+    agreed,
+    by_name,
     settings_from_table,
     settings_to_table,
 )
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.statements import FACT, KEEP_FACT
 from edgefl_coordinator.web.tls import first_certificate, refused_by_members, server_context
 from edgefl_protocol.durable import write_atomic
 
 _HTTPS: Final = 443
+_COUNTED: Final = "counted_settings"  # the fact that holds the settings that counted last
+_PLACES: Final = ("database", "payloads")  # where the store lies; `restore` may put it elsewhere
 # Each is read again whenever it is used.
 AT_ONCE: Final = (
     "public_url", "ca", "proxy_ends_tls", "task.max_samples",
@@ -53,35 +61,108 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
     warning}. The warning, or None, says that members go on calling a port that nothing may listen on.
 
     Raises:
-        OperatorError: a key that is unknown or never changes, a value out of bounds, a file that is no certificate or
-            does not fit the others or the public address, or rounds that could not finish.
+        OperatorError: a key that is unknown or never changes (also where the file was changed by hand), a value out of
+            bounds, a file that is no certificate or does not fit the others or the public address, or rounds that could
+            not finish.
         StorageError: nothing was changed.
     """
     if not all(str(word).isprintable() for item in arguments["changes"].items() for word in item):
         raise OperatorError("a setting and its value are one printable line each", USAGE)
-    before = coordinator.settings
-    table = settings_to_table(before)
+    home, table = coordinator.store.home, settings_to_table(coordinator.settings)
     changed = {key: _place(table, key, str(text)) for key, text in arguments["changes"].items()}
     try:
         after = settings_from_table(table)
     except ValueError as error:
         raise OperatorError(str(error), USAGE) from error
-    why = unfinishable(after.rounds, after.task)
-    if why and why != unfinishable(before.rounds, before.task):
+    with coordinator.store.transaction() as connection:
+        before = _counted(connection) or coordinator.settings
+    _check_agreed(home, before, after)
+    if why := _could_stop(before, after):
         raise OperatorError(why, USAGE)
-    home = coordinator.store.home
     _check_files(home, changed, after)
     with coordinator.store.transaction() as connection:
-        for key, value in changed.items():
-            audit.append(connection, coordinator.clock(), "setting", key, {"value": value})
-        if (after.rounds, after.protection) != (before.rounds, before.protection):
-            stored_rounds.judge_again(connection, coordinator.clock())
+        _count(connection, coordinator.clock(), before, after, changed)
         members = len(membership.approved(connection)) if after.rounds != before.rounds else 0
         write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
     coordinator.settings = after
     restart = [key for key in changed if key in AT_RESTART]
     late = beyond_members(after.rounds, members)[0] if members else ""
     return {"changed": changed, "restart": restart, "warning": late or _other_port(before, after) or None}
+
+
+def check_edits(coordinator: Coordinator) -> None:
+    """Hold the settings that `serve` finds in the file against those that counted last, if any did.
+
+    An `OperatorError` where one was changed by hand that never changes, or `change_settings` would refuse the change.
+    """
+    home, after = coordinator.store.home, coordinator.settings
+    with coordinator.store.transaction() as connection:
+        before = _counted(connection)
+    if before is not None:
+        _check_agreed(home, before, after)
+        if why := _could_stop(before, after):
+            raise OperatorError(f"{home.config}: {why}")
+        _check_files(home, _edits(before, after), after)
+
+
+def note_edits(connection: Connection, coordinator: Coordinator) -> None:
+    """Let the settings that `serve` found count: what was changed by hand stands in the audit log, too."""
+    after = coordinator.settings
+    _count(connection, coordinator.clock(), _counted(connection) or after, after, {})
+
+
+def _counted(connection: Connection) -> CoordinatorSettings | None:
+    """Return the settings that counted last; None before the first start, and where another version noted others."""
+    noted = FACT.value(connection, key=_COUNTED)
+    try:
+        return None if noted is None else settings_from_table(json.loads(noted))
+    except ValueError:
+        return None
+
+
+def _count(
+    connection: Connection,
+    now_ms: int,
+    before: CoordinatorSettings,
+    after: CoordinatorSettings,
+    changed: Mapping[str, Any],
+) -> None:
+    """Note settings as those that count, each change in the audit log."""
+    for key, value in {**changed, **_edits(before, after)}.items():
+        audit.append(connection, now_ms, "setting", key, {"value": value})
+    if (after.rounds, after.protection) != (before.rounds, before.protection):
+        stored_rounds.judge_again(connection, now_ms)
+    noted = {name: value for name, value in settings_to_table(after).items() if name not in _PLACES}
+    KEEP_FACT.run(connection, key=_COUNTED, value=json.dumps(noted))
+
+
+def _edits(before: CoordinatorSettings, after: CoordinatorSettings) -> dict[str, Any]:
+    """Return key → new value of the settings that may change, and did."""
+    old, new = by_name(before), by_name(after)
+    return {key: new[key] for key in (*AT_ONCE, *AT_RESTART) if new[key] != old[key]}
+
+
+def _could_stop(before: CoordinatorSettings, after: CoordinatorSettings) -> str:
+    """Say why the rounds could stop for good; "" where they could not, or could for the same reason before."""
+    why = unfinishable(after.rounds, after.task)
+    return "" if why == unfinishable(before.rounds, before.task) else why
+
+
+def _check_agreed(home: CoordinatorHome, before: CoordinatorSettings, after: CoordinatorSettings) -> None:
+    """Refuse, by an `OperatorError`, what was changed by hand and never changes."""
+    old, new = agreed(before), agreed(after)
+    told = [
+        f"{key} is {_shown(new, key)}, but the federation began with {_shown(old, key)}"
+        for key in {**old, **new}
+        if (key in old, old.get(key)) != (key in new, new.get(key))
+    ]
+    if told:
+        raise OperatorError(f"{'; '.join(told)}: put {'it' if len(told) == 1 else 'them'} back in {home.config}")
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    """Write a value as the file has it."""
+    return json.dumps(settings[key], ensure_ascii=False) if key in settings else "none"
 
 
 def _other_port(before: CoordinatorSettings, after: CoordinatorSettings) -> str:

@@ -22,6 +22,7 @@ from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings
 from edgefl_protocol.durable import read_bounded
 
 _MAX_CA_BYTES = 256 * 2**10
+_NO_PAIR = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")  # of one kind of key; of two, such as RSA and EC
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # X509_V_ERR_… of OpenSSL: self-signed, no issuer, one link alone
 BACKDATED = datetime.timedelta(days=3)
 VALID_DAYS = 394  # after that; browsers and urllib3 accept no server certificate of more than 398 days
@@ -104,10 +105,10 @@ def server_context(chain: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(chain, key, encrypted)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        if error.reason in _NO_PAIR:
             raise OperatorError(
-                f"{key} is not the private key of the certificate {chain}; name the two together: edgefl-coordinator "
-                "set certificate FILE certificate_key FILE",
+                f"the key {key} does not belong to the certificate {chain}: give both, edgefl-coordinator set "
+                "certificate FILE certificate_key FILE",
                 USAGE,
             ) from error
         raise OperatorError(

@@ -87,7 +87,7 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
         waiting = f"not sent, it waits in the outbox: {what}; edgefl advanced outbox lists it and can drop it"
     if sent is not None:
         found |= {"sync": sent.report}
-        waiting = f"offered: {what}; {sync_text(sent.report)}"
+        waiting = f"offered: {what}\n{sync_text(sent.report)}"
     report(found, as_json, _would_leave(what, found) if given["dry_run"] else waiting)
     if found["sheets"] is not None:
         click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)

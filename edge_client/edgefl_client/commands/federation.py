@@ -71,10 +71,10 @@ def enrol(
     device = device_of(context, home_dir, passphrase_file)
     invite = read_given(invite, 2 * MAX_INVITE_CHARS, PREFIX)
     found, home = enrolled_device.run_enrol(device, invite, ca, proxy, suite), device.home
-    text = (
-        f"{found['name']} is {found['state']} in {found['federation']}; "
-        f"tell the operator this fingerprint: {found['fingerprint']}"
-    )
+    to_do = "nothing more is needed to join"
+    if found["state"] != "approved":
+        to_do = f"tell the operator this fingerprint: {found['fingerprint']}"
+    text = f"{found['name']} is {found['state']} in {found['federation']}; {to_do}"
     if found["dropped"]:
         old = counted(found["dropped"], "item")
         click.echo(f"edgefl: the outbox held {old} of a membership that is gone; no key opens them: dropped", err=True)
@@ -97,10 +97,12 @@ def _wait(context: click.Context, device: "Device", found: dict[str, Any], as_js
 
     if as_json:
         click.echo(text, err=True)
-    click.echo("Waiting for the operator's approval; you can stop with Ctrl-C and continue with edgefl sync.", err=True)
+    if found["state"] != "approved":
+        again = "you can stop with Ctrl-C and continue with edgefl sync"
+        click.echo(f"Waiting for the operator's approval; {again}.", err=True)
     sys.stdout.flush()  # whoever reads it through a pipe has to tell the fingerprint now
     done = sync_when_approved(device)
-    report({**found, "state": "approved", "sync": done.report}, as_json, f"approved; {sync_text(done.report)}")
+    report({**found, "state": "approved", "sync": done.report}, as_json, f"approved\n{sync_text(done.report)}")
     end_synced(context, done)
 
 

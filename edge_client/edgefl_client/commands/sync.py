@@ -118,36 +118,36 @@ def end_synced(context: click.Context, done: "Synced") -> None:
 
 
 def sync_text(found: dict[str, Any]) -> str:
-    """Say for a person what `sharing.sync` tells."""
+    """Say for a person what `sharing.sync` tells: a line per fact, what was sent first, warnings last."""
     from edgefl_client.sharing.sync import NOT_PUBLISHED
 
     over = found["round"]["state"] == "done"
     last = f"the federation is over: its last round, {found['round']['number']}, is done"
     taken = any(one["outcome"] == "accepted" for one in found["sent"])
     beside = ", with this reply" if taken and found["round"]["state"] == "closed" else ""
-    parts = [last if over else f"round {found['round']['number']} is {found['round']['state']}{beside}"]
-    if found["bundle"] is not None and found["bundle"].get("changed"):
-        parts.append(f"model {bundle_text(found['bundle'])}")
-    if found["bundle"] is None:
-        parts.append(NOT_PUBLISHED)
-    learned = found["learning"]
-    if learned is not None and learned["state"] == "skipped":
-        said = learned["message"] == NOT_PUBLISHED or (over and learned["code"] == "not_open")
-        parts += [] if said else [f"nothing to learn: {learned['message']}"]
-    elif learned is not None and learned["state"] != "failed":
-        parts.append(learned_text(learned, "the next sync goes on from there"))
-    parts += [
+    lines = [
         f"reply {one['outcome']} ({one['bytes']} bytes)"
         + (f": {one['message']}" if one["outcome"] in ("late", "refused") else "")
         for one in found["sent"]
     ]
+    lines.append(last if over else f"round {found['round']['number']} is {found['round']['state']}{beside}")
+    if found["bundle"] is not None and found["bundle"].get("changed"):
+        lines.append(f"model {bundle_text(found['bundle'])}")
+    if found["bundle"] is None:
+        lines.append(NOT_PUBLISHED)
     got = found["broadcast"]
     if got is not None:
         kind = "feature" if got["features"] else "map"
         here = counted(got[f"{kind}s"], kind)
-        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of other members received")
+        lines.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of other members received")
     waits = counted(found["waiting"], "item waits", "items wait")
     answered = found["waiting"] and found["round"]["replied"]  # a round takes one reply of each member
-    parts.append(f"{waits} for the next round" if answered else waits)
-    parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []
-    return "; ".join(parts) + (verdict_lines(learned) if learned is not None else "")
+    lines.append(f"{waits} for the next round" if answered else waits)
+    learned = found["learning"]
+    if learned is not None and learned["state"] == "skipped":
+        said = learned["message"] == NOT_PUBLISHED or (over and learned["code"] == "not_open")
+        lines += [] if said else [f"nothing to learn: {learned['message']}"]
+    elif learned is not None and learned["state"] != "failed":
+        lines.append(learned_text(learned, "the next sync goes on from there") + verdict_lines(learned))
+    lines += [told for told in (found["round"]["stuck"], found["silent"]) if told]
+    return "\n".join(lines)

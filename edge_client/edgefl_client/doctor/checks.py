@@ -20,7 +20,7 @@ from edgefl_client.doctor.home_checks import (
     check_signers,
 )
 from edgefl_client.doctor.measure import table, was_busy
-from edgefl_client.doctor.membership_checks import check_certificate, check_coordinator, check_keys
+from edgefl_client.doctor.membership_checks import check_certificate, check_coordinator, check_keys, check_rounds
 from edgefl_client.doctor.second_process import ProbeEnded, probe
 from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device
@@ -78,6 +78,7 @@ def examine(
     if (home.member / "membership.json").exists():
         checks |= {
             "keys": lambda: check_keys(device, now_ms),
+            "rounds": lambda: check_rounds(device, now_ms),
             "certificate": lambda: check_certificate(device, now_ms),
             "coordinator": lambda: check_coordinator(device, online=online),
         }

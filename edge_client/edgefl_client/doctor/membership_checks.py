@@ -1,4 +1,4 @@
-"""Checks of `edgefl doctor` on the membership: keys, certificate, coordinator, clock.
+"""Checks of `edgefl doctor` on the membership: keys, rounds, certificate, coordinator, clock.
 
 The keys' lock is not taken, so a sync may go on meanwhile. One question goes out, for the signed time, and only where
 the caller asks for it.
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from edgefl_client.doctor.findings import DAY_MS, SOON_DAYS, Finding
 from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.silent import why_silent
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS
 from edgefl_exchange.errors import TlsRefused
 from edgefl_exchange.key_change import load_keys
-from edgefl_exchange.membership import Membership, ca_file, load_membership
+from edgefl_exchange.membership import Membership, ca_file, load_membership, load_task
 from edgefl_exchange.transport import Request
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
@@ -62,6 +63,18 @@ def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
     age = f", {counted((now_ms - membership.keys_made_ms) // DAY_MS, 'day')} old" if membership.keys_made_ms else ""
     encrypted = "encrypted" if device.passphrase else "not encrypted"
     yield Finding(check="keys", state="ok", found=f"{who}; both keys open, {encrypted}{age}")
+
+
+def check_rounds(device: Device, now_ms: int) -> Iterator[Finding]:
+    """Warn where a device that could learn replies to no round; of the others say how they give."""
+    task = load_task(device.home.member)  # as last told
+    silent = None if task is None else why_silent(device.home, task, now_ms)
+    if silent is None:
+        return
+    if silent.learner:
+        yield Finding(check="rounds", state="warn", found=silent.why, advice=silent.advice)
+    else:
+        yield Finding(check="rounds", state="ok", found=str(silent))
 
 
 def check_certificate(device: Device, now_ms: int) -> Iterator[Finding]:

@@ -8,12 +8,13 @@ from edgefl_client.doctor.home_checks import UNKNOWN_KEYS
 from edgefl_client.home import Home
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import load_policy
+from edgefl_client.sharing.silent import why_silent
 from edgefl_client.sharing.waiting_items import list_waiting
 from edgefl_client.trust import models
 from edgefl_client.trust.signers import Signers, signers_in_force
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, TlsRefused, Unavailable
 from edgefl_exchange.identity import Identity
-from edgefl_exchange.membership import load_membership
+from edgefl_exchange.membership import load_membership, load_task
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
@@ -39,6 +40,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "learning": None,
         "membership": None,
         "round": None,
+        "silent": None,
         "waiting": 0,
         "coordinator": None,
         "policy": load_policy(home).to_json(),
@@ -77,6 +79,9 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "fingerprint": membership.fingerprint,
         "keys_known": not load_membership(home.member).unknown_ms,  # as the last answer said, which nobody signed
     }
+    if (known := load_task(home.member)) is not None:
+        silent = why_silent(home, known, device.clock_ms())
+        report["silent"] = None if silent is None else str(silent)
     if home.outbox_file.exists():
         with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
             report["waiting"] = outbox.count()
@@ -189,6 +194,7 @@ def status_text(report: dict[str, Any]) -> str:
         where = over if turn["state"] == "done" else f"{turn['number']}, {turn['state']}"
         lines.append(f"round: {where}, reply {reply}")
         lines += [turn["stuck"]] if turn["stuck"] else []
+    lines += [report["silent"]] if report["silent"] else []
     if report["learning"] and report["learning"]["counted_round"]:
         lines.append(f"last round learned here that counted: {report['learning']['counted_round']}")
     if asked is not None and asked["error"] is not None:

@@ -35,6 +35,7 @@ from edgefl_client.sharing.broadcasts import (
 from edgefl_client.sharing.bundles import fetch_bundle
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy
+from edgefl_client.sharing.silent import Silent, why_silent
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_client.trust.vouched_bundle import VouchedBundle
@@ -94,7 +95,8 @@ class _Exchanged:
 class _Learned:
     """What learning brought: a report, and a reply or what kept it from being one."""
 
-    report: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None  # None where no pictures are named
+    silent: Silent | None = None  # why this device replies to no round, where no pictures are named
     reply: Payload | None = None
     problem: EdgeflError | None = None
 
@@ -131,6 +133,7 @@ def run_sync(
         "bundle": _bundle_facts(first.bundle),
         "broadcast": last.broadcast,
         "learning": learned.report,
+        "silent": None if learned.silent is None else str(learned.silent),
         "sent": [dataclasses.asdict(delivery) for one in both for delivery in one.sent],
         "expired": sum(one.expired for one in both),
         "waiting": last.waiting,
@@ -239,7 +242,7 @@ def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: S
     try:
         table = remembered_table(home)
         if table is None:
-            return _Learned()
+            return _Learned(silent=why_silent(home, dataclasses.replace(task, replied=before.replied), before.now_ms))
         why = _not_due(home, before)
         if why is not None:
             return _Learned(report={"state": "skipped", "round": task.round, "code": why[0], "message": why[1]})

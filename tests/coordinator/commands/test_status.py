@@ -15,9 +15,12 @@ from click.testing import CliRunner
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.commands import status as status_command
 from edgefl_coordinator.commands.options import Operator
+from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import task_status
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.store import audit_words, publishing
+from edgefl_coordinator.store import audit, audit_words, publishing, store
+from edgefl_coordinator.store.audit_chain import RESTORED
+from edgefl_coordinator.store.moments import moment
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import note_stop
 from edgefl_protocol import Payload
@@ -209,11 +212,13 @@ def test_a_missing_bundle_is_told_beside_and_before_another_cause(served, tools,
 
 
 def test_who_has_not_replied(served, tools, clock) -> None:
-    """A round that is stuck by silence: the operator reads the names, which members are not told."""
+    """From the beginning of a round, and where it is stuck by silence: the operator reads the names, which members are
+    not told."""
     three = [tools.approved_member(served, f"clinic-{letter}") for letter in "abc"]
     tools.start_rounds(served)
     three[0].reply(1)
-    assert "not replied" not in run("status").stdout
+    waits = run("status").stdout
+    assert "  waits: the round has 1 reply and needs 2\n  not replied: clinic-b, clinic-c\n" in waits
     clock.now_ms += 60_000
     told = TaskReply.from_payload(three[1].call("task", Payload()))
     assert "  not replied: clinic-b, clinic-c\n" in run("status").stdout and "clinic" not in told.stuck
@@ -235,6 +240,27 @@ def test_a_status_for_alarms(served, tools) -> None:
     stuck = run("status", "--check")
     assert stuck.exit_code == 1 and "is stuck since" in stuck.stdout
     assert run("status", "--check", "--watch").exit_code == 2
+
+
+def test_a_full_disk_sounds_the_alarm(served, tools, monkeypatch) -> None:
+    """`status --check` ended with 0 and `status` waited for replies while the server refused each one, for the store
+    was full. Where a reply may not fit any more a warning says so, and the alarm comes before the rounds stop."""
+    for letter in "abc":
+        tools.approved_member(served, f"clinic-{letter}")
+    tools.start_rounds(served)
+    assert run("status", "--check").exit_code == 0
+    monkeypatch.setattr(served.store.payloads, "free_bytes", lambda: 20 * 2**20)
+    low = run("status", "--check")
+    assert low.exit_code == 1 and "  waits: the round has 0 replies and needs 2\n" in low.stdout
+    blobs = served.store.home.blobs
+    why = f"the disk of {blobs} has 20 MiB free, and one reply may take 32 MiB, so replies may be refused"
+    assert f"  warning: {why}; make room there\n" in low.stdout
+    monkeypatch.setattr(store, "has_room", lambda folder, size: folder != served.store.home.root)
+    full = run("status", "--check")
+    what = "round 1 is stuck: the coordinator's disk is full, so it can keep nothing that members send"
+    assert full.exit_code == 1 and f"  {what}; make room on the disk of {blobs.parent}\n" in full.stdout
+    facts = json.loads(run("status", "--json").stdout)
+    assert (facts["standing"]["cause"], facts["standing"]["since_ms"], facts["warnings"]) == ("disk_full", None, [])
 
 
 # A shell has its background jobs ignore SIGINT, and what they begin inherits that.
@@ -261,29 +287,33 @@ def test_ctrl_c_of_a_process(make_coordinator) -> None:
 
 
 def test_no_server_runs_since_the_last_one_stopped(make_coordinator, tools) -> None:
-    """Since it stopped; since its last sign where it was killed: then nobody noted the time. The operator's own
-    commands need no server and are no sign of one."""
+    """Since it stopped, or since the folder was restored. Nobody notes when one is killed: then its last sign is told,
+    which may be hours before. The operator's own commands need no server and are no sign of one."""
     coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
     clock, three = coordinator.clock, [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
 
-    def since_ms() -> int:
+    def told() -> tuple[int | None, str]:
         clock.now_ms += 1_000
         OPERATIONS["set"](coordinator, {"changes": {"rounds.deadline_s": clock.now_ms % 999 + 60}})
-        told = OPERATIONS["status"](coordinator, {})["standing"]
-        assert told["cause"] == "not_served" and " is stuck since 20" in told["sentence"]
-        return int(told["since_ms"])
+        found = OPERATIONS["status"](coordinator, {})["standing"]
+        assert (found["kind"], found["cause"]) == ("stuck", "not_served")
+        return found["since_ms"], found["sentence"].partition(", so members")[0]
 
+    killed = "round 1 is stuck: the server is not running (it last did something at {})"
     tools.start_rounds(coordinator)
-    opened_ms = clock.now_ms
-    assert since_ms() == opened_ms
+    assert told() == (None, killed.format(moment(clock.now_ms - 1_000)))
     clock.now_ms += 60_000
     three[0].call("task", Payload())
-    heard_ms = clock.now_ms
-    assert since_ms() == heard_ms
+    assert told() == (None, killed.format(moment(clock.now_ms - 1_000)))
     clock.now_ms += 60_000
     note_stop(coordinator)
     stopped_ms = clock.now_ms
-    assert since_ms() == stopped_ms
+    assert told() == (stopped_ms, f"round 1 is stuck since {moment(stopped_ms)}: the server is not running")
+    clock.now_ms += 60_000
+    with coordinator.store.transaction() as connection:
+        audit.append(connection, clock.now_ms, RESTORED, "skin")
+    since = f"round 1 is stuck since {moment(clock.now_ms)}"
+    assert told() == (clock.now_ms - 1_000, f"{since}: the server has not run since this folder was restored")
 
 
 def test_start_with_too_few_says_what_revoke_and_status_say(served, tools, clock) -> None:
@@ -335,6 +365,8 @@ def test_the_end_is_called_the_end(make_coordinator, tools) -> None:
               if "released" in one["event"]]  # fmt: skip
     told = audit_words.event_words(row["event"], row["subject"], row["detail"])
     assert told == "clinic-a fetched the last broadcast, made after the last round"
+    with pytest.raises(OperatorError, match="this federation is over: all its rounds are done"):
+        OPERATIONS["start"](coordinator, {})
 
 
 def test_many_members_hear_how_it_stands_as_it_was_a_moment_ago(coordinator, tools, clock, monkeypatch) -> None:

@@ -247,6 +247,37 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
     assert [json.loads(row.detail)["key_id"] for row in rows].count(following.key_id) == 1
 
 
+def test_serve_refuses_a_signing_key_of_somebody_else(coordinator, publish) -> None:
+    """docs/security.md 2.6.6: members take the pinned one, or one that a root set lists. Heads that another has signed
+    break the log, so it is refused before it signs; and still where an earlier version has noted it as its own.
+    """
+    home, own, foreign = coordinator.store.home, coordinator.keys.signing, generate_signing_key()
+
+    def with_key(key: SigningKey):
+        return dataclasses.replace(coordinator, keys=dataclasses.replace(coordinator.keys, signing=key))
+
+    def refused(key: SigningKey, words: str) -> None:
+        with pytest.raises(OperatorError, match=words):
+            coordinator_keys.check_signing(with_key(key))
+
+    coordinator_keys.check_signing(with_key(foreign))  # nothing tells of one before it was served
+    coordinator_keys.note_keys(coordinator)
+    coordinator_keys.check_signing(coordinator)
+    refused(foreign, rf"signing.key is not the key {own.key_id} that this coordinator used until now: put it back from")
+    publish(root_record(coordinator))
+    coordinator_keys.note_keys(with_key(foreign))
+    refused(foreign, f"{own.key_id} that this coordinator used until now and its root set lists: put it back")
+    coordinator_keys.check_signing(coordinator)
+    OPERATIONS["rotate"](coordinator, {"signing": True})
+    following = signing_key_from_pem(home.next_signing.read_bytes())
+    publish(root_record(coordinator, 2, coordinators=(following.public_key,)))
+    coordinator_keys.check_signing(coordinator)  # until the change
+    coordinator_keys.check_signing(with_key(following))  # killed before its audit row
+    OPERATIONS["rotate"](coordinator, {"signing": True})
+    coordinator_keys.check_signing(coordinator)
+    refused(own, f"is not the key {following.key_id} that")
+
+
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     """docs/security.md 2.6.7: a renewed key is encrypted as the first was, and each signing key under scrypt."""
     from edgefl_coordinator.founding.folder import make_home

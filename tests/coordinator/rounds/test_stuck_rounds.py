@@ -114,6 +114,24 @@ def test_silence_over_a_deadline_is_told(make_coordinator, clock, tools) -> None
     assert task_of(three[0]).stuck == ""
 
 
+def test_a_round_goes_on_without_who_is_away(make_coordinator, clock, tools) -> None:
+    """The smaller quorum that is named after a deadline lets the round close; who was away takes part in the next."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    coordinator.serving = True
+    three[0].reply(1)
+    three[1].reply(1)
+    clock.now_ms += 60_000
+    task_of(three[0])
+    words = OPERATIONS["status"](coordinator, {})["standing"]["commands"][-1].removeprefix(_SET).split()
+    OPERATIONS["set"](coordinator, {"changes": dict(zip(words[::2], words[1::2], strict=True))})
+    assert OPERATIONS["status"](coordinator, {})["standing"]["kind"] == "moves"
+    clock.now_ms += 60_000
+    assert step(coordinator, tools.toy_worker)
+    assert isinstance(broadcast_of(three[2], 2), Payload) and isinstance(three[2].reply(2), Payload)
+
+
 def test_a_job_that_fails_is_told_to_members_without_its_cause(make_coordinator, clock, tools) -> None:
     """The sentence names no file and no member; the operator sees the error beside it."""
     coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})

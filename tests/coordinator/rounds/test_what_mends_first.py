@@ -10,6 +10,7 @@ from edgefl_coordinator.settings import RoundSettings
 
 RULES = RoundSettings(count=2, quorum_min=3, quorum_target=3, min_cohort=2)
 FOUR = RoundSettings(count=2, quorum_min=4, quorum_target=4, min_cohort=2)
+FIVE = RoundSettings(count=2, quorum_min=4, quorum_target=5, min_cohort=3)
 PAIR = RoundSettings(count=2, quorum_min=2, quorum_target=2, min_cohort=1, allow_small_cohort=True)
 APPROVE = "edgefl-coordinator approve NAME --fingerprint FINGERPRINT"
 APPROVE_D3 = APPROVE.replace("NAME", "d3")
@@ -76,4 +77,21 @@ def test_a_model_that_nobody_published_is_the_cause_of_silence() -> None:
     assert why in to_member and "; tell the operator to publish one; then each member that has not" in to_member
     assert "edgefl-coordinator" not in to_member
     for_silence = stuck_sentence(standing(silent, RULES), 2, to_member=True)
-    assert "edgefl sync" in for_silence and "revoke" not in for_silence
+    assert "edgefl sync" in for_silence and "revoke" not in for_silence and "set" not in for_silence
+
+
+@pytest.mark.parametrize(
+    ("rules", "replies", "given_up", "command"),
+    [
+        (RULES, 2, "if a single contribution may be told apart",
+         _SET + "rounds.quorum_min 2 rounds.min_cohort 1 rounds.allow_small_cohort true"),
+        (FIVE, 3, "if fewer others are enough", _SET + "rounds.quorum_min 3 rounds.min_cohort 2"),
+    ],
+)  # fmt: skip
+def test_a_member_that_is_away_need_not_be_shut_out(rules, replies, given_up, command) -> None:
+    """With two of three replies after the deadline `status` offered `revoke` alone, and a revoked key never counts
+    again. What can be undone stands beside it, with what it gives up."""
+    told = standing(facts(replies, rules.quorum_target - replies, overdue_ms=9), rules)
+    assert told.cause == "no_reply" and told.commands[-1] == command
+    assert "if one never comes back: edgefl-coordinator revoke NAME (its keys never count again)" in told.mend
+    assert told.mend.endswith(f"; or, to go on while it is away, {given_up}: {command}")

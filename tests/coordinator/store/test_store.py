@@ -127,6 +127,24 @@ def test_the_file_has_the_mode_and_flushes_its_folder(make_coordinator, monkeypa
         assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
 
 
+def test_a_folder_that_this_user_cannot_write(coordinator, monkeypatch) -> None:
+    """SQLite's own SQLITE_READONLY, which begins the names of its kin, and a lock file that cannot be made: told with
+    the folder and what to do.
+    """
+    home = coordinator.store.home
+    told = rf"this user cannot write {home.root}: allow it to write the folder and the files in it"
+    with pytest.raises(StorageError, match=told), coordinator.store.transaction() as connection:
+        connection.execute(text("PRAGMA query_only=ON"))
+        connection.execute(text("DELETE FROM facts"))
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(home.lock))
+
+    monkeypatch.setattr(sqlite_file, "LockFile", denied)
+    with pytest.raises(StorageError, match=told):
+        open_coordinator(home)
+
+
 def test_only_one_process_has_it_open(coordinator) -> None:
     with pytest.raises(OperatorError, match="another process"):
         open_coordinator(coordinator.store.home)

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import select
 from tests.coordinator.conftest import settings_table
 from tests.coordinator.web.served import Served, cpu_s, memory_kib
 
+from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import audit
@@ -28,7 +30,7 @@ from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web import service, tls
 from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED
-from edgefl_protocol import Payload
+from edgefl_protocol import Payload, generate_signing_key
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest, TaskReply
 
 
@@ -116,6 +118,19 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     assert last is not None and last["event"] == "stop"  # `status` tells since when no server runs
     signed = [read_head(line).rows for line in served.home.heads.read_bytes().splitlines()]
     assert len(signed) >= 2 and signed[-1] == rows  # one when it starts, one that covers its last row
+
+
+def test_what_was_changed_by_hand_is_not_served(coordinator, tools) -> None:
+    """Another signing key, or a setting that never changes: before anything is signed or a member is answered."""
+    service._Leader(coordinator, tools.toy_worker).begin()  # it was served once
+    settings, own = coordinator.settings, coordinator.keys.signing
+    coordinator.keys.signing = generate_signing_key()
+    with pytest.raises(OperatorError, match="is not the key"):
+        service.serve(coordinator, pytest.fail)
+    coordinator.keys.signing = own
+    coordinator.settings = msgspec.structs.replace(settings, task=msgspec.structs.replace(settings.task, epochs=3))
+    with pytest.raises(OperatorError, match=r"task\.epochs is 3, but the federation began with 1"):
+        service.serve(coordinator, pytest.fail)
 
 
 class LaxSsl:

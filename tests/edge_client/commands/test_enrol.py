@@ -11,7 +11,9 @@ def test_enrolling_again_tells_of_the_approval(run, live, invite):
     assert " is pending in skin" in run("enrol", invite)[1]
     assert " is pending in skin" in run("enrol", invite)[1]
     live.approve()
-    assert " is approved in skin" in run("enrol", invite)[1]
+    assert run("enrol", invite)[1] == "device-1 is approved in skin; nothing more is needed to join\n"  # no fingerprint
+    _, out, err = run("enrol", invite, "--wait")
+    assert "round 1 is open" in out.splitlines() and "Waiting" not in err
 
 
 def test_enrolling_again_on_a_device_that_was_shut_out_says_so(run, live, invite, monkeypatch):

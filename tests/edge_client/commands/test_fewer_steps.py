@@ -338,7 +338,7 @@ def test_enrol_waits_and_brings_the_model(run, live, invite, lab, labelled, appr
     live.bundles["main", "all", 1] = lab.bundle_bytes()
     assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0
     code, out, err = run("enrol", invite, "--wait")
-    assert code == 0 and "fingerprint" in out.splitlines()[0] and "version 1 is now in use" in out.splitlines()[1]
+    assert code == 0 and "fingerprint" in out.splitlines()[0] and "version 1 is now in use" in out.splitlines()[3]
     assert "Waiting" in err and len(approving) == 3
     assert version_in_use(run, labelled) == 1
 

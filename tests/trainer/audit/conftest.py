@@ -9,6 +9,8 @@ from tests.shared import Shared
 from tests.trainer.conftest import run
 
 from edgefl_trainer.audit import member_lines, payload_lines, pictures
+from edgefl_trainer.audit.line import MEMBERSHIP, AuditLine, NotAttacked
+from edgefl_trainer.audit.result import AuditResult
 
 METHODS = {
     "fedevprompt": ("maps",),
@@ -17,6 +19,39 @@ METHODS = {
     "sgpt": ("prompts and weights",),
     "finetune": ("weights",),
 }
+
+
+def a_result(state: str, *sites: tuple[str, ...], kind: str = "model") -> AuditResult:
+    """An audit with a line of membership for each group of sites, and of maps none; inconclusive."""
+    lines = [
+        AuditLine(
+            kind=kind,
+            attack=MEMBERSHIP,
+            against="rows <b>",
+            measure="loss",
+            figure=0.625,
+            interval=(0.5, 0.7),
+            floor=0.51,
+            floor_of="a model of others",
+            control=0.75,
+            control_of="a model that memorises",
+            needs=0.8,
+            target=0.55,
+            pictures=236,
+            sites=group,
+            more={"TPR at 1 % FPR": 0.0, "its low": 0.0, "its high": 0.032},
+        )
+        for group in sites
+    ]
+    left_out = NotAttacked("maps", "reconstruction", "too few <i>")
+    return AuditResult(
+        method="fedevprompt",
+        travels=("maps",),
+        state_sha256=state,
+        pictures=200,
+        lines=tuple(lines),
+        not_attacked=(left_out,),
+    )
 
 
 @pytest.fixture

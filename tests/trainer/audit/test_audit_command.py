@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.audit import payload_lines
 from edgefl_trainer.audit.audited import open_audit
-from edgefl_trainer.audit.line import AuditLine, NotAttacked, table
+from edgefl_trainer.audit.line import MEANINGS, AuditLine, NotAttacked
 from edgefl_trainer.contract import Method, Site, State
 from edgefl_trainer.engine.models import FinishedRun, open_run
 
@@ -49,21 +50,37 @@ def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
 
     with mock.patch.object(payload_lines, "release_of", refusing):
         refused, line = itertools.islice(payload_lines.payload_lines(audited), 2)
-    assert refused == NotAttacked("maps", "all", "x (of site-1)")
+    assert refused == NotAttacked("maps", "all", "x (of site-1)", ("site-1",))
     assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
     assert line.against == "the mean of the maps of at most 5 pictures of a class"  # what the preset sends
 
 
-def test_the_text_says_what_the_json_does(run_of: Callable[[str], Path], small: None) -> None:
-    """Of one site; and the picture at 14 px, the control, finds its changed view among ten."""
-    outcome = edgefl_train("audit", run_of("fedevprompt"), "--pictures", "20", "--site", "site-1")
+def test_the_text_says_what_the_json_does_and_an_audit_of_one_site_keeps_the_others(
+    run_of: Callable[[str], Path], tmp_path: Path, small: None
+) -> None:
+    """Of one site, then of another; and the picture at 14 px, the control, finds its changed view among ten."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run_of("fedevprompt"), copy, ignore=shutil.ignore_patterns("audit.json"))
+    outcome = edgefl_train("audit", copy, "--pictures", "20", "--site", "site-1")
     assert outcome.code == 0, outcome.err
-    found = json.loads((run_of("fedevprompt") / "audit.json").read_text())
-    for line in found["lines"]:
+    first = json.loads((copy / "audit.json").read_text())
+    assert first["never_attacked"] == ["site-2", "site-3"] and "never attacked: site-2 and site-3" in outcome.out
+    for line in first["lines"]:
         assert line["sites"] == ["site-1"]
-        assert f"{line['figure']:.3f}" in outcome.out and line["verdict"] in outcome.out
-    line = next(one for one in found["lines"] if one["attack"] == "re-identification, same picture, changed")
+        share = line["attack"].startswith("re-identification")
+        shown = [f"{100 * line[key]:.1f} %" if share else f"{line[key]:.3f}" for key in ("figure", "control", "needs")]
+        assert all(number in outcome.out for number in shown) and line["verdict"] in outcome.out
+        assert f"control {shown[1]}, needed {shown[2]}: " in outcome.out.lower()
+    assert "true positives at 1 % false ones" in outcome.out and "its low" not in outcome.out
+    line = next(one for one in first["lines"] if one["attack"] == "re-identification, same picture, changed")
     assert line["control"] > 0.5
+
+    refused = edgefl_train("audit", copy, "--pictures", "21", "--site", "site-2").sentence()
+    assert "--pictures 20" in refused and json.loads((copy / "audit.json").read_text()) == first
+    both = edgefl_train("audit", copy, "--pictures", "20", "--site", "site-2", "--json").json()
+    assert [line for line in both["lines"] if line["sites"] == ["site-1"]] == first["lines"]
+    assert {*itertools.chain(*(line["sites"] for line in both["lines"]))} == {"site-1", "site-2"}
+    assert both["never_attacked"] == ["site-3"]
 
 
 def a_line(interval: tuple[float, float] = (0.0, 0.1), **changes: float) -> AuditLine:
@@ -77,7 +94,8 @@ def test_a_control_that_fails_is_never_safe() -> None:
     assert a_line((0.0, 0.04)).verdict == "within the target"
     assert a_line((0.0, 0.04), control=0.4).verdict == "inconclusive"
     assert a_line((0.06, 0.1), figure=0.08, control=0.4).verdict == "inconclusive"
-    assert "inconclusive" in table([a_line(control=0.4)], [])[1]
+    assert a_line(control=0.4).reason == "control 0.400, needed 0.500: this attack could not have shown a leak"
+    assert a_line(control=0.49996).reason.startswith("control 0.49996, needed 0.50000: ")
 
 
 @pytest.mark.parametrize(
@@ -95,15 +113,32 @@ def test_a_control_that_fails_is_never_safe() -> None:
 )
 def test_a_verdict_holds_for_the_whole_interval(interval: tuple[float, float], floor: float, verdict: str) -> None:
     """Target 0.05: a line is on one side of target or floor, the higher of them, or not told apart from it."""
-    assert a_line(interval, figure=sum(interval) / 2, floor=floor).verdict == verdict
+    line = a_line(interval, figure=sum(interval) / 2, floor=floor)
+    assert line.verdict == verdict and verdict in MEANINGS
+    assert line.reason.startswith("control 0.900, needed 0.500: the attack works") and "could not" not in line.reason
 
 
 def test_too_few_pictures_are_a_sentence(finished: dict[str, Path]) -> None:
-    """Twenty pictures a site: no attack has enough, so nothing is said to be safe, and no file is left."""
+    """Twenty pictures a site: no attack has enough, so nothing is said to be safe, and no file is left.
+
+    Each reason stands beside what was not attacked, and of which attack it is.
+    """
     said = edgefl_train("audit", finished["fedevprompt"])
-    assert said.code == 2
-    assert "could be attacked" in said.err and "200 are needed" in said.err and said.out == ""
+    assert said.code == 2 and "could be attacked" in said.sentence()
+    assert re.search(r"^not attacked: maps, re-identification and reconstruction: .*200 are needed$", said.err, re.M)
+    assert re.search(r"^not attacked: model, membership: .*100 of each are needed$", said.err, re.M)
     assert not (finished["fedevprompt"] / "audit.json").exists()
+
+
+def test_a_network_with_tokens_inside_is_named_with_what_cannot_be_read() -> None:
+    """Of PEP-FedPT: "its tokens" stood alone, of no kind and no attack."""
+    model = mock.Mock()
+    model.score_module.options.insert = object()
+    run = mock.Mock(sites=("a",), predictor=lambda site: model)
+    found = payload_lines.release_of(run, mock.Mock(), State(), mock.Mock(), "prototypes")
+    assert isinstance(found, NotAttacked) and "its tokens" not in found.why
+    start = "not attacked: prototypes, re-identification and reconstruction: the model puts prompt tokens"
+    assert found.told.startswith(start)
 
 
 def test_what_cannot_be_audited_is_a_sentence(

@@ -50,7 +50,8 @@ def test_a_plan_without_numbers_waits_a_minute_and_wants_all() -> None:
         ({"images_per_site": 3}, "has 'images_per_site'; did you mean images-per-site"),
         ({"images-per-site": "many"}, "images-per-site of --node-config is 'many'; allowed: a whole number"),
         ({"images-per-site": -4}, r"images-per-site of --node-config is '-4'; allowed: 0 \(all\) or more"),
-        ({"privacy-budget": -1}, r"privacy-budget of --node-config is '-1'; allowed: 0 \(no bound\) or more"),
+        ({"privacy-budget": -1}, "privacy-budget of --node-config is '-1'; allowed: above 0; leave it out"),
+        ({"privacy-budget": 0}, "privacy-budget of --node-config is '0'; allowed: above 0; leave it out"),
         ({"device": "gpu"}, "device of --node-config is 'gpu'; allowed: auto, cpu, cuda"),
     ],
 )

@@ -1,6 +1,7 @@
 """`edgefl-train report`: the page says what summary.json says, asks for nothing, and runs nothing."""
 
 import json
+import math
 import re
 import shutil
 import tarfile
@@ -87,7 +88,7 @@ def test_every_figure_is_that_of_the_summary(page, finished):
             assert text == value
         elif value is None:
             assert text == "–" or "no " in text
-        elif path[-1] not in ("bytes_up_per_round", "bytes_down_per_round", "full_model_bytes", "seconds"):
+        elif not str(path[-1]).startswith("bytes_") and path[-1] not in ("full_model_bytes", "seconds"):
             number, unit = shown_number(text)
             assert abs(number - value) <= unit, (path, text, value)
             checked += 1
@@ -155,6 +156,49 @@ def test_what_leaves_of_a_picture_is_told_as_the_run_sent_it(finished):
     assert "what_leaves.md" not in Read(report_page([read_run(finished["local"])], NOW)).text
 
 
+def test_what_was_sent_before_the_first_round_is_counted(finished):
+    """`Every byte between them is counted`: also features, before the first round. Sums of metrics.jsonl, by hand."""
+    facts = read_run(finished["fedavg"])
+    assert facts.lines[0]["round"] == 0 and "features" in facts.summary["travels"]
+    text = Read(report_page([facts], NOW)).text
+    for way in ("up", "down"):
+        sent = [(line["round"], line[f"bytes_{way}"]) for line in facts.lines]
+        first, whole = sum(n for round_, n in sent if round_ == 0), sum(n for _, n in sent)
+        for when, value in (("before the first round", first), ("in the whole run", whole)):
+            assert re.search(rf"bytes {way} {when}, all sites\s*[\d.]+ \w+ \({value:,} bytes\)", text)
+    assert "mean and spread over a site's training pictures" in text and "one vector, without a name" not in text
+
+
+def test_privacy_noise_is_told_with_what_it_covers(finished, tmp_path):
+    """Epsilon, delta, budget and what left without noise: an epsilon alone would promise more than it holds."""
+    given = (
+        "run",
+        "fedclf",
+        "--data",
+        "lesions:sites=2,images=20,px=32",
+        "--preset",
+        "tiny",
+        "--rounds",
+        1,
+        "--epochs",
+        1,
+    )
+    made = edgefl_train(
+        *given, "--set", "dp_noise=1", "--privacy-budget", 40, "--device", "cpu", "--out", tmp_path / "noised"
+    )
+    assert made.code == 0, made.err
+    facts = read_run(tmp_path / "noised")
+    text = Read(report_page([facts], NOW)).text
+    assert (
+        "Privacy noise: epsilon" in text and "at delta 1e-05" in text and "weights left the sites without noise" in text
+    )
+    assert "The privacy budget of each site was 40." in text and "It came from the seed" in text
+    for spent in facts.summary["epsilon_spent"].values():
+        assert f"{math.ceil(spent * 1000) / 1000:.3f}" in text
+    none = Read(report_page([read_run(finished["fedevprompt"])], NOW)).text
+    assert "Nothing that left carries privacy noise" in none
+
+
 def renamed(facts, site: str, label: str, folder: str):
     """The same run with another name of a site, of a class, and of its folder."""
     text = json.dumps({**facts.summary})
@@ -194,35 +238,6 @@ def test_a_name_that_is_markup_stays_a_name(finished, drawn_nothing, name):
     assert "<script" not in page and "http://x>" not in page
     assert {tag for tag, _ in read.tags} == drawn_nothing
     assert name in read.text
-
-
-def test_an_audit_is_shown_where_there_is_one(finished, tmp_path):
-    """Its keys may change: they are shown as they are."""
-    shutil.copytree(finished["local"], tmp_path / "run")
-    assert "Audit of what leaves" not in report_page([read_run(tmp_path / "run")], NOW)
-    line = {"payload": "maps", "attack": "<b>", "figure": 0.25, "interval": [0.1, 0.4], "verdict": "inconclusive"}
-    (tmp_path / "run/audit.json").write_text(json.dumps({"lines": [line], "seed": 3, "left_out": []}))
-    read = Read(report_page([read_run(tmp_path / "run")], NOW))
-    for words in ("Audit of what leaves", "<b>", "0.250", "0.100 to 0.400", "inconclusive"):
-        assert words in read.text
-    (tmp_path / "run/audit.json").write_text("[]")
-    found = edgefl_train("report", tmp_path / "run", "-o", tmp_path / "a.html").sentence()
-    assert "audit.json is damaged" in found and "edgefl-train audit" in found
-
-
-def test_only_kinds_with_a_figure_of_this_state_were_measured(finished, tmp_path):
-    """An audit of what fedavg's weights tell says nothing of its features, and one of another state says nothing."""
-    run = tmp_path / "run"
-    shutil.copytree(finished["fedavg"], run)
-    state = json.loads((run / "summary.json").read_text())["state_sha256"]
-    line = {"kind": "prompts and weights", "attack": "membership", "figure": 0.625}
-    (run / "audit.json").write_text(json.dumps({"state_sha256": state, "lines": [line]}))
-    text = Read(report_page([read_run(run)], NOW)).text
-    assert "How much prompts and weights tell of them was measured" in text and "0.625" in text
-    assert "How much features tell of them was not measured" in text
-    (run / "audit.json").write_text(json.dumps({"state_sha256": "0" * 64, "lines": [line]}))
-    text = Read(report_page([read_run(run)], NOW)).text
-    assert "tell of them was measured" not in text and "another state" in text and "0.625" not in text
 
 
 def test_a_run_from_before_a_figure_says_that_it_is_not_recorded(tmp_path):
@@ -306,6 +321,15 @@ def test_chance_is_that_of_the_site_and_of_questions_the_usual_answer(finished):
     summary |= {"mean_accuracy": 0.7, "worst_accuracy": 0.6, "usual_answer": {"mean_accuracy": 0.5}}
     below = {term: cell.below for term, cell in in_short(replace(facts, run=replace(facts.run, summary=summary)))}
     assert (below["accuracy, mean of sites"], below["accuracy, worst site"]) == ("usual answer 50.0 %", "")
+
+
+def test_a_network_without_labels_is_told_by_its_probe_and_chance(mae):
+    """The page said that it was not judged between its rounds, and of a probe neither chance nor why no interval."""
+    facts = read_run(mae)
+    text = Read(report_page([facts], NOW)).text
+    chance = 100 / len(facts.summary["classes"])
+    assert f"No interval is kept of a probe. Chance is {chance:.1f} %" in text
+    assert "judged by a linear probe alone" in text and "not judged between its rounds" not in text
 
 
 def test_rows_that_do_not_vary_have_no_interval():

@@ -6,7 +6,7 @@ than the floor, only where its whole interval is; figures are finite.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +23,22 @@ Verdict = Literal[
     "inconclusive",
 ]
 Between = tuple[float, float]
+MEANINGS: Final[Mapping[Verdict, str]] = {  # docs/reference/runs.md, "What leaves, attacked"
+    "within the target": "the control succeeded, and the whole interval is at most the target",
+    "no more than the floor": "the whole interval is at most the floor, which is above the target",
+    "above the target": "the whole interval is above the target, and above the floor",
+    "not told apart from the target": "the interval reaches over the target: more pictures have to tell",
+    "not told apart from the floor": "the interval reaches over the floor, which is above the target: more pictures "
+    "have to tell",
+    "inconclusive": "the control failed, so this attack could not have shown a leak: the figure is no sign of safety",
+}
+IDENTIFICATION, RECONSTRUCTION, MEMBERSHIP = "re-identification", "reconstruction", "membership"
+FIGURES: Final[Mapping[str, str]] = {  # what the figure of an attack is
+    IDENTIFICATION: "how often the right candidate is named",
+    RECONSTRUCTION: "structural similarity (SSIM) of the decoded picture with the true one; 1 is the same picture",
+    MEMBERSHIP: "area under the ROC curve; 0.5 is a guess, 1 tells each row",
+}
+TRUE_POSITIVES: Final = ("TPR at 1 % FPR", "its low", "its high")  # further figures of membership: names in audit.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +79,43 @@ class AuditLine:
             return "above the target"
         return "not told apart from the target" if self.target >= self.floor else "not told apart from the floor"
 
+    @property
+    def family(self) -> str:
+        """The attack without its view: a key of `FIGURES`."""
+        return self.attack.partition(",")[0]
+
+    def written(self, value: float, digits: int = 1) -> str:
+        """Write a figure of this line: a share in per cent, another as it is."""
+        return f"{value:.{digits}%}".replace("%", " %") if self.family == IDENTIFICATION else f"{value:.{digits + 2}f}"
+
+    @property
+    def reason(self) -> str:
+        """Why the verdict is what it is, with the numbers that are compared."""
+        digits = 1 if self.written(self.control) != self.written(self.needs) else 3  # 0.7998 is not 0.800
+        control = f"control {self.written(self.control, digits)}, needed {self.written(self.needs, digits)}: "
+        target, floor = f"the target of {self.written(self.target)}", f"the floor of {self.written(self.floor)}"
+        whole = "the attack works, and the whole 95 % interval is"
+        wide = "the attack works, but the 95 % interval reaches"
+        why: dict[Verdict, str] = {
+            "inconclusive": "this attack could not have shown a leak",
+            "within the target": f"{whole} at most {target}",
+            "no more than the floor": f"{whole} at most {floor}, which it reaches without what was sent",
+            "above the target": f"{whole} above {target} and {floor}",
+            "not told apart from the target": f"{wide} over {target}",
+            "not told apart from the floor": f"{wide} over {floor}, which it reaches without what was sent",
+        }
+        return control + why[self.verdict]
+
+    @property
+    def further(self) -> str:
+        """The further figures in words, all of them shares; nothing where there are none."""
+        name, *bounds = TRUE_POSITIVES
+        told = [f"{key} {100 * value:.1f} %" for key, value in self.more.items() if key not in TRUE_POSITIVES]
+        if name in self.more:
+            low, high = (f"{100 * self.more[bound]:.1f}" for bound in bounds)
+            told.append(f"true positives at 1 % false ones {100 * self.more[name]:.1f} % ({low} to {high} %)")
+        return ", ".join(told)
+
     def to_json(self) -> dict[str, Any]:
         """Write the line's values and its verdict."""
         return {**asdict(self), "sites": list(self.sites), "interval": list(self.interval), "verdict": self.verdict}
@@ -75,6 +128,12 @@ class NotAttacked:
     kind: str
     attack: str
     why: str
+    sites: tuple[str, ...] = ()  # of which it is so; none where it is so of all
+
+    @property
+    def told(self) -> str:
+        """What was not attacked, and why, as one line."""
+        return f"not attacked: {self.kind}, {self.attack}: {self.why}"
 
 
 def share_bounds(hits: float, trials: int) -> Between:
@@ -96,31 +155,3 @@ def mean_bounds(values: Float[np.ndarray, " n"], lesions: Sequence[str]) -> Betw
     found = interval(draws)
     assert found is not None  # a mean of finite values is defined in each draw
     return found[0], found[1]
-
-
-def table(lines: Sequence[AuditLine], left_out: Sequence[NotAttacked]) -> list[str]:
-    """Write an audit as text: a row for each line, then what was not attacked."""
-    head = ("kind", "attack", "figure", "95 %", "floor", "control", "target", "pictures", "verdict")
-    rows = [head, *(_row(line) for line in lines)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
-    told = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ] * bool(lines)
-    for line in lines:
-        told.append(
-            f"{line.kind}, {line.attack}: {line.against}; by {line.measure}{_more(line)}; floor: {line.floor_of}; "
-            f"control: {line.control_of}; sites: {', '.join(line.sites)}"
-        )
-    return [*told, *(f"not attacked: {one.kind}, {one.attack}: {one.why}" for one in left_out)]
-
-
-def _row(line: AuditLine) -> tuple[str, ...]:
-    low, high = line.interval
-    return (
-        line.kind, line.attack, f"{line.figure:.3f}", f"{low:.3f} to {high:.3f}", f"{line.floor:.3f}",
-        f"{line.control:.3f}", f"{line.target:.3f}", f"{line.pictures:,}", line.verdict,
-    )  # fmt: skip
-
-
-def _more(line: AuditLine) -> str:
-    return "".join(f", {name} {value:.3f}" for name, value in line.more.items())

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from edgefl_trainer.audit.audited import Audited
-from edgefl_trainer.audit.line import AuditLine, NotAttacked
+from edgefl_trainer.audit.line import MEMBERSHIP, TRUE_POSITIVES, AuditLine, NotAttacked
 from edgefl_trainer.audit.membership import Roc, confidences, lira_scores, loss_scores, memorised, roc
 from edgefl_trainer.audit.pictures import Public, public_of
 from edgefl_trainer.audit.reconstruction import thumbnails
@@ -46,25 +46,24 @@ def membership_lines(
         models: of each site; those of the others are what LiRA compares with, where they are others.
         without: of sites that have none, why.
     """
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     attacked: dict[str, MemberRows] = {}
     parts: list[dict[str, Roc]] = []
     for name in audited.attacked:
         rows = member_rows(audited.federation, audited.sites[name], audited.run.settings.seed)
         if isinstance(rows, str):
-            refused.append(rows)
+            refused[name] = rows
         elif name not in models:
-            refused.append(without.get(name, f"{name} has no such model"))
+            refused[name] = without.get(name, f"{name} has no such model")
         else:
             audited.report(f"{kind}: membership, {name}")
             try:
                 parts.append(_site_attacks(audited, name, rows, models))
             except ValueError as error:  # a score lacks a tensor, or has one of another shape
-                refused.append(f"the model of {name} cannot answer ({error})")
+                refused[name] = f"the model of {name} cannot answer ({error})"
             else:
                 attacked[name] = rows
-    if refused:
-        yield NotAttacked(kind, "membership", "; ".join(refused))
+    yield from (NotAttacked(kind, MEMBERSHIP, why, (name,)) for name, why in refused.items())
     if attacked:
         yield _line(kind, tuple(attacked), sum(len(rows.targets) for rows in attacked.values()), parts)
 
@@ -145,7 +144,7 @@ def _line(kind: str, sites: tuple[str, ...], pictures: int, parts: Sequence[Mapp
     assert bounds is not None and low is not None  # each draw of 200 lesions has rows of both sides
     return AuditLine(
         kind=kind,
-        attack="membership",
+        attack=MEMBERSHIP,
         against="train rows beside reported rows of the same site, area under the ROC curve",
         measure=measure,
         figure=float(area[measure][0]),
@@ -158,5 +157,5 @@ def _line(kind: str, sites: tuple[str, ...], pictures: int, parts: Sequence[Mapp
         target=TOLD_APART,
         pictures=pictures,
         sites=sites,
-        more={"TPR at 1 % FPR": float(tpr[0]), "its low": low[0], "its high": low[1]},
+        more=dict(zip(TRUE_POSITIVES, (float(tpr[0]), *low), strict=True)),
     )

@@ -93,7 +93,7 @@ def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
         if kind not in PICTURE_KINDS:
             continue
         found = [_site_payloads(audited, name, kind) for name in audited.attacked]
-        yield from _named(found, audited.attacked)
+        yield from _named(found, audited.attacked, len(audited.sites))
         parts = [one for one in found if isinstance(one, SitePayloads)]
         if not parts:
             continue
@@ -102,12 +102,15 @@ def payload_lines(audited: Audited) -> Iterator[AuditLine | NotAttacked]:
         yield from _reconstructed(audited, kind, parts)
 
 
-def _named(found: Sequence[SitePayloads | NotAttacked], names: Sequence[str]) -> Iterator[NotAttacked]:
-    """Say once why payloads of some sites are not attacked; where it is not so of all, of which sites."""
+def _named(found: Sequence[SitePayloads | NotAttacked], names: Sequence[str], trained: int) -> Iterator[NotAttacked]:
+    """Say once why payloads of some sites are not attacked; where it is not so of all that trained, of which."""
     refused = [(one, name) for one, name in zip(found, names, strict=True) if isinstance(one, NotAttacked)]
     for kind, attack, why in dict.fromkeys((one.kind, one.attack, one.why) for one, _ in refused):
-        sites = [name for one, name in refused if one.why == why]
-        yield NotAttacked(kind, attack, why if len(sites) == len(names) else f"{why} (of {', '.join(sites)})")
+        sites = tuple(name for one, name in refused if one.why == why)
+        if len(sites) == trained:
+            yield NotAttacked(kind, attack, why)
+        else:
+            yield NotAttacked(kind, attack, f"{why} (of {', '.join(sites)})", sites)
 
 
 def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | NotAttacked:
@@ -130,15 +133,15 @@ def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | Not
 
 def _queries(
     audited: Audited, parts: Sequence[SitePayloads], view: View
-) -> tuple[list[tuple[SitePayloads, Queries]], list[str]]:
-    """Choose whom to look for at each site; and why not at others."""
+) -> tuple[list[tuple[SitePayloads, Queries]], dict[str, str]]:
+    """Choose whom to look for at each site; and of other sites why not."""
     found: list[tuple[SitePayloads, Queries]] = []
-    refused = []
+    refused: dict[str, str] = {}
     for part in parts:
         learned = learned_rows(part.site, needs_labels=audited.method.needs_labels)
         one = queries_of(audited.federation, part.site, learned, view, audited.pictures, audited.run.settings.seed)
         if isinstance(one, str):
-            refused.append(one)
+            refused[part.site.name] = one
         else:
             found.append((part, one))
     return found, refused
@@ -152,8 +155,7 @@ def _identified(
         yield NotAttacked(kind, attack, "both photos of a lesion took part in the mean, so neither is another photo")
         return
     chosen, refused = _queries(audited, parts, view)
-    if refused:
-        yield NotAttacked(kind, attack, "; ".join(refused))
+    yield from (NotAttacked(kind, attack, why, (name,)) for name, why in refused.items())
     if not chosen:
         return
     played = [_played(audited, view, part, queries) for part, queries in chosen]
@@ -251,15 +253,14 @@ def _games(
 
 def _head_release(audited: Audited, name: str) -> PicturePayload | NotAttacked:
     if not audited.run.sites:
-        why = "the run learned an encoder, and no class has a row in what it sends"
+        why = "the run learned an encoder without labels, and the attack reads the head's row of each class"
         return NotAttacked("weights", "re-identification and reconstruction", why)
     return head_release(audited.method, audited.server, audited.sites[name], audited.states[name], "weights")
 
 
 def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -> Iterator[AuditLine | NotAttacked]:
     chosen, refused = _queries(audited, parts, VIEWS[0])
-    if refused:
-        yield NotAttacked(kind, "reconstruction", "; ".join(refused))
+    yield from (NotAttacked(kind, "reconstruction", why, (name,)) for name, why in refused.items())
     if not chosen:
         return
     alike: list[np.ndarray] = []

@@ -99,7 +99,8 @@ def without_noise(settings: RunSettings) -> Method:
 def _of_model(kind: str, predictor: Predictor, site: Site) -> PicturePayload | NotAttacked:
     module = predictor.score_module
     if module.options.insert is not None:
-        return NotAttacked(kind, "all", "its tokens are taken inside the network, which this audit does not read")
+        why = "the model puts prompt tokens among those of a picture, inside its network; no attack here reads that"
+        return NotAttacked(kind, "re-identification and reconstruction", why)
     cold = replace(predictor, tensors={**predictor.tensors, "temperature": np.ones((), dtype=np.float32)})
     readers: dict[str, tuple[Literal["picture", "class"], Read]] = {
         "maps": ("picture", _maps(cold, site.device)),

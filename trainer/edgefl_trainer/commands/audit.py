@@ -32,7 +32,8 @@ def audit(run_dir: Path, sites: tuple[str, ...], pictures: int, as_json: bool) -
 
     Who made this map or feature, what did the picture look like, was it learned from? Asked of what the sites sent, and
     of their models. Each figure stands beside what an attacker reaches without the payload, and beside a control that
-    has to succeed. Needs the data that RUN learned from; the result stays in RUN as audit.json.
+    has to succeed. Needs the data that RUN learned from; the result stays in RUN as audit.json, beside what
+    that holds of other sites.
     """
     from edgefl_trainer.data.specs import check_there
     from edgefl_trainer.engine.folder import CONFIG, check_finished
@@ -41,13 +42,13 @@ def audit(run_dir: Path, sites: tuple[str, ...], pictures: int, as_json: bool) -
     check_finished(run_dir)  # this and what follows needs no PyTorch, whose import takes seconds
     check_there(read_settings(run_dir / CONFIG).data)
     from edgefl_protocol.durable import write_atomic
-    from edgefl_trainer.audit.line import table
-    from edgefl_trainer.audit.running import AUDIT, to_json
+    from edgefl_trainer.audit.result import AUDIT, trained_sites
     from edgefl_trainer.audit.running import audit as attack
+    from edgefl_trainer.audit.text import audit_text
     from edgefl_trainer.engine.models import open_run
 
     run = open_run(run_dir)
-    lines, left_out = attack(run, sites, pictures, lambda line: click.echo(line, err=True))
-    found = to_json(run, lines, left_out)
-    write_atomic(run_dir / AUDIT, json.dumps(found, indent=2, allow_nan=False).encode() + b"\n")
-    click.echo(json.dumps(found, allow_nan=False) if as_json else "\n".join(table(lines, left_out)))
+    found, trained = attack(run, sites, pictures, lambda line: click.echo(line, err=True)), trained_sites(run.summary)
+    kept = found.to_json(trained)
+    write_atomic(run_dir / AUDIT, json.dumps(kept, indent=2, allow_nan=False).encode() + b"\n")
+    click.echo(json.dumps(kept, allow_nan=False) if as_json else "\n".join(audit_text(found, trained)))

@@ -1,7 +1,8 @@
 """Options that several commands take, and how a list of names is written."""
 
 import difflib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,26 @@ participation = click.option(
     metavar="SHARE",
     help="Share of the sites that take part in each round.  [default: 1]",
 )
+
+
+def _budget(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuse 0, which in `config.toml` means no bound: whoever types it means that nothing may be spent."""
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter(
+            f"{value:g} is no budget: give a number above 0, or leave it out to have no bound. A site that may spend "
+            "nothing can send nothing under noise.",
+            param=option,
+        )
+    return value
+
+
 privacy_budget = click.option(
     "--privacy-budget",
     type=float,
     metavar="EPSILON",
-    help="Most epsilon that a site may spend on what it sends under noise (dp_noise): the reply that would cost more "
-    "is refused.  [default: no bound]",
+    callback=_budget,
+    help="Most epsilon that a site may spend on what it sends under noise (dp_noise), above 0: the reply that would "
+    "cost more is refused.  [default: left out, no bound]",
 )
 balance = click.option(
     "--balance",
@@ -116,6 +131,16 @@ def _picture(_: click.Context, option: click.Parameter, value: Path | None) -> P
 def _is_png(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(PNG)) in (PNG, b"")
+
+
+def tell_left_out(folders: Sequence[Path]) -> None:
+    """Warn of the runs below these folders that are not finished, or damaged: a study would lose seeds unseen."""
+    from edgefl_protocol.sentences import listed
+    from edgefl_trainer.engine.folder import left_out_of
+
+    for folder in folders:
+        if left := left_out_of(folder):
+            click.echo(f"warning: left out of {folder}: {listed(left)}", err=True)
 
 
 def names(text: str) -> tuple[str, ...]:

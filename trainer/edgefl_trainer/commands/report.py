@@ -49,6 +49,7 @@ def report(runs: tuple[Path, ...], out: Path, force: bool) -> None:
     folders = [path for folder in runs for path in run_folders(folder)]
     for one in folders:
         check_finished(one)  # needs no PyTorch, whose import takes seconds
+    shared.tell_left_out(runs)
     from datetime import UTC, datetime
 
     from edgefl_trainer.reports.page import report_page

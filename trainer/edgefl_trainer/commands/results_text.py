@@ -7,6 +7,7 @@ from edgefl_protocol.bundle.shown_map import why_no_map
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, in_brief, on_white, suspicious_words, uncertainty_words
 from edgefl_protocol.sentences import counted, listed, of_file
+from edgefl_trainer.engine.privacy.spent import privacy_lines
 from edgefl_trainer.evaluate.answer_figures import PARTS, USUAL
 from edgefl_trainer.evaluate.chance import Chance, chance_of
 from edgefl_trainer.evaluate.no_round import part_lines
@@ -38,8 +39,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         ]
     elif summary["mean_balanced_accuracy"] is not None:
         lines += site_lines(summary)
-    if spent := summary.get("epsilon_spent"):
-        lines.append(f"privacy noise: epsilon {max(spent.values()):.3g} in all, at the site that sent most often")
+    lines += privacy_lines(summary)
     if "maps" in summary.get("travels", ()) and summary["rounds"] == 1:
         lines.append(
             "one round: sites have sent their maps, but none has come back yet; from round 2 on they learn from them"

@@ -66,6 +66,7 @@ def table(
 
     for one in (path for folder in runs for path in run_folders(folder)):
         check_finished(one)  # needs no PyTorch, whose import takes seconds
+    shared.tell_left_out(runs)
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.environment import environment_of
     from edgefl_trainer.evaluate.chance import chance_of

@@ -24,6 +24,7 @@ SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 INPUTS = "inputs.json"
+STOPPED = "privacy/stopped.txt"  # why nothing more leaves a site of this run: it cannot go on
 MAX_INPUTS_BYTES = 1 << 16
 NOT_COMPARED = {"device", "workers", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
 
@@ -55,6 +56,7 @@ def check_free(folder: Path, own: Collection[str] = (CONFIG,), what: str = "no r
 def check_begun(folder: Path, *, resume: bool) -> None:
     """Refuse, by a `RunError`, a folder that holds a run which was not asked to be resumed."""
     if (folder / CONFIG).exists() and not resume:
+        check_not_stopped(folder)
         raise RunError(f"{folder} already holds a run: add --resume to continue it, or name another --out.")
 
 
@@ -68,6 +70,7 @@ def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     then, now = _compared(before), _compared(settings)
     for name in [*then, *(name for name in now if name not in then)]:
         if then.get(name) != now.get(name):
+            check_not_stopped(folder)
             raise RunError(
                 f"the run in {folder} has {name} = {then.get(name)!r}, but this command has {now.get(name)!r}: "
                 "resume with the same settings, or name another --out."
@@ -120,7 +123,17 @@ def check_finished(folder: Path) -> None:
         raise RunError(
             f"the run in {folder} is still running in another process: wait until that ends, then type this again."
         )
+    check_not_stopped(folder)
     raise RunError(f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`.")
+
+
+def check_not_stopped(folder: Path) -> None:
+    """Refuse, by a `RunError`, a run that a privacy budget stopped: resumed, it would stop again."""
+    if (folder / STOPPED).exists() and not (folder / SUMMARY).exists():
+        raise RunError(
+            f"the run in {folder} was stopped by its privacy budget and cannot go on: begin another with fewer rounds, "
+            "a larger dp_noise or a larger --privacy-budget, and another --out."
+        )
 
 
 def model_sites(folder: Path) -> tuple[str, ...]:
@@ -149,6 +162,18 @@ def run_folders(folder: Path) -> list[Path]:
         what = "holds no finished run" if below else "is not a run directory, and holds none"
         raise RunError(f"{folder} {what}: name one that `edgefl-train run … --out` made.")
     return finished
+
+
+def left_out_of(folder: Path) -> list[str]:
+    """Name each run below a folder that `run_folders` leaves out, with why."""
+    if (folder / CONFIG).exists():
+        return []
+    below = (path.parent for path in sorted(folder.rglob(CONFIG)))
+    return [
+        f"{path.relative_to(folder)} ({'its results are damaged' if (path / SUMMARY).exists() else 'not finished'})"
+        for path in below
+        if finished_summary(path) is None
+    ]
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:

@@ -263,7 +263,7 @@ class LocalEngine:
 
         def given(name: str) -> tuple[State, Payload]:
             if self.ledgers is not None:
-                self.ledgers.charge(name, index, phase)
+                self.ledgers.charge(name, states[name], index, phase)
             numbering = np.random.default_rng([self.task.seed, phase.round])
             sent[name] = stamped(broadcasts[name], phase, self.task.rounds, numbering)
             return states[name], sent[name]

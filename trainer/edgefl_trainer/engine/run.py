@@ -53,6 +53,7 @@ from edgefl_trainer.engine.judging.results import results_of
 from edgefl_trainer.engine.local_engine import FederationState, InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import save_questions
 from edgefl_trainer.engine.privacy.ledger import Ledgers, check_budget
+from edgefl_trainer.engine.privacy.spent import privacy_cost
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.selection import judge_for, most_judged, selecting_sites
 from edgefl_trainer.engine.settings import RunSettings, check_start
@@ -117,6 +118,7 @@ def run(
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
         final = run_phases(settings, folder, method, task, sites, epochs_of_work(judged, settings.epochs), drive)
+        privacy = privacy_cost(folder, method, final.sites, seeded=True)
         started = time.perf_counter()
         results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
         head = {
@@ -126,7 +128,7 @@ def run(
             **results,
         }
         digests = {"state_sha256": final.digest()}
-        return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+        return write_summary(folder, head, privacy, time.perf_counter() - started, digests)
 
 
 def _measured_before(method: Method, sites: Mapping[str, Site]) -> dict[str, Any]:
@@ -171,11 +173,11 @@ def tell_before(
 
 
 def write_summary(
-    folder: Path, head: Mapping[str, Any], states: Mapping[str, State], evaluated: float, digests: Mapping[str, Any]
+    folder: Path, head: Mapping[str, Any], privacy: Mapping[str, Any], evaluated: float, digests: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write `summary.json`: the head, then bytes, speed, cost of privacy and seconds, then digests.
 
-    `states` are the sites' at the end; `evaluated` is the seconds that judging took.
+    `privacy` is what `privacy_cost` gives; `evaluated` is the seconds that judging took.
     """
     lines = read_metrics(folder)
     sent = traffic(lines)
@@ -184,7 +186,7 @@ def write_summary(
         **sent,
         **shares_of_models(head, lines, sent["bytes_up_per_round"]),
         **speed(folder),
-        **privacy_cost(states),
+        **privacy,
         "seconds": round(sum(float(line["seconds"]) for line in lines) + evaluated, 1),
         **digests,
     }
@@ -317,13 +319,6 @@ def speed(folder: Path) -> dict[str, float]:
         if seconds > 0:
             figures[name] = round(sum(float(line[told]) for line in known) / seconds, places)
     return figures
-
-
-def privacy_cost(states: Mapping[str, State]) -> dict[str, dict[str, float]]:
-    """Sum what privacy noise has cost each site, as `epsilon_spent`; nothing where a method adds none."""
-    told = {name: state.values.get("epsilon_spent") for name, state in sorted(states.items())}
-    spent = {name: float(value) for name, value in told.items() if value is not None}
-    return {"epsilon_spent": spent} if spent else {}
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

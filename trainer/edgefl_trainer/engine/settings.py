@@ -50,7 +50,8 @@ MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 Count = Annotated[int, Meta(ge=1, description="at least 1")]
 Share = Annotated[float, Meta(gt=0, le=1, description="above 0, at most 1")]
 Specs = Annotated[tuple[str, ...], Meta(min_length=1, description="at least one SPEC, given with --data")]
-Budget = Annotated[float, Meta(ge=0, description="0 (no bound) or more")]
+Budget = Annotated[float, Meta(ge=0, description="0 (no bound) or more")]  # of config.toml
+GivenBudget = Annotated[float, Meta(gt=0, description="above 0; leave it out to have no bound")]
 ImagePx = Annotated[int, Meta(ge=0, le=MAX_IMAGE_PX, description=f"0 (the backbone's own) to {MAX_IMAGE_PX}")]
 MostImages = Annotated[int, Meta(ge=0, description="0 (all) or more")]
 ProbeEvery = Annotated[int, Meta(ge=0, description="0 (never) or more")]

@@ -27,6 +27,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import CONFIG, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.settings import GivenBudget
 from edgefl_trainer.engine.sites import load_data, repeatable
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.flower.records import unpacked
@@ -62,7 +63,7 @@ def seat_of(config: Mapping[str, object]) -> Seat:
     lacking = [name for name in ("site", "data", "out") if not told.get(name)]
     if lacking:
         raise SettingError(f"--node-config lacks {lacking[0]}: give site=NAME, data=SPEC and out=DIR.")
-    types = hints(SiteOptions)
+    types = {**hints(SiteOptions), "privacy_budget": GivenBudget}
     options = SiteOptions(
         site=told["site"],
         data=tuple(told["data"].split()),

@@ -173,7 +173,7 @@ def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
         without = _hand_out(crew, method, task, final.server, ended)
         head = {**what_was_asked(settings, method, None), "sites": list(plan.sites), "quorum": plan.quorum}
         told_end = {"without_hand_out": without, "state_sha256": ended}
-        return write_summary(plan.out, head, final.sites, time.perf_counter() - started, told_end)
+        return write_summary(plan.out, head, {}, time.perf_counter() - started, told_end)
 
 
 def settings_of_server(path: Path) -> RunSettings:

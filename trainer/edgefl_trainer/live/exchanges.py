@@ -72,7 +72,7 @@ class Exchanges:
             display.phase_started(phase, self.work.settings.rounds, [self.name])
             display.site_started(self.name)
             Ledgers(self.folder, self.work.method, self.work.settings.privacy_budget).charge(
-                self.name, number - 1, phase, fresh=True
+                self.name, self.state, number - 1, phase, fresh=True
             )
             result = runner.local_round(self.state, broadcast, lambda facts: display.site_reported(self.name, facts))
             result = placed(result, number - 1, phase, self.name, broadcast)

@@ -15,6 +15,7 @@ from edgefl_trainer.engine.checkpoint import SelectedRound
 from edgefl_trainer.engine.handout import received_encoder
 from edgefl_trainer.engine.judging.results import results_of
 from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
+from edgefl_trainer.engine.privacy.spent import privacy_cost
 from edgefl_trainer.engine.run import what_was_asked, write_summary
 from edgefl_trainer.live.site_work import SiteWork
 
@@ -29,6 +30,7 @@ def write_results(
     """
     started = time.perf_counter()
     final, sites = _final(work, state, last), {work.site.name: work.site}
+    privacy = privacy_cost(folder, work.method, final.sites, seeded=work.site.noise == "seeded")
     results = results_of(folder, work.method, work.task, work.backbone, final, work.federation, sites, held_out={})
     head = {
         **what_was_asked(work.settings, work.method, None),
@@ -37,7 +39,7 @@ def write_results(
         **results,
     }
     digests = {"site_sha256": state.digest(), "state_sha256": told.state_sha256 or None}
-    return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+    return write_summary(folder, head, privacy, time.perf_counter() - started, digests)
 
 
 def _final(work: SiteWork, state: State, last: Payload) -> FederationState:

@@ -54,6 +54,7 @@ class FedCLF:
         self_supervised.DECLARES,
         site_of=feature_bank.site_of,
         release=lambda method, phase: None if phase.kind == "final" else method.noise.release,
+        noise=lambda method: method.noise.terms,
     )
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
@@ -146,7 +147,7 @@ class FedCLF:
         noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
         releases = int(new.values.get("releases", 0)) + 1
         if releases == 1:
-            site.report({"warning": self.noise.sentence(site.name, site.task.rounds + 1)})
+            site.report({"warning": self.noise.sentence(site.name, site.task.rounds + 1) + site.noise_warning})
         values = {**new.values, "releases": releases, "epsilon_spent": self.noise.epsilon(releases)}
         sent = {**weights, **feature_rows.sent(noised)}
         return State(new.arrays, values), Payload(sent, {**scalars, "dp_noise": self.noise.dp_noise})

@@ -16,7 +16,7 @@ prototype; sites weigh by images unless `weighting=uniform`; rho = 0.5, not prin
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,9 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_protocol.sentences import joined_by_and
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, NoiseTerms, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.gaussian_noise import told_epsilon
 from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.named_arrays import as_tensors
@@ -43,6 +45,7 @@ from edgefl_trainer.models.inserts import Mixed
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
 TRAINED = ("prompts.s", "prompts.c", HEAD_WEIGHT)  # theta: P_S, P_C, H
+NO_GUARANTEE = "its scale comes from the data that it should hide (--set dp_clip_l1=B gives one)"
 SUM, COUNT = "period.sum", "period.count"  # of the prototypes sent since the last update
 
 
@@ -56,7 +59,7 @@ class PepFedPT:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = softmax.DECLARES
+    declares: ClassVar[Declaration] = replace(softmax.DECLARES, noise=lambda method: method.noise_terms)
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n_s: int = 1  # n_S, number of shared prompts
@@ -69,8 +72,8 @@ class PepFedPT:
     prior: bool = True  # whether delta_k comes from the site's labels; off: equal shares
     # what a site counts by in the mean: its training images, or all sites alike (default ours)
     weighting: Weighting = "samples"
-    dp_epsilon: float = 0.0  # epsilon of the noise on each prototype sent; 0: no noise
-    dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data (ours)
+    dp_epsilon: float = 0.0  # epsilon of the noise on each prototype sent, which dp_clip_l1 makes a bound; 0: no noise
+    dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data, no guarantee (ours)
 
     travels = averaged_prompts.travels("prompts", "weights", "prototypes")
 
@@ -89,6 +92,18 @@ class PepFedPT:
             raise SettingError(
                 f"dp_clip_l1 is {self.dp_clip_l1}, but there is no noise: give dp_epsilon too, or leave dp_clip_l1 out."
             )
+
+    @property
+    def noise_terms(self) -> NoiseTerms | None:
+        """What the noise on class means promises (docs/methods.md 6); None without noise."""
+        if self.dp_epsilon == 0:
+            return None
+        return NoiseTerms(
+            kind=PROTOTYPES,
+            on="class means",
+            given="the prompts and head, and how many images each class has",
+            no_guarantee=None if self.dp_clip_l1 > 0 else NO_GUARANTEE,
+        )
 
     def insert(self, depth: int) -> Mixed:
         """Say where prompts enter a network of that many blocks."""
@@ -165,7 +180,10 @@ class PepFedPT:
     def _prototypes(
         self, site: Site, state: State, broadcast: Payload, tokens: NDArray[np.float32]
     ) -> tuple[Arrays, Mapping[str, float]]:
-        """What a site sends of its class tokens (n, J, D), and the epsilon it has spent so far, if any."""
+        """What a site sends of its class tokens (n, J, D), and the epsilon it has spent so far.
+
+        Nothing is spent without noise; where the noise is no guarantee, how often it sent stands in its place.
+        """
         targets, classes = site.train.targets, len(site.task.classes)
         if self.dp_epsilon == 0:
             return {PROTOTYPES: class_prototypes(tokens, targets, classes)}, {}
@@ -173,13 +191,26 @@ class PepFedPT:
         centres = np.asarray(broadcast.arrays.get(PROTOTYPES, zeros), dtype=np.float32)
         rng = site.noise_rng("laplace", int(broadcast.scalars["round"]))  # the warm start is 0
         sent = LaplaceNoise(self.dp_epsilon, self.dp_clip_l1).prototypes(tokens, targets, centres, rng)
-        cost, before = self.dp_epsilon * len(zeros), float(state.values.get("epsilon_spent", 0.0))
-        if before == 0:
-            most = cost * (site.task.rounds + 1)
-            site.report(
-                {"warning": (f"class means of site {site.name} cost epsilon {cost:g} a round and {most:g} in all.")}
+        cost = self.dp_epsilon * len(zeros)
+        if not state.values:
+            site.report({"warning": self._noise_sentence(site, cost)})
+        if self.dp_clip_l1 == 0:
+            return {PROTOTYPES: sent}, {"releases": int(state.values.get("releases", 0)) + 1}
+        return {PROTOTYPES: sent}, {"epsilon_spent": float(state.values.get("epsilon_spent", 0.0)) + cost}
+
+    def _noise_sentence(self, site: Site, cost: float) -> str:
+        """What a person should know before the first reply under noise, which costs `cost`."""
+        terms = self.noise_terms
+        assert terms is not None
+        if terms.no_guarantee:
+            told = f"noise on class means of site {site.name} is no guarantee: {terms.no_guarantee}. It is on them only"
+        else:
+            most = told_epsilon(cost * (site.task.rounds + 1))
+            told = (
+                f"class means of site {site.name} cost epsilon {told_epsilon(cost)} a round and {most} in all, given "
+                f"{terms.given}"
             )
-        return {PROTOTYPES: sent}, {"epsilon_spent": before + cost}
+        return f"{told}; {joined_by_and(terms.without(self.travels))} leave without noise.{site.noise_warning}"
 
 
 def _empty(prototypes: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

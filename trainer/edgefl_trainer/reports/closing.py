@@ -1,4 +1,4 @@
-"""The course of a run's rounds, the audit of what left the sites, and what its figures cannot say."""
+"""The course of a run's rounds, and what its figures cannot say."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,6 @@ from edgefl_trainer.experiments.pictures import of_runs
 from edgefl_trainer.experiments.variants import told_apart
 from edgefl_trainer.reports.blocks import (
     UNDEFINED,
-    FactList,
     ReportBlock,
     ReportCell,
     ReportTable,
@@ -23,10 +22,8 @@ from edgefl_trainer.reports.blocks import (
     Words,
     plain,
 )
-from edgefl_trainer.reports.findings import mark_at, words_of
+from edgefl_trainer.reports.findings import mark_at
 from edgefl_trainer.reports.run_facts import RunFacts
-
-AUDIT_FIRST = ("kind", "payload", "attack", "figure", "value", "interval", "low", "high", "floor", "control", "target")
 
 
 def rounds_section(facts: RunFacts) -> Section:
@@ -41,7 +38,8 @@ def rounds_section(facts: RunFacts) -> Section:
             ShownPicture(png=png, caption="Figures on tune rows after each round, which select and calibrate.")
         )
     except ValueError:
-        blocks.append(Words(text="The run was not judged between its rounds."))
+        probed = "A network that is learned without labels is judged by a linear probe alone: see the figures above."
+        blocks.append(Words(text="The run was not judged between its rounds." if facts.judged else probed))
     rows = []
     for number in sorted({int(line["round"]) for line in lines}):
         here = [line for line in lines if line["round"] == number]
@@ -70,55 +68,6 @@ def rounds_section(facts: RunFacts) -> Section:
 def _mean(lines: Sequence[Mapping[str, Any]], key: str) -> ReportCell:
     known = [float(line[key]) for line in lines if line.get(key) is not None]
     return ReportCell(UNDEFINED if not known else f"{np.mean(known):.3f}")
-
-
-def audit_section(facts: RunFacts) -> Section | None:
-    """Show what `edgefl-train audit` found; None where it was not asked."""
-    if facts.audit is None:
-        return None
-    title = "Audit of what leaves a site"
-    if facts.audit_is_of_another_state:
-        told = (
-            "audit.json was made of another state than this run has now, so its figures are not shown: audit it again."
-        )
-        return Section(title=title, blocks=[Words(text=told)])
-    blocks: list[ReportBlock] = [
-        Words(
-            text="Attacks on what leaves a site, as `edgefl-train audit` made them. A figure stands beside its floor "
-            "(what the attack reaches without the payload) and its control (what it reaches on an unprotected input)."
-        )
-    ]
-    scalars = [(name, ReportCell(_told(value))) for name, value in facts.audit.items() if not isinstance(value, list)]
-    blocks += [FactList(rows=scalars)] if scalars else []
-    for name, value in facts.audit.items():
-        if isinstance(value, list) and value and all(isinstance(line, dict) for line in value):
-            blocks.append(_lines(name, value))
-        elif isinstance(value, list) and value:
-            blocks.append(Words(text=f"{words_of(name)}: {'; '.join(map(_told, value))}"))
-    return Section(title=title, blocks=blocks)
-
-
-def _lines(name: str, lines: Sequence[Mapping[str, Any]]) -> ReportTable:
-    keys = list(dict.fromkeys(str(key) for line in lines for key in line))
-    ordered = [key for key in AUDIT_FIRST if key in keys] + [key for key in keys if key not in AUDIT_FIRST]
-    rows = [[ReportCell(_told(line.get(key))) for key in ordered] for line in lines]
-    words = tuple(i for i, key in enumerate(ordered) if any(isinstance(line.get(key), str) for line in lines))
-    return ReportTable(head=[words_of(key) for key in ordered], rows=rows, text_columns=words, caption=words_of(name))
-
-
-def _told(value: Any) -> str:
-    """A value of a file whose keys may change, in words."""
-    if value is None:
-        return UNDEFINED
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    if isinstance(value, list):
-        return " to ".join(map(_told, value)) if len(value) == 2 else ", ".join(map(_told, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_told(one)}" for key, one in value.items())
-    return str(value)
 
 
 def never_trained(facts: RunFacts) -> list[str]:

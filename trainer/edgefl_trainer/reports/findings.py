@@ -166,9 +166,21 @@ def _probe(summary: Mapping[str, Any]) -> list[ReportBlock]:
         [ReportCell(name), *(figure(summary, ("probe", name, key)) for key in ("mean", "pooled"))]
         for name in sorted(probe)
     ]
+    classes, tuned = (
+        len(summary.get("classes") or ()),
+        sum(site.get("n_tune") or 0 for site in summary["sites"].values()),
+    )
+    judged = f"{tuned:,} tune rows" if tuned else "tune rows"
+    chance = (
+        f" Chance is {written(1 / classes, 'share')} where a site's rows hold all {classes} classes." if classes else ""
+    )
     return [
-        Words(text="This run learned a network without labels. A linear probe on it is judged on tune rows."),
-        ReportTable(head=("readout", "balanced accuracy, mean of sites", "all their rows together"), rows=rows),
+        Words(text=f"This run learned a network without labels. A linear probe on it is judged on {judged}."),
+        ReportTable(
+            head=("readout", "balanced accuracy, mean of sites", "all their rows together"),
+            rows=rows,
+            caption=f"No interval is kept of a probe.{chance}",
+        ),
     ]
 
 

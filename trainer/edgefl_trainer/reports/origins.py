@@ -1,19 +1,16 @@
-"""What was learned, from whom, how, and what left the sites: the sections of a report that need no judged picture."""
+"""What was learned, from whom, how and where: sections of a report that need no judged picture."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from edgefl_protocol.pictures.class_info import KNOWN
-from edgefl_protocol.rules.maps import MAX_MAPS, sent_maps_in
-from edgefl_protocol.rules.travels import KINDS
-from edgefl_protocol.sentences import capital, counted, joined_by_and
+from edgefl_protocol.sentences import capital, counted
 from edgefl_trainer.data.tasks import listed
 from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.settings import without_folders
-from edgefl_trainer.evaluate.tables.text import bytes_text, time_text
+from edgefl_trainer.evaluate.tables.text import time_text
 from edgefl_trainer.experiments.run_words import schedule
 from edgefl_trainer.reports.blocks import (
     NOT_RECORDED,
@@ -25,27 +22,12 @@ from edgefl_trainer.reports.blocks import (
     Section,
     Words,
     figure,
-    found_at,
     plain,
 )
 from edgefl_trainer.reports.described import Described, purpose, settings_of, value_text
 from edgefl_trainer.reports.run_facts import RunFacts
 
 MOST_ROWS = 200  # sites of a table; `summary.json` has all
-KIND_WORDS = {
-    "features": "features: what the network makes of pictures, each or summed up",
-    "prototypes": "prototypes: the mean features of each class",
-    "logits": "mean answers of the model for each class",
-    "prompts": "prompts: learned inputs of the frozen network",
-    "weights": "weights of the network, of the head, or of an optimiser",
-}
-MAPS = "maps"  # of which a run sends each, or of every class their mean
-WHAT_MAPS_TELL = (
-    "A single map is a fingerprint of its picture; a mean of five is less of one. In another run an attack named from "
-    "a single map the right one of 200 pictures in 64 %, and from a mean of five in 17 %; a guess is right in 4 % "
-    "(docs/results/what_leaves.md)."
-)
-OF_A_CLASS = ("maps", "prototypes", "logits")  # kinds whose arrays are named by their class
 
 
 def shown_sites(facts: RunFacts) -> list[str]:
@@ -185,118 +167,6 @@ def _kept(facts: RunFacts) -> str:
         "tune": "each site's best round, by its tune rows",
         "pooled": "one round for all sites, the best by their tune rows together",
     }.get(str(facts.summary.get("select")), NOT_RECORDED)
-
-
-def travels_section(facts: RunFacts) -> Section:
-    """Tell what a site sends and receives, in kinds and bytes, and what never leaves it."""
-    summary = facts.summary
-    kinds = found_at(summary, ("travels",))
-    blocks: list[ReportBlock] = [Words(text=_where(facts))]
-    if not isinstance(kinds, list):
-        blocks.append(Words(text="Which kinds of values leave a site is not recorded in this run."))
-        kinds = []
-    elif kinds:
-        rows = [plain(kind, _sent_maps(facts) if kind == MAPS else KIND_WORDS.get(kind, kind)) for kind in kinds]
-        blocks.append(ReportTable(head=("leaves a site", "what it is"), rows=rows, text_columns=(0, 1)))
-    else:
-        blocks.append(Words(text="Nothing leaves a site: each learns alone."))
-    blocks.append(
-        FactList(
-            rows=[
-                ("bytes up in a round, all sites", _bytes(summary, "bytes_up_per_round")),
-                ("bytes down in a round, all sites", _bytes(summary, "bytes_down_per_round")),
-                ("bytes of one whole model", _bytes(summary, "full_model_bytes")),
-            ]
-        )
-    )
-    if kinds:
-        told = [WHAT_MAPS_TELL] if MAPS in kinds else []
-        blocks += [Words(text=text) for text in [*told, *_never(kinds), _measured(kinds, facts)]]
-    if table := _site_bytes(facts):
-        blocks.append(table)
-    return Section(title="What leaves a site, and what never does", blocks=blocks)
-
-
-def _sent_maps(facts: RunFacts) -> str:
-    """Say what a site sends of its rollout maps, as the run was set: a mean of one map is that map."""
-    values = hyper_values(facts.run.settings.build_method())
-    most = int(values.get("maps_per_class", MAX_MAPS))
-    if most > 1 and sent_maps_in(values) == "mean":
-        what = f"of each class the mean of the maps of at most {most} training pictures; of one picture, its own map"
-    else:
-        what = f"of each class the single maps of at most {counted(most, 'training picture')}"
-    return f"rollout maps: where the network looks, {what}"
-
-
-def _where(facts: RunFacts) -> str:
-    if facts.live:
-        return (
-            "This site was a member of a live federation: what it sent was signed and sealed for the coordinator. This "
-            "page tells of this site alone; those of the others hold their figures."
-        )
-    return (
-        "All sites of this run were worked on where it ran, as they would run apart: a site saw its own rows and what "
-        "the server sent. Every byte between them is counted."
-    )
-
-
-def _never(kinds: Sequence[str]) -> list[str]:
-    others = [kind for kind in KINDS if kind not in kinds]
-    named = [kind for kind in kinds if kind in OF_A_CLASS]
-    told = [
-        "A payload holds arrays of these kinds, and a few numbers and words beside them: such as how many pictures a "
-        "site learned from, and the digest of its state. Pictures, file names and names of lesions are in none. "
-        + (f"{capital(joined_by_and(others))} never left a site: " if others else "")
-        + ("a reply with an array of another kind is refused before it leaves." if others else "")
-    ]
-    if named:
-        told.append(
-            f"Each array of {joined_by_and(named)} bears the class that it is of, so a reply also tells which classes "
-            "a site has learned from."
-        )
-    return [text.strip() for text in told]
-
-
-def _measured(kinds: Sequence[str], facts: RunFacts) -> str:
-    """Say of which kinds an audit measured how much they tell of pictures, and of which none did."""
-    attacked = [kind for kind in kinds if kind in facts.attacked]
-    others = [kind for kind in kinds if kind not in facts.attacked]
-    told = "What leaves is no picture, but is made of pictures."
-    if attacked:
-        told += f" How much {joined_by_and(attacked)} tell of them was measured: see the audit below."
-    if others:
-        told += f" How much {joined_by_and(others)} tell of them was not measured in this run."
-    return told
-
-
-def _bytes(summary: Mapping[str, Any], key: str) -> ReportCell:
-    value = found_at(summary, (key,))
-    if value == NOT_RECORDED or value is None:
-        return ReportCell(NOT_RECORDED)
-    return ReportCell(f"{bytes_text(value)} ({value:,.0f} bytes)", (key,))
-
-
-def _site_bytes(facts: RunFacts) -> ReportTable | None:
-    """Mean bytes of each site in the rounds that it took part in; None where no line tells."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for line in facts.lines:
-        if line.get("phase") == "train" and "bytes_up" in line and "bytes_down" in line:
-            found[str(line["site"])].append((line["bytes_up"], line["bytes_down"]))
-    if not found:
-        return None
-    rows = [
-        [
-            ReportCell(name),
-            *(ReportCell(f"{np.mean([one[side] for one in pairs]):,.0f}") for side in (0, 1)),
-            ReportCell(str(len(pairs))),
-        ]
-        for name, pairs in sorted(found.items())[:MOST_ROWS]
-    ]
-    return ReportTable(
-        head=("site", "bytes up", "bytes down", "rounds"),
-        rows=rows,
-        caption="Mean bytes of a round in which the site took part (metrics.jsonl).",
-    )
 
 
 def environment_section(facts: RunFacts, written_at: str) -> Section:

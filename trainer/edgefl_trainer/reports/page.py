@@ -13,12 +13,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.sentences import counted
+from edgefl_trainer.reports.attacks import audit_section
 from edgefl_trainer.reports.blocks import ReportCell, Section
 from edgefl_trainer.reports.certainty import certainty_section
-from edgefl_trainer.reports.closing import audit_section, limits_section, never_trained, rounds_section
+from edgefl_trainer.reports.closing import limits_section, never_trained, rounds_section
 from edgefl_trainer.reports.comparison import comparison_section
 from edgefl_trainer.reports.findings import figures_section, in_short, recall_section
-from edgefl_trainer.reports.origins import environment_section, learned_from, method_section, travels_section
+from edgefl_trainer.reports.leaving import travels_section
+from edgefl_trainer.reports.origins import environment_section, learned_from, method_section
 from edgefl_trainer.reports.run_facts import RunFacts
 
 TEMPLATE = "page.html"

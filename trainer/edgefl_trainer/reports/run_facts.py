@@ -4,23 +4,19 @@ A file that may be missing is empty here; a run that cannot be opened is an `Edg
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import known_among
+from edgefl_trainer.audit.result import AuditResult, read_audit, trained_sites
 from edgefl_trainer.engine.folder import SUMMARY, read_metrics
 from edgefl_trainer.engine.judging.suspicion import site_suspicion
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.environment import environment_of
-from edgefl_trainer.errors import RunError
 
-AUDIT = "audit.json"
-MAX_AUDIT_BYTES = 1 << 24
 MAX_SUMMARY_BYTES = 1 << 30
 
 
@@ -32,7 +28,7 @@ class RunFacts:
     lines: Sequence[Mapping[str, Any]]  # of `metrics.jsonl`
     environment: Mapping[str, Any]
     suspicion: Mapping[str, str]  # site → what its rule for suspicious classes reached, in words
-    audit: Mapping[str, Any] | None  # what `edgefl-train audit` found; None where it was not asked
+    audit: AuditResult | None  # what `edgefl-train audit` found; None where it was not asked
     summary_sha256: str  # of the file
 
     @property
@@ -49,15 +45,18 @@ class RunFacts:
     @property
     def audit_is_of_another_state(self) -> bool:
         """Whether the audit was made before the run went on, or of another run: its figures are not of this one."""
-        ours = self.summary.get("state_sha256")
-        return self.audit is not None and self.audit.get("state_sha256", ours) != ours
+        return self.audit is not None and self.audit.state_sha256 != self.summary.get("state_sha256")
 
     @property
-    def attacked(self) -> frozenset[str]:
-        """Kinds that an audit of this run's state has a figure of."""
+    def trained(self) -> Sequence[str]:
+        """The sites that trained: of these, payloads left."""
+        return trained_sites(self.summary)
+
+    def measured_at(self, kind: str) -> frozenset[str]:
+        """Sites of which an audit of this run's state has a figure of a kind of payload."""
         if self.audit is None or self.audit_is_of_another_state:
             return frozenset()
-        return frozenset(word for line in self.audit.get("lines", []) for word in str(line.get("kind")).split(" and "))
+        return self.audit.sites_of(kind)
 
     @property
     def judged(self) -> bool:
@@ -78,7 +77,7 @@ def read_run(folder: Path) -> RunFacts:
         lines=read_metrics(folder),
         environment=environment_of(folder),
         suspicion=_suspicion(run),
-        audit=_audit(folder / AUDIT),
+        audit=read_audit(folder),
         summary_sha256=hashlib.sha256(read_bounded(folder / SUMMARY, MAX_SUMMARY_BYTES)).hexdigest(),
     )
 
@@ -89,17 +88,3 @@ def _suspicion(run: FinishedRun) -> dict[str, str]:
         return {}
     info = known_among(run.classes, None)
     return {site: site_suspicion(run, site, info).statement for site in run.sites}
-
-
-def _audit(path: Path) -> Mapping[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(read_bounded(path, MAX_AUDIT_BYTES))
-        if not isinstance(found, dict) or not all(isinstance(line, dict) for line in found.get("lines", [])):
-            raise ValueError("it holds no lines")
-    except (EdgeflError, ValueError, TypeError) as error:
-        raise RunError(
-            f"{path} is damaged ({error}): make it anew with `edgefl-train audit {path.parent}`.", "damaged"
-        ) from error
-    return found

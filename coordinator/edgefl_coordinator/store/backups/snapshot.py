@@ -171,11 +171,10 @@ def outside(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:
     """Return what is in no snapshot, for whoever has to keep it elsewhere.
 
     That is what the settings name and what lies outside of the folder; and private keys in it that are not its own,
-    but for the root key where `init` made it.
+    such as the root key where `init` made it: whoever never moved it would lose it with the disk.
     """
     elsewhere = [path for path in _named(home, settings) if not path.is_relative_to(home.root)]
-    foreign = [path for path in _small_files(home, settings) if _is_foreign(home, settings, path)]
-    return [*elsewhere, *(path for path in foreign if path != home.keys / "root.key")]
+    return [*elsewhere, *(path for path in _small_files(home, settings) if _is_foreign(home, settings, path))]
 
 
 def _named(home: CoordinatorHome, settings: CoordinatorSettings) -> list[Path]:

@@ -302,8 +302,10 @@ def test_the_commands(make_coordinator, tools, folder: Path, tmp_path: Path) -> 
     runner, home = CliRunner(), coordinator.store.home.root
     made = runner.invoke(main, ["backup", str(tmp_path / "b"), "--home", str(home), "--json"])
     assert made.exit_code == 0, made.output
-    facts = json.loads(made.stdout)
-    assert (facts["federation"], facts["outside"]) == ("skin", []) and facts["bytes"] == (tmp_path / "b").stat().st_size
+    facts, root_key = json.loads(made.stdout), str(home / "keys/root.key")
+    assert (facts["federation"], facts["outside"]) == ("skin", [root_key])
+    assert made.stderr == f"warning: {root_key} is not in the backup; keep it, too\n"
+    assert facts["bytes"] == (tmp_path / "b").stat().st_size
     assert runner.invoke(main, ["backup", str(tmp_path / "b"), "--home", str(home)]).exit_code == 2
     refused = runner.invoke(main, ["restore", str(tmp_path / "b"), "--home", str(home)])
     assert refused.exit_code == 1 and "choose a new or empty folder" in refused.stderr

@@ -88,7 +88,9 @@ def test_a_backup_that_was_broken_off_is_not_taken(coordinator, tools, monkeypat
 
 
 def test_no_key_that_is_not_the_coordinators_is_in_a_backup(coordinator, tmp_path: Path) -> None:
-    """The root key under another name, in another folder, encrypted: each is left out and told. Its own keys are in."""
+    """docs/guides/backup.md, 1: the root key, also under another name, in another folder, encrypted: each is left out
+    and told. Its own keys are in.
+    """
     home = coordinator.store.home
     encrypted = signing_key_to_pem(signing_key_from_pem((home.keys / "root.key").read_bytes()), b"words")
     copies = {home.keys / "root.key.old": (home.keys / "root.key").read_bytes(), home.tls / "spare.pem": encrypted}
@@ -96,7 +98,7 @@ def test_no_key_that_is_not_the_coordinators_is_in_a_backup(coordinator, tmp_pat
         path.write_bytes(data)
     (home.tls / "more.pem").write_bytes((home.tls / "ca.pem").read_bytes())
     facts = OPERATIONS["begin_backup"](coordinator, {})
-    assert facts["outside"] == [str(path) for path in copies]
+    assert facts["outside"] == [str(path) for path in (home.keys / "root.key", *copies)]
     folder = snapshot.folder_of(home, facts["snapshot"])
     inside = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     own = {"keys/signing.key", "keys/signing.pub", "keys/sealing.json", "keys/secret.bin", "keys/root.pub"}
@@ -134,6 +136,7 @@ def test_a_missing_blob_or_a_full_disk_ends_with_a_sentence(coordinator, tools, 
 def test_what_the_settings_name_elsewhere_is_told(coordinator, folder: Path) -> None:
     """A certificate of another folder, and the gate's program, are not in the backup; one in the folder is."""
     home = coordinator.store.home
+    (home.keys / "root.key").rename(folder / "root.key")  # to its medium
     for name, place in (("own", folder), ("mine", home.root)):
         (place / name).write_bytes((home.tls / "ca.pem").read_bytes())
     (home.root / "judge").write_text("#!/bin/sh\n")

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.conftest import TINY, edgefl_train, run
 
-from edgefl_trainer.contract import Phase
+from edgefl_trainer.contract import Phase, State
+from edgefl_trainer.engine.folder import check_begun, check_finished
 from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.privacy.ledger import LEDGERS, Ledgers, PrivacyLedger
+from edgefl_trainer.engine.privacy.spent import privacy_cost, privacy_lines
 from edgefl_trainer.errors import BudgetError, RunError
-from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of
+from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of, told_epsilon
 from edgefl_trainer.methods import METHODS
 
 DELTA = 1e-5
@@ -87,7 +89,7 @@ def test_only_what_is_noised_is_written_down(tmp_path: Path) -> None:
     for name, hyper in (("quiet", {}), ("noisy", {"dp_noise": 4.0})):
         ledgers = Ledgers(tmp_path / name, build(METHODS["fedclf"], hyper))
         for index, phase in enumerate(phases):
-            ledgers.charge("a", index, phase)
+            ledgers.charge("a", State({}, {"epsilon_spent": epsilon_of({2.0: index}, DELTA)}), index, phase)
     assert not (tmp_path / "quiet" / LEDGERS).exists()
     entries = PrivacyLedger(tmp_path / "noisy", "a").entries()
     assert [(one.name, one.multiplier) for one in entries] == [("phase-0000", 2.0), ("phase-0001", 2.0)]
@@ -138,8 +140,13 @@ def test_a_run_keeps_a_ledger_and_says_the_same_cost(ward: str, tmp_path: Path) 
 
 def test_a_budget_that_does_not_last_is_refused_before_anything_begins(ward: str, tmp_path: Path) -> None:
     """And one that nothing spends: both leave no folder."""
+    given = ("--rounds", 1, "--privacy-budget", math.floor(closed_form([2.0] * 2) * 10) / 10)
+    near = run("fedclf", ward, tmp_path / "near", "cnn:test_resnet", *NOISED, *given)
+    assert "2 releases of each site (1 before the first round, 1 in each round) cost epsilon" in near.sentence()
+    assert "fewer rounds" not in near.sentence() and f"budget is {given[-1]:g}:" in near.sentence()
+    assert f"cost epsilon {given[-1]:g} " not in near.sentence()  # the two differ
     short = run("fedclf", ward, tmp_path / "short", "cnn:test_resnet", *NOISED, "--rounds", 4, "--privacy-budget", 1)
-    assert "5 releases of each site cost epsilon" in short.sentence() and short.code == 2
+    assert "5 releases of each site (1 before the first round, " in short.sentence() and short.code == 2
     idle = run("local", ward, tmp_path / "idle", "tiny", "--privacy-budget", 1)
     assert "a privacy budget bounds nothing" in idle.sentence()
     assert not (tmp_path / "short").exists() and not (tmp_path / "idle").exists()
@@ -161,6 +168,76 @@ def test_a_run_that_is_killed_and_resumed_counts_each_release_once(
     assert digests[0] == digests[1]
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "told"), [(16.512876, "16.513"), (3 * 0.2, "0.6"), (0.0, "0"), (295.001, "295.01")]
+)
+def test_an_epsilon_is_told_rounded_up(epsilon: float, told: str) -> None:
+    """Never below what it is, but for the last bits of a sum."""
+    assert told_epsilon(epsilon) == told
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf"])
+def test_a_budget_that_allows_nothing_is_not_read_as_no_bound(given: str, ward: str, tmp_path: Path) -> None:
+    outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *NOISED, "--privacy-budget", given)
+    assert outcome.code == 2 and f"{given} is no budget: give a number above 0, or leave it out" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("multiplier", "fresh"), [(20.0, False), (20.0, True), (0.5, False)])
+def test_a_ledger_that_was_changed_is_refused(multiplier: float, fresh: bool, tmp_path: Path) -> None:
+    """Before the next release, by what the site itself has counted; under fresh noise a ledger may tell of more."""
+    ledger, release = PrivacyLedger(tmp_path, "a"), NoisyRelease(2.0, DELTA)
+    for name in ("phase-0000", "phase-0001"):
+        ledger.charge(name, release, fresh=fresh)
+    own, one = (epsilon_of({2.0: count}, DELTA) for count in (2, 1))
+    assert ledger.check(own, DELTA, fresh=fresh) == pytest.approx(own)
+    assert ledger.check(one, DELTA, fresh=fresh, but="phase-0001") >= one  # killed before the site had counted it
+    ledger.path.write_text(ledger.path.read_text().replace("2.0", str(multiplier), 1))
+    state, method = State({}, {"epsilon_spent": own}), build(METHODS["fedclf"], {"dp_noise": 4.0})
+    with pytest.raises(
+        RunError, match=r"site a has counted .* by itself: one of them was changed\. Put the ledger back"
+    ):
+        Ledgers(tmp_path, method).charge("a", state, 2, Phase("train", 2), fresh=fresh)
+    assert len(ledger.entries()) == 2
+
+
+def test_a_live_summary_tells_what_the_ledger_tells(tmp_path: Path) -> None:
+    """A reply that did not count has left all the same: the site's state forgets it, the ledger does not."""
+    method, ledger = build(METHODS["fedclf"], {"dp_noise": 4.0}), PrivacyLedger(tmp_path, "a")
+    for _ in range(2):
+        ledger.charge("phase-0000", NoisyRelease(2.0, DELTA), fresh=True)
+    one, two = (epsilon_of({2.0: count}, DELTA) for count in (1, 2))
+    states = {"a": State({}, {"epsilon_spent": one})}
+    assert privacy_cost(tmp_path, method, states, seeded=False)["epsilon_spent"] == {"a": pytest.approx(two)}
+    with pytest.raises(RunError, match="one of them was changed"):
+        privacy_cost(tmp_path, method, states, seeded=True)
+    assert privacy_cost(tmp_path, build(METHODS["fedclf"], {}), states, seeded=True) == {}
+
+
+def test_a_summary_from_before_its_conditions_says_so() -> None:
+    (line,) = privacy_lines({"epsilon_spent": {"a": 1.2}})
+    assert (
+        line == "privacy noise: epsilon 1.2 in all, of a run that does not tell what this covers: docs/methods.md "
+        "2.2 and 6"
+    )
+    assert privacy_lines({}) == []
+
+
+def test_a_run_that_its_budget_stopped_is_not_told_to_go_on(tmp_path: Path) -> None:
+    """Whichever command reads it, or would begin in its folder: resumed, it would stop again."""
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(RunError, match="finish it with"):
+        check_finished(tmp_path)
+    with pytest.raises(BudgetError, match="nothing more leaves it in this run, which cannot go on"):
+        PrivacyLedger(tmp_path, "a", 0.1).charge("phase-0000", NoisyRelease(2.0, DELTA), fresh=False)
+    for check in (check_finished, lambda folder: check_begun(folder, resume=False)):
+        with pytest.raises(
+            RunError, match=r"was stopped by its privacy budget and cannot go on: begin another"
+        ) as told:
+            check(tmp_path)
+        assert "--resume" not in str(told.value)
+
+
 @pytest.mark.slow
 def test_a_run_past_its_budget_stops_with_one_sentence(ward: str, tmp_path: Path) -> None:
     """Where not every site takes part each time, only the ledger can tell; what was learned is kept. Status 3."""
@@ -170,5 +247,12 @@ def test_a_run_past_its_budget_stops_with_one_sentence(ward: str, tmp_path: Path
     assert outcome.code == 3 and "privacy budget" in outcome.sentence()
     counts = [len(PrivacyLedger(tmp_path / "run", site).entries()) for site in ("east", "west")]
     assert max(counts) == 2
+    assert "was stopped by its privacy budget" in edgefl_train("table", tmp_path / "run").sentence()
+    wider = edgefl_train("run", "--resume", "--out", tmp_path / "run", "--privacy-budget", 50)
+    assert wider.code == 2 and "was stopped by its privacy budget" in wider.sentence()
     again = edgefl_train("run", "--resume", "--out", tmp_path / "run")
     assert again.code == 3 and "privacy budget" in again.sentence()
+    ledgers = [PrivacyLedger(tmp_path / "run", site).path for site in ("east", "west")]
+    for path in filter(Path.exists, ledgers):
+        path.write_text(path.read_text().replace('"multiplier": 2.0', '"multiplier": 50.0'))
+    assert "one of them was changed" in edgefl_train("run", "--resume", "--out", tmp_path / "run").sentence()

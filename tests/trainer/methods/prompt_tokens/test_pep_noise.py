@@ -1,5 +1,6 @@
 """The noise on PEP-FedPT's class means against appendix A.4.1 (arXiv 2510.25372; docs/methods.md 6)."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.trainer.conftest import run
 from tests.trainer.methods.prompt_tokens.test_pep_fedpt import first_broadcast, make
 
 from edgefl_protocol import Payload
@@ -102,7 +104,7 @@ def test_noise_is_fresh_each_round_and_its_cost_is_told(make_task, make_site):
     """Three positions a round at epsilon 0.2: 0.6 a round, with the warm start 1.8 in two rounds (composition)."""
     task, heard = make_task(rounds=2), []
     site = replace(make_site(task), report=heard.append)
-    method = make(dp_epsilon=0.2)
+    method = make(dp_epsilon=0.2, dp_clip_l1=5.0)
     _, broadcasts = first_broadcast(method, task, {"a": site})
     state, first = method.local_round(site, State({}, {"epsilon_spent": 0.6}), broadcasts["a"])
     assert first.scalars["epsilon_spent"] == pytest.approx(1.2) == state.values["epsilon_spent"]
@@ -111,12 +113,47 @@ def test_noise_is_fresh_each_round_and_its_cost_is_told(make_task, make_site):
     assert state.values["epsilon_spent"] == pytest.approx(1.8)
     assert not np.array_equal(first.arrays["prototypes"], second.arrays["prototypes"])
     warnings = [fact["warning"] for fact in heard if "warning" in fact]
-    assert warnings == ["class means of site a cost epsilon 0.6 a round and 1.8 in all."]
+    assert warnings == [
+        "class means of site a cost epsilon 0.6 a round and 1.8 in all, given the prompts and head, and how many "
+        "images each class has; prompts and weights leave without noise. The noise comes from the seed: "
+        "whoever knows that can take it off."
+    ]
     clean = make()
     _, reply = clean.local_round(site, State(), broadcasts["a"])
     assert "epsilon_spent" not in reply.scalars
     for name in TRAINED:  # the noise is on class means only
         np.testing.assert_array_equal(reply.arrays[name], first.arrays[name])
+
+
+def test_the_papers_noise_tells_no_epsilon(make_task, make_site):
+    """docs/methods.md 6: its scale comes from the data, so epsilon is no guarantee: none is counted, sent or told."""
+    task, heard = make_task(rounds=2), []
+    site = replace(make_site(task), report=heard.append, noise="secret")
+    method = make(dp_epsilon=0.2)
+    _, broadcasts = first_broadcast(method, task, {"a": site})
+    state, reply = method.local_round(site, State({}, {"releases": 1}), broadcasts["a"])
+    assert state.values == {"releases": 2} and "epsilon_spent" not in reply.scalars
+    warnings = [fact["warning"] for fact in heard if "warning" in fact]
+    assert warnings == [
+        "noise on class means of site a is no guarantee: its scale comes from the data that it should hide (--set "
+        "dp_clip_l1=B gives one). It is on them only; prompts and weights leave without noise."
+    ]
+
+
+def test_a_run_under_the_papers_noise_ends_without_an_epsilon(ward, tmp_path):
+    """In text and in `summary.json`, where it is null; with a bound it stands there."""
+    settings = {"paper": (), "bound": ("--set", "dp_clip_l1=5")}
+    ends = {
+        name: run("pep-fedpt", ward, tmp_path / name, "tiny", "--set", "dp_epsilon=0.2", *more, "--rounds", 1)
+        for name, more in settings.items()
+    }
+    found = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in ends}
+    assert found["paper"]["epsilon_spent"] is None and "epsilon 1.2" not in ends["paper"].out + ends["paper"].err
+    assert "privacy noise: no guarantee, so no epsilon is told: its scale comes from the data" in ends["paper"].out
+    assert found["bound"]["epsilon_spent"] == dict.fromkeys(("east", "west"), pytest.approx(1.2))
+    assert "privacy noise: epsilon 1.2 at delta 0 in all" in ends["bound"].out
+    for end in ends.values():
+        assert "The noise is on class means only; prompts, weights and features left the sites without" in end.out
 
 
 def test_the_noise_of_a_site_that_keeps_it_secret_cannot_be_drawn_again(make_task, make_site):

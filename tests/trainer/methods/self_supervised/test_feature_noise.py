@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from copy import deepcopy
 
 import numpy as np
@@ -53,9 +54,13 @@ def test_a_run_says_what_its_noise_has_cost(ward, tmp_path):
     given = ("--set", "dp_noise=4", "--set", "batch=8", "--rounds", 1, "--probe-every", 0)
     outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *given)
     cost = fedclf(dp_noise=4.0).noise.epsilon(2)
-    assert f"privacy noise: epsilon {cost:.3g} in all" in outcome.out
-    spent = json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon_spent"]
-    assert spent == {"east": pytest.approx(cost), "west": pytest.approx(cost)}
+    told = f"privacy noise: epsilon {math.ceil(cost * 1e4) / 1e4:.5g} at delta 1e-05 in all, at the site that sent"
+    assert told in outcome.out and "most often, given the encoders\n" in outcome.out  # 4.…: four places, rounded up
+    assert "on features only; weights left the sites without noise. It came from the seed" in outcome.out
+    assert "carry no noise. The noise comes from the seed: whoever knows that can take it off." in outcome.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["epsilon_spent"] == {"east": pytest.approx(cost), "west": pytest.approx(cost)}
+    assert summary["privacy_noise"]["delta"] == 1e-5 and summary["privacy_noise"]["without_noise"] == ["weights"]
 
 
 def test_released_features_depend_on_their_own_image_only(cnn_task, make_site):

@@ -13,6 +13,7 @@ from tests.trainer.methods.conftest import Exchange, members, play
 from torch.nn.functional import normalize
 
 from edgefl_trainer.engine.hyper_parameters import build
+from edgefl_trainer.gaussian_noise import told_epsilon
 from edgefl_trainer.learning.unlabelled import contrast
 from edgefl_trainer.methods import METHODS
 
@@ -129,5 +130,5 @@ def test_what_all_releases_cost_is_told_before_the_first(make_task, make_site):
     assert sum("features" in exchange.replies["a"].arrays for exchange in exchanges) == 3
     one, three = (RdpAccountant().compose(GaussianDpEvent(4.0 / 2), count).get_epsilon(1e-5) for count in (1, 3))
     warning = next(facts["warning"] for facts in told if "epsilon" in facts.get("warning", ""))
-    assert f"cost epsilon {one:.3g} a round and {three:.3g} in all, at delta 1e-05" in warning
+    assert f"cost epsilon {told_epsilon(one)} a round and {told_epsilon(three)} in all, at delta 1e-05" in warning
     assert states["a"].values["epsilon_spent"] == pytest.approx(three)

@@ -4,8 +4,8 @@
 
 Guarantees: a release is in the ledger before its noise is drawn, so what left is never missing, even after a kill; a
 release that a resumed run draws again from the same seed is the same and is counted once, one under fresh noise anew;
-past the budget nothing is drawn. A site's ledger is its own: it needs no other site and no server. Source:
-docs/security.md 7, check 52; docs/decisions/0066.
+past the budget nothing is drawn; a ledger that tells less than the site itself has counted is refused. A site's ledger
+is its own: it needs no other site and no server. Source: docs/security.md 7, check 52; docs/decisions/0066.
 """
 
 import json
@@ -16,14 +16,15 @@ from typing import Final
 
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.contract import Method, Phase, declared
-from edgefl_trainer.engine.folder import make_folder
+from edgefl_trainer.contract import Method, Phase, State, declared
+from edgefl_trainer.engine.folder import STOPPED, make_folder
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import BudgetError, RunError, SettingError
-from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of
+from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of, told_epsilon
 
 LEDGERS: Final = "privacy"  # folder in that of the run
 MAX_LEDGER_BYTES: Final = 16 << 20  # 100,000 releases and more
+SAME: Final = 1e-6  # relative difference of two accounts that are one: libraries of two versions sum otherwise
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,26 @@ class PrivacyLedger:
         """Compute what all releases have cost."""
         return _cost(self.entries(), delta)
 
+    def check(self, own: float, delta: float, *, fresh: bool, but: str = "") -> float:
+        """Compute what all releases have cost, and refuse a ledger that contradicts what the site itself has counted.
+
+        Args:
+            own: epsilon that the site has counted.
+            fresh: as of `charge`: then the ledger may tell of more, of replies that were drawn and did not count.
+            but: name of a release that the site cannot have counted yet.
+
+        A `RunError` where the two differ, or the ledger is damaged.
+        """
+        found = _cost(tuple(one for one in self.entries() if fresh or one.name != but), delta)
+        if found < own * (1 - SAME) or (not fresh and found > own * (1 + SAME)):
+            raise RunError(
+                f"the privacy ledger {self.path} tells epsilon {told_epsilon(found)}, but site {self.site} has counted "
+                f"{told_epsilon(own)} by itself: one of them was changed. Put the ledger back from a copy, or begin "
+                "anew with another --out.",
+                "damaged",
+            )
+        return found
+
     def charge(self, name: str, release: NoisyRelease, *, fresh: bool) -> None:
         """Write a release down, before it is made.
 
@@ -72,7 +93,7 @@ class PrivacyLedger:
             fresh: its noise is drawn anew each time, so a second one of this name is another release.
 
         Raises:
-            BudgetError: it would cost more than the budget.
+            BudgetError: it would cost more than the budget; the run cannot go on, which its folder tells from then on.
             RunError: the ledger is damaged.
             StorageError: it cannot be written.
         """
@@ -81,11 +102,15 @@ class PrivacyLedger:
             return
         after = (*entries, NoisedReply(name, release.multiplier))
         if self.budget and (cost := _cost(after, release.delta)) > self.budget:
-            raise BudgetError(
-                f"site {self.site} has spent epsilon {_cost(entries, release.delta):.3g} of its privacy budget of "
-                f"{self.budget:g} in {counted(len(entries), 'release')}, and another would make it {cost:.3g} (delta "
-                f"{release.delta:g}): nothing more leaves it in this run."
+            spent = told_epsilon(_cost(entries, release.delta))
+            why = (
+                f"site {self.site} has spent epsilon {spent} of its privacy budget of {self.budget:.12g} in "
+                f"{counted(len(entries), 'release')}, and another would make it {told_epsilon(cost)} (delta "
+                f"{release.delta:g}): nothing more leaves it in this run, which cannot go on."
             )
+            make_folder(self.path.parent)
+            write_atomic(self.folder / STOPPED, f"{why}\n".encode())
+            raise BudgetError(why)
         make_folder(self.path.parent)
         told = {"delta": release.delta, "releases": [vars(one) for one in after]}
         write_atomic(self.path, json.dumps(told, indent=1).encode())
@@ -99,15 +124,25 @@ class Ledgers:
     method: Method
     budget: float = 0.0
 
-    def charge(self, site: str, index: int, phase: Phase, *, fresh: bool = False) -> None:
-        """Write down what a site is about to send in a phase, if that is noised; raises as `PrivacyLedger.charge`.
+    def charge(self, site: str, state: State, index: int, phase: Phase, *, fresh: bool = False) -> None:
+        """Write down what a site is about to send in a phase, if that is noised.
 
         Args:
+            state: the site's, with what it has counted so far.
             index: of the phase in the run, from 0.
+
+        Raises as `PrivacyLedger.check` and `PrivacyLedger.charge`.
         """
         release = release_of(self.method, phase)
         if release is not None:
-            PrivacyLedger(self.folder, site, self.budget).charge(f"phase-{index:04d}", release, fresh=fresh)
+            ledger, name = PrivacyLedger(self.folder, site, self.budget), f"phase-{index:04d}"
+            ledger.check(counted_by(state), release.delta, fresh=fresh, but=name)
+            ledger.charge(name, release, fresh=fresh)
+
+
+def counted_by(state: State) -> float:
+    """Return the epsilon that a site has counted by itself."""
+    return float(state.values.get("epsilon_spent", 0.0))
 
 
 def release_of(method: Method, phase: Phase) -> NoisyRelease | None:
@@ -120,20 +155,29 @@ def check_budget(settings: RunSettings, method: Method) -> None:
     """Refuse, by a `SettingError`, a budget that nothing spends, or that does not last for the rounds."""
     if not settings.privacy_budget:
         return
-    found = [one for phase in method.phases(settings.rounds) if (one := release_of(method, phase)) is not None]
+    found = _releases(method, settings.rounds)
     if not found:
         raise SettingError(
             f"{settings.method} sends nothing under Gaussian noise with these settings, so a privacy budget bounds "
             "nothing: leave --privacy-budget out, or set dp_noise of a method that has it (edgefl-train methods NAME)."
         )
-    cost = epsilon_of(Counter(one.multiplier for one in found), found[0].delta)
+    delta = found[0].delta
+    cost = _cost(found, delta)
     if settings.participation == 1 and cost > settings.privacy_budget:
+        before = len(found) - settings.rounds
+        which = f" ({before} before the first round, 1 in each round)" if before else ""
+        lasts = _cost(_releases(method, 1), delta) <= settings.privacy_budget
         raise SettingError(
-            f"{counted(len(found), 'release')} of each site cost epsilon {cost:.3g} at delta {found[0].delta:g}, and "
-            f"the privacy budget is {settings.privacy_budget:g}: give fewer rounds, a larger dp_noise, or a larger "
-            "--privacy-budget."
+            f"{counted(len(found), 'release')} of each site{which} cost epsilon {told_epsilon(cost)} at delta "
+            f"{delta:g}, and the privacy budget is {settings.privacy_budget:.12g}: give "
+            f"{'fewer rounds, ' if lasts else ''}a larger dp_noise, or a larger --privacy-budget."
         )
 
 
-def _cost(entries: tuple[NoisedReply, ...], delta: float) -> float:
+def _releases(method: Method, rounds: int) -> tuple[NoisyRelease, ...]:
+    """What a site that takes part each time releases in a run of that many rounds."""
+    return tuple(one for phase in method.phases(rounds) if (one := release_of(method, phase)) is not None)
+
+
+def _cost(entries: tuple[NoisedReply | NoisyRelease, ...], delta: float) -> float:
     return epsilon_of(Counter(one.multiplier for one in entries), delta)

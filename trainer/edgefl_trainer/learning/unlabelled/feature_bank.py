@@ -29,9 +29,9 @@ from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.feature_rows import MOST_ROWS, RECEIVED, SENT, check_bank, order_by_content
 from edgefl_trainer.bounds import check_ranges
-from edgefl_trainer.contract import Arrays
+from edgefl_trainer.contract import Arrays, NoiseTerms
 from edgefl_trainer.errors import TrainingError
-from edgefl_trainer.gaussian_noise import NoisyRelease
+from edgefl_trainer.gaussian_noise import NoisyRelease, told_epsilon
 
 STORED = "features."  # and, with the site's name behind it, in the server's state
 SENSITIVITY = 2.0  # L2 distance of two unit vectors
@@ -64,12 +64,18 @@ class FeatureNoise:
         """What a bank that is sent counts as; None without noise."""
         return NoisyRelease(self.dp_noise / SENSITIVITY, self.dp_delta) if self.dp_noise else None
 
+    @property
+    def terms(self) -> NoiseTerms | None:
+        """What the noise promises; None without noise."""
+        told = NoiseTerms(kind="features", on="features", given="the encoders", delta=self.dp_delta)
+        return told if self.dp_noise else None
+
     def sentence(self, site: str, releases: int) -> str:
         """Return what a person should know before the first release."""
+        one, all_ = told_epsilon(self.epsilon(1)), told_epsilon(self.epsilon(releases))
         return (
-            f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round and "
-            f"{self.epsilon(releases):.3g} in all, at delta {self.dp_delta:g}, given the encoders; the weights that "
-            "travel with them carry no noise."
+            f"shared features of site {site} cost epsilon {one} a round and {all_} in all, at delta "
+            f"{self.dp_delta:g}, given the encoders; the weights that travel with them carry no noise."
         )
 
     def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
