@@ -59,7 +59,7 @@ class KnownCoordinator(Protocol):
         """Fetch time and key record anew; True where one of them changed.
 
         Raises:
-            Unavailable: the coordinator is older than it was seen before: no later attempt helps.
+            Unavailable: the coordinator, or the process of it that answered, is older than it was seen before.
         """
         ...
 
@@ -130,6 +130,7 @@ class Caller:
         content = payload.to_bytes()
         waits = retry_waits(self._attempts, 0.5, MAX_WAIT_S, self._rng)
         jumped = renewed = False
+        older: Unavailable | None = None
         while True:
             try:
                 return self._ask(cty, content, rnd)
@@ -142,10 +143,15 @@ class Caller:
             except Unavailable as problem:
                 if problem.code == "not_signed" and not renewed:
                     renewed = True
-                    if self._coordinator.renew():
-                        continue
+                    try:
+                        if self._coordinator.renew():
+                            continue
+                    except Unavailable as error:  # another process of the coordinator may know its newest keys
+                        older = error
                 wait_s, asked_s = next(waits, None), problem.retry_after_s or 0.0
                 if wait_s is None or asked_s > MAX_WAIT_S:
+                    if older is not None:
+                        raise older from problem
                     raise
                 self._sleep(max(wait_s, asked_s))
 

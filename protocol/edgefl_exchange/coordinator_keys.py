@@ -99,7 +99,7 @@ class CoordinatorView:
             self._correct_clock()
             self._adopt(self.record)
         elif self._is_old() or not self._counts(key_id):
-            self._refresh()
+            self._refresh_at_start()
 
     @property
     def signing(self) -> PublicSigningKey:
@@ -129,7 +129,7 @@ class CoordinatorView:
         """Fetch time and key record anew; True where one of them changed, False also where neither could be had.
 
         Raises:
-            Unavailable: the coordinator is older than this member has seen it (`OLDER`): no later attempt helps.
+            Unavailable: the coordinator is older than this member has seen it (`OLDER`).
         """
         try:
             before = self._keys.number, self.key_id
@@ -202,6 +202,15 @@ class CoordinatorView:
     def _fetch(self) -> bytes:
         return self._transport.send(Request(method="GET", path="/v1/keys", max_answer_bytes=MAX_RECORD_BYTES)).body
 
+    def _refresh_at_start(self) -> None:
+        """Refresh, and go on with known keys that still hold where what answers is older: another may answer a call."""
+        try:
+            self._refresh()
+        except Unavailable as error:
+            if error.code != OLDER or not self._counts(self.key_id) or self.now_ms() > self._keys.expires_ms:
+                raise
+            _LOG.warning("%s", error)
+
     def _refresh(self) -> None:
         self._refresh_root()
         self._refresh_keys()
@@ -213,8 +222,8 @@ class CoordinatorView:
             if error.code == "rolled_back":
                 raise Unavailable(
                     f"this coordinator is older than this member knows it ({error}): perhaps an old copy or backup is "
-                    "served; nothing was changed; tell the operator, who repairs that with edgefl-coordinator rotate "
-                    f"until the number is above {self._keys.number}",
+                    "served; nothing was changed; tell the operator, who serves the newest copy instead, or, where "
+                    f"that is lost, runs edgefl-coordinator rotate until the number is above {self._keys.number}",
                     OLDER,
                 ) from error
             if self.now_ms() > self._keys.expires_ms:

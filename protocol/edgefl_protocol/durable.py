@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 FilePath = str | os.PathLike[str]
 MAX_PASSPHRASE_BYTES: Final = 4096
 _LOG = logging.getLogger("edgefl")
+_LITTLE_BYTES: Final = 256 << 20  # free on a disk, from where on it is asked by writing
 SYNCHRONOUS: Final = "synchronous=EXTRA"  # of every SQLite file; see `keep_commits`
 PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable, not a secret
 
@@ -67,13 +69,16 @@ def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> 
 
 
 def has_room(folder: FilePath, size: int) -> bool:
-    """Tell whether so many bytes can be kept in a folder, by writing them: quotas and what is reserved count, too.
+    """Tell whether so many bytes can be kept in a folder: where little is free, by writing them.
 
-    The file has no name, or loses it at once. Whatever else fails is not for want of room.
+    So what is reserved counts, too, and an idle look costs no disk a write. The file has no name, or loses it at once.
+    Whatever else fails is not for want of room.
     """
     import tempfile  # most commands need it nowhere
 
     try:
+        if shutil.disk_usage(folder).free > max(_LITTLE_BYTES, size):
+            return True
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(size))  # what a disk cannot make smaller
             file.flush()

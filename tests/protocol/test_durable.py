@@ -2,11 +2,13 @@
 
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import tempfile
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.power_cut import BEGIN, FlushedDisk, cut_after_each
@@ -205,8 +207,11 @@ def test_every_sqlite_file_keeps_its_commits():
 
 
 def test_whether_a_disk_has_room(tmp_path, monkeypatch):
-    """By writing, for a quota is no free space; nothing stays. `/dev/full` is the kernel's own full disk."""
+    """Where little is free by writing; nothing stays. `/dev/full` is the kernel's own full disk."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
     assert has_room(tmp_path, 2**18) and os.listdir(tmp_path) == []
     assert has_room(tmp_path / "missing", 2**18)  # another failure has its own sentence
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
     assert not has_room(tmp_path, 2**18)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40))
+    assert has_room(tmp_path, 2**18)  # and nothing is written

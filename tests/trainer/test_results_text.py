@@ -98,8 +98,10 @@ def test_a_mean_has_no_interval_where_a_site_has_none(bounds, told):
     sites = {"a": site, "b": site | {"balanced_accuracy": 1.0, "balanced_accuracy_interval": bounds}}
     means = {"mean_balanced_accuracy": 0.7, "worst_balanced_accuracy": 0.4}
     means["mean_balanced_accuracy_interval"] = [0.6, 0.8]
-    lines = site_lines({"sites": sites, "reported_rows": "test", "classes": list("wx")} | means)
-    assert lines[3].startswith(told)
+    judged = {"sites": sites, "reported_rows": "test", "classes": list("wx")} | means
+    assert site_lines(judged)[3].startswith(told)
+    sites["b"] |= {"held_out": True}  # in no mean
+    assert site_lines(judged)[3].startswith("mean 70.0 %, 95 % interval (60.0 to 80.0), worst")
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,11 @@ class Declaration:
     measured_before: Callable[[Any, Mapping[str, Site]], "MeasuredBefore | None"] | None = None
     """Measures in seconds, before a run's first round, what speaks for or against it; None: there is nothing to."""
     release: Callable[[Any, Phase], NoisyRelease | None] | None = None
-    """Gaussian noise on what sites send in a phase, of a method as it is set; None: what is sent carries none."""
+    """Gaussian noise on what sites send in a phase, of a method as it is set; None: what is sent carries none.
+
+    A method with it has `noise`, too, and counts what it spent as `epsilon_spent` in the state of a site: the site's
+    ledger is held against that.
+    """
     noise: Callable[[Any], NoiseTerms | None] | None = None
     """What the privacy noise of a method as it is set promises; None: what it sends carries none."""
     site_of: Callable[[str], str | None] | None = None

@@ -5,15 +5,26 @@ can read. The clock is a field, so tests set it.
 """
 
 import hmac
+import json
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, agreed, load_settings
+from sqlalchemy import Connection
+
+from edgefl_coordinator.settings import (
+    CoordinatorHome,
+    CoordinatorSettings,
+    load_settings,
+    settings_from_table,
+    settings_to_table,
+)
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.key_ring import SealingRing, load_ring
+from edgefl_coordinator.store.statements import FACT
 from edgefl_coordinator.store.store import SECRET_FILE_BYTES, Store, open_store
 from edgefl_protocol.durable import read_private
 from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem
@@ -23,6 +34,9 @@ from edgefl_protocol.pae import pae
 from edgefl_protocol.records.coordinator_records import make_key_record
 from edgefl_protocol.records.root import join_chain
 
+COUNTED: Final = "counted_settings"  # the fact that holds the settings that counted last
+_PLACES: Final = ("database", "payloads")  # where the store lies; `restore` may put it elsewhere
+_SETTLED_NS = 5_000_000_000  # since a file was changed: `set` has noted its change by then
 INDEX_VALID_MS = 24 * 3600 * 1000
 
 
@@ -63,8 +77,8 @@ class Coordinator:
     def keep_up(self) -> None:
         """Take over settings and keys that another process of this coordinator has changed; keep one's own meanwhile.
 
-        What is not whole yet is looked at again the next time. Where what never changes was changed by hand, the
-        settings stay, and the next `serve` says so.
+        What is not whole yet is looked at again the next time. What was changed by hand is not taken over, nor a
+        signing key that no root set lists: the next `serve` says what is wrong with them.
         """
         if not self.store.database.shared or self.seen == (found := _files_seen(self.store.home)):
             return
@@ -73,9 +87,16 @@ class Coordinator:
         try:
             with suppress(EdgeflError):
                 settings, keys = load_settings(self.store.home), load_keys(self.store.home, self.keys.passphrase)
-                self.keys.signing, self.keys.ring, self.seen = keys.signing, keys.ring, found
-                if agreed(settings) == agreed(self.settings):
-                    self.settings = settings
+                with self.store.transaction() as connection:
+                    counted, root = counted_settings(connection), revocations.newest(connection)
+                own = keys.signing.key_id
+                listed = own == self.keys.signing.key_id or (root is not None and root.coordinator(own) is not None)
+                noted = counted is None or to_count(counted) == to_count(settings)
+                self.keys.ring = keys.ring
+                self.keys.signing = keys.signing if listed else self.keys.signing
+                self.settings = settings if noted else self.settings
+                if (listed and noted) or time.time_ns() - max(changed for _, changed in found) > _SETTLED_NS:
+                    self.seen = found
         finally:
             self.keys.changing.release()
 
@@ -94,6 +115,20 @@ class Coordinator:
         """Return the published root sets, one on each line; empty where there are none."""
         with self.store.transaction() as connection:
             return join_chain(revocations.chain(connection))
+
+
+def to_count(settings: CoordinatorSettings) -> dict[str, Any]:
+    """Return the table of settings as the store notes them: without where it lies."""
+    return {name: value for name, value in settings_to_table(settings).items() if name not in _PLACES}
+
+
+def counted_settings(connection: Connection) -> CoordinatorSettings | None:
+    """Return the settings that counted last; None before the first start, and where another version noted others."""
+    noted = FACT.value(connection, key=COUNTED)
+    try:
+        return None if noted is None else settings_from_table(json.loads(noted))
+    except ValueError:
+        return None
 
 
 def _files_seen(home: CoordinatorHome) -> tuple[tuple[int, int], ...]:

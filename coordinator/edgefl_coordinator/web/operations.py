@@ -248,12 +248,17 @@ def _warnings(coordinator: Coordinator, connection: Connection, full: Path | Non
 
 def _low_disk(coordinator: Coordinator) -> list[Facts]:
     """Tell that a reply as large as is allowed would be refused for want of room, as `_warnings` does."""
-    free = coordinator.store.payloads.free_bytes()
+    folder = coordinator.store.home.blobs
+    try:
+        free = coordinator.store.payloads.free_bytes()
+    except OSError as error:
+        why = f"{folder} cannot be used ({error.strerror or error}), so replies may be refused"
+        return [{"cause": "disk_low", "why": why, "command": None, "risky": False}]
     needed = 2 * sealed_size(coordinator.settings.limits.reply_bytes)  # as it comes, and opened
     if free >= needed:
         return []
     why = (
-        f"the disk of {coordinator.store.home.blobs} has {free / 2**20:.0f} MiB free, and one reply may take "
+        f"the disk of {folder} has {free / 2**20:.0f} MiB free, and one reply may take "
         f"{needed / 2**20:.0f} MiB, so replies may be refused"
     )
     return [{"cause": "disk_low", "why": why, "command": None, "risky": False}]

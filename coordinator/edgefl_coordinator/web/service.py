@@ -92,6 +92,7 @@ class _Leader:
         An `OperatorError` where the payloads are another copy's by now.
         """
         coordinator = self.coordinator
+        coordinator.keep_up()  # who led before may have changed settings since a member last asked this process
         try:
             coordinator.store.lead()
         except StorageError as error:  # of the payloads: whoever holds the lead does what it can without them

@@ -31,14 +31,12 @@ from edgefl_coordinator.settings import (
     settings_to_table,
 )
 from edgefl_coordinator.store import audit
-from edgefl_coordinator.store.coordinator import Coordinator
-from edgefl_coordinator.store.statements import FACT, KEEP_FACT
+from edgefl_coordinator.store.coordinator import COUNTED, Coordinator, counted_settings, to_count
+from edgefl_coordinator.store.statements import KEEP_FACT
 from edgefl_coordinator.web.tls import first_certificate, refused_by_members, server_context
 from edgefl_protocol.durable import write_atomic
 
 _HTTPS: Final = 443
-_COUNTED: Final = "counted_settings"  # the fact that holds the settings that counted last
-_PLACES: Final = ("database", "payloads")  # where the store lies; `restore` may put it elsewhere
 # Each is read again whenever it is used.
 AT_ONCE: Final = (
     "public_url", "ca", "proxy_ends_tls", "task.max_samples",
@@ -75,13 +73,16 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
     except ValueError as error:
         raise OperatorError(str(error), USAGE) from error
     with coordinator.store.transaction() as connection:
-        before = _counted(connection) or coordinator.settings
+        noted = counted_settings(connection)
+    before = noted or coordinator.settings
     _check_agreed(home, before, after)
     if why := _could_stop(before, after):
         raise OperatorError(why, USAGE)
-    _check_files(home, changed, after)
+    _check_files(home, {**_edits(before, after), **changed}, after)
     with coordinator.store.transaction() as connection:
-        _count(connection, coordinator.clock(), before, after, changed)
+        _log(connection, coordinator.clock(), before, after, changed)
+        if noted is not None:  # before the first start there is nothing that began
+            _count(connection, after)
         members = len(membership.approved(connection)) if after.rounds != before.rounds else 0
         write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
     coordinator.settings = after
@@ -97,7 +98,7 @@ def check_edits(coordinator: Coordinator) -> None:
     """
     home, after = coordinator.store.home, coordinator.settings
     with coordinator.store.transaction() as connection:
-        before = _counted(connection)
+        before = counted_settings(connection)
     if before is not None:
         _check_agreed(home, before, after)
         if why := _could_stop(before, after):
@@ -108,32 +109,26 @@ def check_edits(coordinator: Coordinator) -> None:
 def note_edits(connection: Connection, coordinator: Coordinator) -> None:
     """Let the settings that `serve` found count: what was changed by hand stands in the audit log, too."""
     after = coordinator.settings
-    _count(connection, coordinator.clock(), _counted(connection) or after, after, {})
+    _log(connection, coordinator.clock(), counted_settings(connection) or after, after, {})
+    _count(connection, after)
 
 
-def _counted(connection: Connection) -> CoordinatorSettings | None:
-    """Return the settings that counted last; None before the first start, and where another version noted others."""
-    noted = FACT.value(connection, key=_COUNTED)
-    try:
-        return None if noted is None else settings_from_table(json.loads(noted))
-    except ValueError:
-        return None
+def _count(connection: Connection, settings: CoordinatorSettings) -> None:
+    KEEP_FACT.run(connection, key=COUNTED, value=json.dumps(to_count(settings)))
 
 
-def _count(
+def _log(
     connection: Connection,
     now_ms: int,
     before: CoordinatorSettings,
     after: CoordinatorSettings,
     changed: Mapping[str, Any],
 ) -> None:
-    """Note settings as those that count, each change in the audit log."""
+    """Note each change in the audit log, and let replies be judged again that it may let pass."""
     for key, value in {**changed, **_edits(before, after)}.items():
         audit.append(connection, now_ms, "setting", key, {"value": value})
     if (after.rounds, after.protection) != (before.rounds, before.protection):
         stored_rounds.judge_again(connection, now_ms)
-    noted = {name: value for name, value in settings_to_table(after).items() if name not in _PLACES}
-    KEEP_FACT.run(connection, key=_COUNTED, value=json.dumps(noted))
 
 
 def _edits(before: CoordinatorSettings, after: CoordinatorSettings) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a device is and has: model, values in use, membership, round, outbox. `edgefl status` prints it."""
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from edgefl_client.doctor.findings import DAY_MS
@@ -79,8 +80,9 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "fingerprint": membership.fingerprint,
         "keys_known": not load_membership(home.member).unknown_ms,  # as the last answer said, which nobody signed
     }
-    if (known := load_task(home.member)) is not None:
-        silent = why_silent(home, known, device.clock_ms())
+    with suppress(StorageError):  # a damaged record is the doctor's to tell
+        known = load_task(home.member)
+        silent = None if known is None else why_silent(home, known, device.clock_ms())
         report["silent"] = None if silent is None else str(silent)
     if home.outbox_file.exists():
         with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:

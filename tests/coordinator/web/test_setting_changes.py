@@ -34,6 +34,8 @@ from edgefl_coordinator.web.setting_changes import AT_ONCE, AT_RESTART, check_ed
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.envelopes.key_files import signing_key_to_pem
+from edgefl_protocol.envelopes.keys import generate_signing_key
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 
@@ -364,20 +366,35 @@ def test_set_puts_no_hand_edit_into_force(make_coordinator) -> None:
     change(coordinator, rounds__quorum_min="3")
     starts(coordinator)
     assert logged(coordinator) == [("setting", "rounds.quorum_min", 3)]
+    coordinator = edited(make_coordinator, coordinator, ('gate = ""', 'gate = "/nowhere/gate"'))
+    with pytest.raises(OperatorError, match="no program that can be started"):
+        change(coordinator, rounds__deadline_s="70")
+
+
+def test_before_the_first_start_nothing_has_begun(make_coordinator) -> None:
+    """docs/guides/own-address.md sets a certificate first; what never changes may be edited until `serve` runs."""
+    coordinator = make_coordinator(rounds=FINISHABLE)
+    change(coordinator, rounds__deadline_s="70")
+    coordinator = edited(make_coordinator, coordinator, ("epochs = 1", "epochs = 3"))
+    starts(coordinator)
+    assert coordinator.settings.task.epochs == 3
 
 
 def test_a_hand_edit_while_several_serve(make_coordinator, monkeypatch) -> None:
-    """Each request looks at the file, as docs/guides/postgresql.md has it: what never changes does not change so."""
+    """Each request looks at the files: what `set` changed in another process counts, and no edit by hand."""
     coordinator = make_coordinator(rounds=FINISHABLE)
+    starts(coordinator)
     monkeypatch.setattr(coordinator.store.database, "shared", True)
-    config = coordinator.store.home.config
-    for old, new, epochs, deadline_s in (
-        ("deadline_s = 60", "deadline_s = 70", 1, 70),
-        ("epochs = 1", "epochs = 3", 1, 70),
-    ):
-        write_atomic(config, config.read_text().replace(old, new).encode())
-        coordinator.keep_up()
-        assert (coordinator.settings.task.epochs, coordinator.settings.rounds.deadline_s) == (epochs, deadline_s)
+    home, own = coordinator.store.home, coordinator.keys.signing.key_id
+    write_atomic(home.config, home.config.read_text().replace("deadline_s = 60", "deadline_s = 50").encode())
+    home.signing.write_bytes(signing_key_to_pem(generate_signing_key()))
+    coordinator.keep_up()
+    assert (coordinator.settings.rounds.deadline_s, coordinator.keys.signing.key_id) == (60, own)
+    before = coordinator.settings
+    change(coordinator, rounds__deadline_s="70")
+    coordinator.settings = before  # as of a process that did not change it
+    coordinator.keep_up()
+    assert (coordinator.settings.rounds.deadline_s, coordinator.keys.signing.key_id) == (70, own)
 
 
 def test_an_invite_without_a_usable_certificate_is_a_sentence(make_coordinator) -> None:

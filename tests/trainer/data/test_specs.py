@@ -154,10 +154,12 @@ def test_folder_faults(tmp_path: Path, names: list[str], words: list[str]) -> No
 def test_pictures_in_other_forms_are_told(tmp_path: Path) -> None:
     """docs/reference/data.md, `folder:DIR`: a class is smaller for each of them, and nobody would know."""
     names = [f"{site}/{label}/{i}.png" for site in ("east", "west") for label in ("mel", "nv") for i in range(6)]
-    spec = clinic(tmp_path / "d", *names, "east/mel/7.tif", "west/nv/8.webp", "west/nv/.9.gif", "west/notes.txt")
+    beside = ("overview.gif", "east/overview.bmp", "east/nv/originals/1.tif")  # of no class: told, and nothing refused
+    hidden = ("west/nv/.9.gif", ".cache/1.webp", "east/nv/@eaDir/a.webp", "west/notes.txt")
+    spec = clinic(tmp_path / "d", *names, "east/mel/7.tif", "west/nv/8.webp", *beside, *hidden)
     told = load_federation([spec], image_px=8, cache_dir=tmp_path / "c").warnings
     (line,) = [line for line in told if "left out" in line]
-    assert line.startswith(f"2 pictures are left out of {tmp_path / 'd'}, the first east/mel/7.tif")
+    assert line.startswith(f"5 pictures are left out of {tmp_path / 'd'}, the first east/mel/7.tif")
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -332,6 +332,16 @@ def test_a_network_without_labels_is_told_by_its_probe_and_chance(mae):
     assert "judged by a linear probe alone" in text and "not judged between its rounds" not in text
 
 
+def test_a_mean_of_an_old_run_has_no_interval_where_a_site_has_none():
+    """An older run kept one in which such a site counted as certain; the terminal withholds it, too."""
+    site = {"balanced_accuracy": 0.4, "balanced_accuracy_interval": [0.3, 0.5]}
+    sites = {"a": site, "b": site | {"balanced_accuracy_interval": [1.0, 1.0]}}
+    summary = {"sites": sites, "mean_balanced_accuracy": 0.7, "mean_balanced_accuracy_interval": [0.6, 0.8]}
+    assert figure(summary, ("mean_balanced_accuracy",)).below == "no interval"
+    sites["b"] = site
+    assert figure(summary, ("mean_balanced_accuracy",)).below == "60.0 to 80.0"
+
+
 def test_rows_that_do_not_vary_have_no_interval():
     """The page had "50.0 to 50.0" of eight pictures, which reads as certainty; the terminal withheld it."""
     summary = {"a": 0.5, "a_interval": [0.5, 0.5], "b": 0.5, "b_interval": [0.4, 0.6]}

@@ -107,10 +107,8 @@ def _named(found: Sequence[SitePayloads | NotAttacked], names: Sequence[str], tr
     refused = [(one, name) for one, name in zip(found, names, strict=True) if isinstance(one, NotAttacked)]
     for kind, attack, why in dict.fromkeys((one.kind, one.attack, one.why) for one, _ in refused):
         sites = tuple(name for one, name in refused if one.why == why)
-        if len(sites) == trained:
-            yield NotAttacked(kind, attack, why)
-        else:
-            yield NotAttacked(kind, attack, f"{why} (of {', '.join(sites)})", sites)
+        whose = "" if len(sites) == trained else f" (of {', '.join(sites)})"
+        yield NotAttacked(kind, attack, f"{why}{whose}", sites)
 
 
 def _site_payloads(audited: Audited, name: str, kind: str) -> SitePayloads | NotAttacked:

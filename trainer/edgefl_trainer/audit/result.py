@@ -77,14 +77,16 @@ def kept_of_others(
     before, path = read_audit(run.folder), run.folder / AUDIT
     if before is None or before.state_sha256 != run.summary["state_sha256"]:
         return [], []
+    lines = [line for line in before.lines if not set(line.sites) <= set(names)]
+    left_out = [one for one in before.not_attacked if not set(one.sites) <= set(names)]
+    if not lines and not left_out:
+        return [], []
     if before.pictures is None:
         raise RunError(
             f"{path} is of an earlier edgefl, which did not keep how many pictures it looked for: attack all sites "
             "without --site, or move the file away."
         )
-    lines = [line for line in before.lines if not set(line.sites) <= set(names)]
-    left_out = [one for one in before.not_attacked if not set(one.sites) <= set(names)]
-    if before.pictures != pictures and (lines or left_out):
+    if before.pictures != pictures:
         raise RunError(
             f"{path} tells of other sites, and was made with --pictures {before.pictures}: add that, attack all sites "
             "without --site, or move the file away."

@@ -22,7 +22,7 @@ from edgefl_trainer.evaluate.one_class import (
     mean_of,
     others,
 )
-from edgefl_trainer.evaluate.undefined import why_undefined, without_interval
+from edgefl_trainer.evaluate.undefined import mean_without_interval, why_undefined
 
 _INTERVAL = "balanced_accuracy_interval"
 
@@ -105,13 +105,10 @@ def _mean_and_worst(found: Mapping[str, Any]) -> str:
 
 def _between(found: Mapping[str, Any]) -> str:
     """The interval of a mean, or the sites without which it has none; nothing where no site has one."""
-    sites = found["sites"] if isinstance(found.get("sites"), Mapping) else {}
-    judged = {name: site for name, site in sites.items() if site["balanced_accuracy"] is not None}
-    lacking = without_interval(judged)
-    if lacking and len(lacking) < len(judged):
+    if lacking := mean_without_interval(found):
         return f", no interval: {listed(lacking)} {'has' if len(lacking) == 1 else 'have'} none"
     interval = found.get(f"mean_{_INTERVAL}")
-    return "" if lacking or interval is None or interval[0] == interval[1] else f", 95 % interval{_interval(interval)}"
+    return "" if interval is None or interval[0] == interval[1] else f", 95 % interval{_interval(interval)}"
 
 
 def is_judged_whole(summary: Mapping[str, Any]) -> bool:

@@ -22,6 +22,20 @@ def why_undefined(site: Mapping[str, Any], rows: str) -> str:
     return f"no model: {HEAD_STAYS}" if without_head(site) else "undefined"
 
 
+def mean_without_interval(found: Mapping[str, Any]) -> list[str]:
+    """Name the sites for which a mean over trained sites has no interval; a run from before kept one.
+
+    Args:
+        found: a summary, or a part of one; where it names no sites with intervals, nothing is known of them.
+    """
+    sites = found["sites"] if isinstance(found.get("sites"), Mapping) else {}
+    judged = {
+        name: site for name, site in sites.items() if site["balanced_accuracy"] is not None and not site.get("held_out")
+    }
+    lacking = without_interval(judged)
+    return lacking if len(lacking) < len(judged) else []
+
+
 def without_interval(sites: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Name the sites whose balanced accuracy has no interval, or one without width.
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edgefl_trainer.evaluate.undefined import mean_without_interval
+
 NOT_RECORDED = "not recorded"
 UNDEFINED = "–"
 Path = tuple[str | int, ...]  # into `summary.json`
@@ -115,7 +117,7 @@ def figure(summary: Mapping[str, Any], path: Path, form: Form = "share", *, stro
     bounds = found_at(summary, (*path[:-1], f"{path[-1]}_interval"))
     below = ""
     if isinstance(bounds, list) and len(bounds) == 2:
-        same = bounds[0] == bounds[1]
+        same = bounds[0] == bounds[1] or (path == ("mean_balanced_accuracy",) and bool(mean_without_interval(summary)))
         below = "no interval" if same else " to ".join(written(bound, form).removesuffix(" %") for bound in bounds)
     return ReportCell(written(value, form), path, strong=strong, below=below)
 

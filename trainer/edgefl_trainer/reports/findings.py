@@ -166,16 +166,12 @@ def _probe(summary: Mapping[str, Any]) -> list[ReportBlock]:
         [ReportCell(name), *(figure(summary, ("probe", name, key)) for key in ("mean", "pooled"))]
         for name in sorted(probe)
     ]
-    classes, tuned = (
-        len(summary.get("classes") or ()),
-        sum(site.get("n_tune") or 0 for site in summary["sites"].values()),
-    )
-    judged = f"{tuned:,} tune rows" if tuned else "tune rows"
+    classes = len(summary.get("classes") or ())
     chance = (
         f" Chance is {written(1 / classes, 'share')} where a site's rows hold all {classes} classes." if classes else ""
     )
     return [
-        Words(text=f"This run learned a network without labels. A linear probe on it is judged on {judged}."),
+        Words(text="This run learned a network without labels. A linear probe on it is judged on tune rows."),
         ReportTable(
             head=("readout", "balanced accuracy, mean of sites", "all their rows together"),
             rows=rows,

@@ -90,7 +90,7 @@ def _privacy(facts: RunFacts) -> list[ReportBlock]:
     spent, budget = summary.get("epsilon_spent") or {}, facts.run.settings.privacy_budget
     bound = f"the privacy budget of each site was {budget:g}" if budget else "no privacy budget was set"
     blocks: list[ReportBlock] = [Words(text=". ".join(map(capital, [*lines, bound])) + ".")]
-    if spent:
+    if spent and summary.get("privacy_noise"):  # an older run does not tell whether it bounds anything
         rows = [plain(name, told_epsilon(epsilon)) for name, epsilon in sorted(spent.items())[:MOST_ROWS]]
         blocks.append(ReportTable(head=("site", "epsilon spent"), rows=rows))
     return blocks

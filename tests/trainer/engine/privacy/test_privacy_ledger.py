@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.conftest import TINY, edgefl_train, run
 
-from edgefl_trainer.contract import Phase, State
+from edgefl_trainer.contract import Phase, State, declared
 from edgefl_trainer.engine.folder import check_begun, check_finished
 from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.privacy.ledger import LEDGERS, Ledgers, PrivacyLedger
@@ -217,8 +217,8 @@ def test_a_live_summary_tells_what_the_ledger_tells(tmp_path: Path) -> None:
 def test_a_summary_from_before_its_conditions_says_so() -> None:
     (line,) = privacy_lines({"epsilon_spent": {"a": 1.2}})
     assert (
-        line == "privacy noise: epsilon 1.2 in all, of a run that does not tell what this covers: docs/methods.md "
-        "2.2 and 6"
+        line == "privacy noise: epsilon 1.2 in all, of a run that does not tell what this covers or whether it is "
+        "a bound: docs/methods.md 2.2 and 6"
     )
     assert privacy_lines({}) == []
 
@@ -256,3 +256,19 @@ def test_a_run_past_its_budget_stops_with_one_sentence(ward: str, tmp_path: Path
     for path in filter(Path.exists, ledgers):
         path.write_text(path.read_text().replace('"multiplier": 2.0', '"multiplier": 50.0'))
     assert "one of them was changed" in edgefl_train("run", "--resume", "--out", tmp_path / "run").sentence()
+
+
+def test_a_live_epsilon_without_a_ledger_is_a_lower_bound() -> None:
+    """A reply that came too late is taken back with what it counted, though its noise was drawn and it left."""
+    terms = {"kind": "prototypes", "on": "class means", "given": "the prompts", "delta": 0.0, "no_guarantee": None}
+    facts = terms | {"without_noise": [], "seeded": False, "ledger": False}
+    first, _ = privacy_lines({"epsilon_spent": {"a": 1.2}, "privacy_noise": facts})
+    assert first.startswith("privacy noise: at least epsilon 1.2, counted of the replies that came in time, at delta")
+    first, _ = privacy_lines({"epsilon_spent": {"a": 1.2}, "privacy_noise": facts | {"ledger": True}})
+    assert first.startswith("privacy noise: epsilon 1.2 at delta")
+
+
+def test_a_method_with_a_ledger_says_what_its_noise_promises() -> None:
+    """`Declaration.release`: a release without `noise` would be charged and never told."""
+    assert [name for name, kind in METHODS.items() if declared(kind).release and not declared(kind).noise] == []
+    assert any(declared(kind).release for kind in METHODS.values())

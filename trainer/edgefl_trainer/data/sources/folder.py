@@ -11,7 +11,7 @@ from edgefl_protocol.sentences import counted, listed
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
-from edgefl_trainer.data.sources.store import OTHER_SUFFIXES, is_image_name, open_store
+from edgefl_trainer.data.sources.store import OTHER_SUFFIXES, is_hidden, is_image_name, open_store
 
 UNLABELLED = "unlabelled"
 
@@ -46,15 +46,21 @@ def read_folder(path: Path) -> SourceRows:
             f"{odd} in {path} is in the wrong place; put all pictures at SITE/CLASS/NAME, or all at CLASS/NAME."
         )
     rows = tuple(_row(name) for name in names)
-    warnings, refused = _left_out(names, others, path)
+    warnings, refused = _left_out(names, [name for name in others if not is_hidden(name)], path, depth)
     return SourceRows(f"folder:{path}", rows, file_pixels(store, rows), warnings, refused)
 
 
-def _left_out(names: Sequence[str], others: Sequence[str], path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write what to warn of and what to refuse where some pictures are in forms that no run reads."""
+def _left_out(
+    names: Sequence[str], others: Sequence[str], path: Path, depth: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write what to warn of and what to refuse where some pictures are in forms that no run reads.
+
+    Only a class folder is refused: a picture that lies elsewhere shows something else, such as an overview.
+    """
     if not others:
         return (), ()
-    lost = sorted({_folder(name) for name in others} - {_folder(name) for name in names})
+    there = {_folder(name) for name in names}
+    lost = sorted({_folder(name) for name in others if name.count("/") == depth} - there)
     told = f"{counted(len(others), 'picture is', 'pictures are')} left out of {path}, the first {others[0]}"
     refused = f"{listed(lost)} in {path} would lose all pictures: convert them to .jpg or .png, or remove the folder"
     return (f"{told}: a run reads .jpg, .jpeg and .png; convert the others",), (refused,) if lost else ()

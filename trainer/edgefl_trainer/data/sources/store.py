@@ -69,9 +69,9 @@ def is_image_name(name: str, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> bool:
     return pure.suffix.lower() in suffixes and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
 
 
-def _is_hidden(folder: str) -> bool:
-    """Whether a folder is the system's rather than a person's."""
-    return folder.startswith(".") or folder == "__MACOSX"
+def is_hidden(name: str) -> bool:
+    """Tell whether a folder, or one above a file, is the system's rather than a person's."""
+    return any(part.startswith((".", "@")) or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
 def check_relative(name: str, where: str) -> None:
@@ -95,7 +95,7 @@ class FolderStore:
 
     def top_folders(self) -> list[str]:
         """Return names of the outermost folders (see `FileStore.top_folders`)."""
-        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and not _is_hidden(p.name))
+        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and not is_hidden(p.name))
 
     def has(self, name: str) -> bool:
         """Tell whether a file of this name is there (see `FileStore.has`)."""
@@ -150,7 +150,7 @@ class ZipStore:
     def top_folders(self) -> list[str]:
         """Return names of the outermost folders (see `FileStore.top_folders`); empty ones where the zip lists them."""
         outermost = {name.partition("/")[0] for name in self._zip.namelist() if "/" in name}
-        return sorted(name for name in outermost if not _is_hidden(name))
+        return sorted(name for name in outermost if not is_hidden(name))
 
     def has(self, name: str) -> bool:
         """Tell whether a member of this name is there (see `FileStore.has`)."""

@@ -77,6 +77,12 @@ class PrivacyLedger:
         A `RunError` where the two differ, or the ledger is damaged.
         """
         found = _cost(tuple(one for one in self.entries() if fresh or one.name != but), delta)
+        if own and not self.path.exists():
+            raise RunError(
+                f"site {self.site} has counted epsilon {told_epsilon(own)}, but its privacy ledger {self.path} is not "
+                "there: put it back from a copy, or begin anew with another --out.",
+                "damaged",
+            )
         if found < own * (1 - SAME) or (not fresh and found > own * (1 + SAME)):
             raise RunError(
                 f"the privacy ledger {self.path} tells epsilon {told_epsilon(found)}, but site {self.site} has counted "
@@ -93,7 +99,8 @@ class PrivacyLedger:
             fresh: its noise is drawn anew each time, so a second one of this name is another release.
 
         Raises:
-            BudgetError: it would cost more than the budget; the run cannot go on, which its folder tells from then on.
+            BudgetError: it would cost more than the budget; a simulated run cannot go on, which its folder tells from
+                then on.
             RunError: the ledger is damaged.
             StorageError: it cannot be written.
         """
@@ -106,11 +113,13 @@ class PrivacyLedger:
             why = (
                 f"site {self.site} has spent epsilon {spent} of its privacy budget of {self.budget:.12g} in "
                 f"{counted(len(entries), 'release')}, and another would make it {told_epsilon(cost)} (delta "
-                f"{release.delta:g}): nothing more leaves it in this run, which cannot go on."
+                f"{release.delta:g}): nothing more leaves it in this run"
             )
+            if fresh:  # a member of a live federation still fetches what that ends with
+                raise BudgetError(f"{why}.")
             make_folder(self.path.parent)
-            write_atomic(self.folder / STOPPED, f"{why}\n".encode())
-            raise BudgetError(why)
+            write_atomic(self.folder / STOPPED, f"{why}, which cannot go on.\n".encode())
+            raise BudgetError(f"{why}, which cannot go on.")
         make_folder(self.path.parent)
         told = {"delta": release.delta, "releases": [vars(one) for one in after]}
         write_atomic(self.path, json.dumps(told, indent=1).encode())
