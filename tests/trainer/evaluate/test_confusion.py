@@ -46,6 +46,15 @@ def test_sites_add_up_and_a_line_says_what_a_class_is_taken_for():
     assert recall_lines(matrix, CLASSES, kind="val")[2] == "  BCC  no val picture"
 
 
+def test_classes_that_share_the_place_are_all_named() -> None:
+    matrix = np.array([[2, 1, 1, 0], [0, 4, 0, 0], [1, 1, 1, 1]])
+    assert recall_lines(matrix, CLASSES) == [
+        "  MEL    50.0% of 4   most often taken for NV and BCC: 25.0% each",
+        "  NV    100.0% of 4",
+        "  BCC    25.0% of 4   most often taken for MEL, NV and no answer: 25.0% each",
+    ]
+
+
 def test_a_line_says_how_sure_a_recall_is_or_why_nobody_knows():
     """docs/methods.md 8.4: few lesions, or rows that are all alike, give no interval."""
     matrix = np.array([[20, 10, 0, 0], [0, 30, 0, 0], [2, 0, 1, 0]])

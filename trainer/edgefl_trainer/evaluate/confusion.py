@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from edgefl_protocol.sentences import listed
 from edgefl_trainer.evaluate.intervals import Scored, lesions_of_classes, recall_intervals
 from edgefl_trainer.evaluate.metrics import confusion_matrix
 
@@ -65,13 +66,21 @@ def recall_lines(
         if not rows:
             lines.append(f"  {name:<{width}}{f'no {kind} picture'}")
             continue
-        others = np.where(np.arange(len(classes) + 1) == k, -1, matrix[k])
-        other = int(others.argmax())
-        told = [*classes, NO_ANSWER][other]
-        taken = f"   most often taken for {told}: {matrix[k, other] / rows:.1%}" if matrix[k, other] else ""
+        taken = _taken_for(k, matrix[k], classes)
         told = "" if intervals is None else f"{_spoken(intervals[k], int(matrix[k, k]), rows):<{INTERVAL_WIDTH}}"
         lines.append(f"  {name:<{width}}{matrix[k, k] / rows:>7.1%} {told}of {rows:,}{taken}")
     return lines
+
+
+def _taken_for(k: int, answers: Int[np.ndarray, " K1"], classes: Sequence[str]) -> str:
+    """What rows of class `k` are most often taken for, all that share the place; nothing where all are right."""
+    others = np.where(np.arange(len(answers)) == k, 0, answers)
+    most = int(others.max())
+    if not most:
+        return ""
+    tied = [name for name, count in zip([*classes, NO_ANSWER], others, strict=True) if count == most]
+    each = " each" if len(tied) > 1 else ""
+    return f"   most often taken for {listed(tied)}: {most / answers.sum():.1%}{each}"
 
 
 def _spoken(bounds: Sequence[float] | None, right: int, rows: int) -> str:
