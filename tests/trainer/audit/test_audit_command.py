@@ -5,7 +5,9 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,6 +16,7 @@ from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.audit import payload_lines
 from edgefl_trainer.audit.audited import open_audit
+from edgefl_trainer.audit.bounds import Between
 from edgefl_trainer.audit.line import MEANINGS, AuditLine, NotAttacked
 from edgefl_trainer.contract import Method, Site, State
 from edgefl_trainer.engine.models import FinishedRun, open_run
@@ -31,8 +34,11 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callab
     kinds = {line["kind"] for line in found["lines"]}
     assert {*METHODS[method], "model"} <= kinds
     for line in found["lines"]:
-        low, high = line["interval"]
-        assert low <= line["figure"] <= high and line["pictures"] > 0
+        for value, between in (("figure", "interval"), ("minus_floor", "minus_floor_interval")):
+            assert (line[between] is None) == (line["drawn"] < 10)
+            low, high = line[between] or (-1.0, 1.0)
+            assert low <= line[value] <= high and line["pictures"] > 0
+        assert line["minus_floor"] == pytest.approx(line["figure"] - line["floor"])
         wanted = "inconclusive" if line["control"] < line["needs"] else line["verdict"]
         assert line["verdict"] == wanted
     photos = {line["kind"] for line in found["lines"] if line["attack"].endswith("another photo")}
@@ -53,6 +59,30 @@ def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
     assert refused == NotAttacked("maps", "all", "x (of site-1)", ("site-1",))
     assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
     assert line.against == "the mean of the maps of at most 5 pictures of a class"  # what the preset sends
+
+
+@pytest.mark.parametrize("over", ["class", "site"])
+def test_pictures_that_share_what_was_sent_are_drawn_together(
+    over: str, run_of: Callable[[str], Path], small: None
+) -> None:
+    """Each picture was a trial of its own, also where all of a class at a site share one mean and so one guess."""
+    audited = open_audit(open_run(run_of("fedevprompt")), (), 20, lambda line: None)
+    made, seen = payload_lines.release_of, set[str]()
+
+    def of_many(run: FinishedRun, method: Method, server: State, site: Site, kind: str) -> object:
+        seen.update(site.name if over == "site" else f"{site.name} {k}" for k in site.train.targets)
+        found = made(run, method, server, site, kind)
+        assert not isinstance(found, NotAttacked)
+        return replace(found, over=over, by_member=None)
+
+    with mock.patch.object(payload_lines, "release_of", of_many):
+        lines = [line for line in payload_lines.payload_lines(audited) if isinstance(line, AuditLine)]
+    assert [line.family for line in lines] == ["re-identification", "reconstruction"]
+    for line in lines:
+        assert line.drawn is not None and 3 <= line.drawn <= len(seen) < line.pictures
+        assert line.drawn_of == {"class": "site and class", "site": "site"}[over]
+        assert (line.interval is None) == (line.minus_floor_interval is None) == (line.drawn < 10)
+        assert line.minus_floor == pytest.approx(line.figure - line.floor)
 
 
 def test_the_text_says_what_the_json_does_and_an_audit_of_one_site_keeps_the_others(
@@ -83,7 +113,7 @@ def test_the_text_says_what_the_json_does_and_an_audit_of_one_site_keeps_the_oth
     assert both["never_attacked"] == ["site-3"]
 
 
-def a_line(interval: tuple[float, float] = (0.0, 0.1), **changes: float) -> AuditLine:
+def a_line(interval: Between | None = (0.0, 0.1), **changes: Any) -> AuditLine:
     values = {"figure": 0.01, "floor": 0.005, "control": 0.9, "needs": 0.5, "target": 0.05, **changes}
     words = dict.fromkeys(("kind", "attack", "against", "measure", "floor_of", "control_of"), "x")
     return AuditLine(**words, **values, interval=interval, pictures=200, sites=("a",))
@@ -116,6 +146,41 @@ def test_a_verdict_holds_for_the_whole_interval(interval: tuple[float, float], f
     line = a_line(interval, figure=sum(interval) / 2, floor=floor)
     assert line.verdict == verdict and verdict in MEANINGS
     assert line.reason.startswith("control 0.900, needed 0.500: the attack works") and "could not" not in line.reason
+
+
+@pytest.mark.parametrize(
+    ("interval", "floor", "minus_floor", "verdict", "beside_floor"),
+    [
+        ((0.04, 0.077), 0.033, (-0.01, 0.06), "not told apart from the target", "not told apart from the floor"),
+        ((0.06, 0.1), 0.03, (-0.01, 0.1), "not told apart from the floor", "not told apart from the floor"),
+        ((0.06, 0.1), 0.07, (0.001, 0.02), "above the target", "above the floor"),  # pairs tell what one side does not
+        ((0.0, 0.04), 0.005, (0.001, 0.03), "within the target", "above the floor"),
+        ((0.0, 0.1), 0.08, (-0.06, -0.01), "no more than the floor", "no more than the floor"),
+        (None, 0.005, None, "not told apart from the target", "not told apart from the floor"),
+        (None, 0.08, None, "not told apart from the floor", "not told apart from the floor"),
+    ],
+)
+def test_the_floor_is_compared_picture_by_picture(
+    interval: Between | None, floor: float, minus_floor: Between | None, verdict: str, beside_floor: str
+) -> None:
+    """Target 0.05. A fixed floor beside the interval of the figure says nothing of their difference."""
+    figure = sum(interval or (0.02, 0.02)) / 2
+    pairs = {"minus_floor": figure - floor, "minus_floor_interval": minus_floor, "drawn_of": "site and class"}
+    line = a_line(interval, figure=figure, floor=floor, drawn=20 if interval else 9, **pairs)
+    assert (line.verdict, line.floor_verdict) == (verdict, beside_floor)
+    assert beside_floor in line.beside_floor and "pairs of site and class" in line.beside_floor
+    assert (interval is None) == ("no interval, for it would draw 9 pairs of site and class, and 10" in line.reason)
+    assert (interval is None) == line.beside_floor.endswith(
+        "drawn: 9 pairs of site and class, and an interval needs 10"
+    )
+    assert replace(line, control=0.4).floor_verdict == replace(line, control=0.4).verdict == "inconclusive"
+
+
+def test_points_are_told_beside_shares() -> None:
+    line = a_line((0.04, 0.077), figure=0.056, floor=0.033, drawn=29, drawn_of="lesion")
+    line = replace(line, attack="re-identification, x", minus_floor=0.023, minus_floor_interval=(-0.012, 0.071))
+    assert line.beside_floor == "+2.3 points (-1.2 to 7.1), not told apart from the floor; drawn: 29 lesions"
+    assert a_line().beside_floor.startswith("not kept by the earlier edgefl") and a_line().floor_verdict is None
 
 
 def test_too_few_pictures_are_a_sentence(finished: dict[str, Path]) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl_trainer.audit.bounds import share_bounds
 from edgefl_trainer.audit.identification import (
     MEASURES,
     Game,
@@ -16,7 +17,6 @@ from edgefl_trainer.audit.identification import (
     knowing_classes,
     together,
 )
-from edgefl_trainer.audit.line import share_bounds
 
 QUERIES, RIVALS, WIDTH = 300, 199, 24
 
@@ -126,10 +126,3 @@ def test_sites_are_judged_together() -> None:
     one = {"distance": Game(np.array([1.0]), np.array([[0.0]]))}
     two = {"distance": Game(np.array([0.0, 0.0]), np.array([[1.0], [1.0]]))}
     assert together([one, two])["distance"].hits().tolist() == [1.0, 0.0, 0.0]
-
-
-def test_an_exact_interval() -> None:
-    """Clopper and Pearson 1934: 10 of 100 lies in 4.9 % to 17.6 %; none and all have one open end."""
-    assert share_bounds(10, 100) == pytest.approx((0.0490, 0.1762), abs=1e-4)
-    assert share_bounds(0, 30) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
-    assert share_bounds(30, 30) == (pytest.approx(0.025 ** (1 / 30)), 1.0)

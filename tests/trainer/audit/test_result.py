@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +37,40 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert "never attacked: c: no line here is of it" in audit_text(read, SITES)
 
 
+PAIRED = {"drawn": 29, "drawn_of": "site and class", "minus_floor": 0.115, "minus_floor_interval": (-0.1, 0.3)}
+FEW = {**PAIRED, "drawn": 9, "interval": None, "minus_floor_interval": None}
+
+
+@pytest.mark.parametrize("changes", [PAIRED, FEW])
+def test_a_floor_that_was_compared_in_pairs_is_read(changes: dict[str, Any], tmp_path: Path) -> None:
+    result = a_result(STATE, ("a",))
+    result = replace(result, lines=(replace(result.lines[0], **changes),))
+    (tmp_path / "audit.json").write_text(json.dumps(result.to_json(SITES)))
+    assert read_audit(tmp_path) == result
+    assert result.to_json(SITES)["lines"][0]["floor_verdict"] == "inconclusive"
+    text = "\n".join(audit_text(result, SITES))
+    value, few = (
+        ("0.115 (-0.100 to 0.300)", "") if changes is PAIRED else ("0.115 (no interval)", ", and an interval needs 10")
+    )
+    drawn = f"drawn: {changes['drawn']} pairs of site and class{few}"
+    assert f"figure minus floor, of the same pictures: +{value}, inconclusive; {drawn}" in text
+    assert (changes is FEW) == ("0.625   no interval" in text)
+
+
+def test_an_audit_from_before_the_pairs_is_read(tmp_path: Path) -> None:
+    """It counted each picture by itself, and compared the floor with the interval: its verdicts stay as they are."""
+    old = written(tmp_path)
+    for line in old["lines"]:
+        for key in (*PAIRED, "floor_verdict"):
+            del line[key]
+    (tmp_path / "audit.json").write_text(json.dumps(old))
+    read = read_audit(tmp_path)
+    assert read is not None and {line.floor_verdict for line in read.lines} == {None}
+    assert "figure minus floor, of the same pictures: not kept by the earlier edgefl" in "\n".join(
+        audit_text(read, SITES)
+    )
+
+
 def changed_line(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda found: {**found, "lines": [{**found["lines"][0], **changes}]}
 
@@ -51,6 +86,11 @@ def changed_line(**changes: Any) -> Callable[[dict[str, Any]], object]:
         (changed_line(figure=float("nan")), "no number"),
         (changed_line(figure=True), "no number"),
         (changed_line(interval=[0.1]), "no number"),
+        (changed_line(interval=None), "no interval"),
+        (changed_line(**{**PAIRED, "interval": None}), "no interval"),
+        (changed_line(**PAIRED, floor_verdict="above the floor"), "beside the floor of model, membership"),
+        (changed_line(**{**PAIRED, "drawn_of": "moon"}, floor_verdict="inconclusive"), "'moon' is nothing"),
+        (changed_line(**{**PAIRED, "minus_floor": None}, floor_verdict="inconclusive"), "no number"),
         (changed_line(sites=[1]), "sites"),
         (changed_line(more={}), "true positives"),
         (lambda found: {**found, "not_attacked": [{"kind": "maps"}]}, "no attack"),

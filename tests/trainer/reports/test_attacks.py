@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -57,6 +58,20 @@ def test_an_audit_is_shown_where_there_is_one_with_the_reason_of_each_verdict(fo
         assert said in text, said
     for key in ("needs", "not attacked ", "floor_of", "its low", "state sha256", "Never attacked"):
         assert key not in text.replace("What was not attacked", ""), key
+
+
+def test_the_floor_is_told_beside_each_figure(folder):
+    """Figure minus floor with its verdict, and of a line of an earlier edgefl that there is none."""
+    found = a_result(of(folder)["state_sha256"], tuple(of(folder)["sites"]))
+    assert "not kept by the earlier edgefl" in shown(folder, found)
+    paired = {"control": 0.9, "drawn": 29, "drawn_of": "site and class"}
+    paired |= {"minus_floor": 0.115, "minus_floor_interval": (0.01, 0.3)}
+    text = shown(folder, replace(found, lines=(replace(found.lines[0], **paired),)))
+    assert "0.510 above the floor 0.900" in text
+    assert "+0.115 (0.010 to 0.300), above the floor; drawn: 29 pairs of site and class" in text
+    few = {**paired, "drawn": 9, "interval": None, "minus_floor_interval": None}
+    text = shown(folder, replace(found, lines=(replace(found.lines[0], **few),)))
+    assert "0.625 no interval 0.510 not told apart from the floor" in text and "and an interval needs 10" in text
 
 
 def test_only_kinds_and_sites_with_a_figure_of_this_state_were_measured(folder):

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from edgefl_trainer.audit.audited import Audited
+from edgefl_trainer.audit.bounds import LEAST_UNITS, middle
 from edgefl_trainer.audit.line import MEMBERSHIP, TRUE_POSITIVES, AuditLine, NotAttacked
 from edgefl_trainer.audit.membership import Roc, confidences, lira_scores, loss_scores, memorised, roc
 from edgefl_trainer.audit.pictures import Public, public_of
@@ -15,7 +16,7 @@ from edgefl_trainer.contract import Predictor, Site
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.sites import report_rows
-from edgefl_trainer.evaluate.intervals import RESAMPLES, interval, lesion_weights
+from edgefl_trainer.evaluate.intervals import RESAMPLES, lesion_weights
 from edgefl_trainer.learning.linear_probe import fit_predict
 
 LEAST_ROWS: Final = 100  # on either side: below it 1 % of false positives is none
@@ -65,7 +66,7 @@ def membership_lines(
                 attacked[name] = rows
     yield from (NotAttacked(kind, MEMBERSHIP, why, (name,)) for name, why in refused.items())
     if attacked:
-        yield _line(kind, tuple(attacked), sum(len(rows.targets) for rows in attacked.values()), parts)
+        yield _line(kind, attacked, parts)
 
 
 def _site_attacks(audited: Audited, name: str, rows: MemberRows, models: Mapping[str, Predictor]) -> dict[str, Roc]:
@@ -134,28 +135,33 @@ def _same(one: Predictor, other: Predictor) -> bool:
     return name in one.tensors and name in other.tensors and np.array_equal(one.tensors[name], other.tensors[name])
 
 
-def _line(kind: str, sites: tuple[str, ...], pictures: int, parts: Sequence[Mapping[str, Roc]]) -> AuditLine:
+def _line(kind: str, attacked: Mapping[str, MemberRows], parts: Sequence[Mapping[str, Roc]]) -> AuditLine:
     """Average the sites' figures; of the two attacks the one that came farther, which favours the attacker."""
     shared = [name for name in (LOSS, LIRA) if all(name in part for part in parts)]
     area = {name: np.mean([part[name].area for part in parts], axis=0) for name in (*shared, "floor", "control")}
     measure = max(shared, key=lambda name: float(area[name][0]))
     tpr = np.mean([part[measure].tpr for part in parts], axis=0)
-    bounds, low = interval(area[measure][1:]), interval(tpr[1:])
-    assert bounds is not None and low is not None  # each draw of 200 lesions has rows of both sides
+    minus_floor = area[measure] - area["floor"]  # in the same draws
+    drawn = sum(len(set(rows.lesions)) for rows in attacked.values())
+    enough = drawn >= LEAST_UNITS
     return AuditLine(
         kind=kind,
         attack=MEMBERSHIP,
         against="train rows beside reported rows of the same site, area under the ROC curve",
         measure=measure,
         figure=float(area[measure][0]),
-        interval=(bounds[0], bounds[1]),
+        interval=middle(area[measure][1:]) if enough else None,
         floor=float(area["floor"][0]),
         floor_of="a model that learned from other sites alone",
         control=float(area["control"][0]),
         control_of="a model that memorises",
         needs=NEEDED,
         target=TOLD_APART,
-        pictures=pictures,
-        sites=sites,
-        more=dict(zip(TRUE_POSITIVES, (float(tpr[0]), *low), strict=True)),
+        pictures=sum(len(rows.targets) for rows in attacked.values()),
+        sites=tuple(attacked),
+        more=dict(zip(TRUE_POSITIVES, (float(tpr[0]), *middle(tpr[1:])), strict=True)),
+        drawn=drawn,
+        drawn_of="lesion",
+        minus_floor=float(minus_floor[0]),
+        minus_floor_interval=middle(minus_floor[1:]) if enough else None,
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgefl_trainer.audit.audited import Audited
 from edgefl_trainer.audit.averaged_maps import Averaging, averaging_of
+from edgefl_trainer.audit.bounds import unit_bounds
 from edgefl_trainer.audit.head_change import head_release
 from edgefl_trainer.audit.identification import (
     Game,
@@ -19,7 +20,7 @@ from edgefl_trainer.audit.identification import (
     knowing_classes,
     together,
 )
-from edgefl_trainer.audit.line import AuditLine, NotAttacked, mean_bounds, share_bounds
+from edgefl_trainer.audit.line import AuditLine, NotAttacked
 from edgefl_trainer.audit.payloads import PicturePayload, Read, release_of
 from edgefl_trainer.audit.pictures import (
     CANDIDATES,
@@ -43,6 +44,7 @@ RE_IDENTIFIED, RESEMBLANCE = 0.05, 0.30  # targets of docs/security.md 7, check 
 NEEDED: Final = {VIEWS[0]: 0.5, VIEWS[1]: 0.25}  # top-1 of the control, ten and five times the target
 CLEARER: Final = 0.1  # than the floor that the control of a reconstruction has to be
 LEARNED_ALONE: Final = "one step from this picture alone"
+DRAWN_OF_OVER: Final = {"picture": "lesion", "class": "site and class", "site": "site"}  # of `line.DRAWN_OF`
 CONTROL: Final = f"the picture itself, {THUMBNAIL} px a side"
 
 
@@ -159,6 +161,8 @@ def _identified(
     played = [_played(audited, view, part, queries) for part, queries in chosen]
     hits, measure = best_hits(together([one.exported for one in played]))
     control, _ = best_hits(together([one.control for one in played]))
+    floors, units = np.concatenate([one.floor for one in played]), units_of(chosen)
+    interval, minus_floor_interval = unit_bounds(hits, floors, units, shares=True)
     members = [one.member for one in played if one.member is not None]
     more = {"chance": 1 / CANDIDATES}
     if members:
@@ -169,8 +173,8 @@ def _identified(
         against=parts[0].against,
         measure=measure,
         figure=float(hits.mean()),
-        interval=share_bounds(float(hits.sum()), len(hits)),
-        floor=float(np.concatenate([one.floor for one in played]).mean()),
+        interval=interval,
+        floor=float(floors.mean()),
         floor_of="the class alone" if parts[0].release.names_class else "chance",
         control=float(control.mean()),
         control_of=CONTROL if parts[0].release.alone is None else LEARNED_ALONE,
@@ -179,7 +183,24 @@ def _identified(
         pictures=len(hits),
         sites=tuple(part.site.name for part, _ in chosen),
         more=more,
+        drawn=len(set(units)),
+        drawn_of=DRAWN_OF_OVER[parts[0].release.over],
+        minus_floor=float((hits - floors).mean()),
+        minus_floor_interval=minus_floor_interval,
     )
+
+
+def units_of(chosen: Sequence[tuple[SitePayloads, Queries]]) -> list[str]:
+    """Say of each picture what it shares with others: the item of the payload, else its lesion."""
+    units: list[str] = []
+    for part, queries in chosen:
+        if part.release.over == "picture":
+            units += queries.lesions
+        elif part.release.over == "class":
+            units += [f"{label} {part.site.name}" for label in queries.labels]
+        else:
+            units += [part.site.name] * len(queries.labels)
+    return units
 
 
 def _played(audited: Audited, view: View, part: SitePayloads, queries: Queries) -> PlayedGames:
@@ -264,7 +285,6 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
     alike: list[np.ndarray] = []
     floors: list[np.ndarray] = []
     controls: list[np.ndarray] = []
-    lesions: list[str] = []
     small = partial(thumbnails, side=THUMBNAIL)
     for part, queries in chosen:
         audited.report(f"{kind}: reconstruction, {part.site.name}")
@@ -276,15 +296,16 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
         floors.append(similarities(usual, queries.pictures))
         control = fit_decoder(small(public.pictures), public.pictures).decode(small(queries.pictures), px)
         controls.append(similarities(control, queries.pictures))
-        lesions += queries.lesions
-    values, floor = np.concatenate(alike), float(np.concatenate(floors).mean())
+    values, usual_values, units = np.concatenate(alike), np.concatenate(floors), units_of(chosen)
+    floor = float(usual_values.mean())
+    interval, minus_floor_interval = unit_bounds(values, usual_values, units, shares=False)
     yield AuditLine(
         kind=kind,
         attack="reconstruction",
         against=parts[0].against,
         measure="kernel ridge regression",
         figure=float(values.mean()),
-        interval=mean_bounds(values, lesions),
+        interval=interval,
         floor=floor,
         floor_of=f"mean picture {'of the class ' if parts[0].release.names_class else ''}at other sites",
         control=float(np.concatenate(controls).mean()),
@@ -293,6 +314,10 @@ def _reconstructed(audited: Audited, kind: str, parts: Sequence[SitePayloads]) -
         target=RESEMBLANCE,
         pictures=len(values),
         sites=tuple(part.site.name for part, _ in chosen),
+        drawn=len(set(units)),
+        drawn_of=DRAWN_OF_OVER[parts[0].release.over],
+        minus_floor=float((values - usual_values).mean()),
+        minus_floor_interval=minus_floor_interval,
     )
 
 

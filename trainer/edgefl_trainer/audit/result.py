@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.audit.line import MEMBERSHIP, TRUE_POSITIVES, AuditLine, NotAttacked
+from edgefl_trainer.audit.bounds import LEAST_UNITS, Between
+from edgefl_trainer.audit.line import DRAWN_OF, MEMBERSHIP, TRUE_POSITIVES, AuditLine, NotAttacked
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.errors import RunError
 
@@ -120,7 +121,7 @@ def _result(found: object) -> AuditResult:
 
 
 def _line(found: object) -> AuditLine:
-    low, high = _numbers(_at(found, "interval", list), 2)
+    drawn = _drawn(found)
     more = _at(found, "more", dict)
     line = AuditLine(
         kind=_at(found, "kind", str),
@@ -128,7 +129,7 @@ def _line(found: object) -> AuditLine:
         against=_at(found, "against", str),
         measure=_at(found, "measure", str),
         figure=_number(found, "figure"),
-        interval=(low, high),
+        interval=_between(found, "interval", drawn),
         floor=_number(found, "floor"),
         floor_of=_at(found, "floor_of", str),
         control=_number(found, "control"),
@@ -138,12 +139,34 @@ def _line(found: object) -> AuditLine:
         pictures=_at(found, "pictures", int),
         sites=_words(found, "sites"),
         more=dict(zip(map(str, more), _numbers(list(more.values()), len(more)), strict=True)),
+        drawn=drawn,
+        drawn_of=None if drawn is None else _at(found, "drawn_of", str),
+        minus_floor=None if drawn is None else _number(found, "minus_floor"),
+        minus_floor_interval=None if drawn is None else _between(found, "minus_floor_interval", drawn),
     )
+    if line.drawn_of not in (None, *DRAWN_OF):
+        raise ValueError(f"{line.drawn_of!r} is nothing that an interval draws")
     if line.attack == MEMBERSHIP and not set(TRUE_POSITIVES) <= set(line.more):
         raise ValueError("a line of membership lacks its true positives")
     if _at(found, "verdict", str) != line.verdict:
         raise ValueError(f"the verdict of {line.kind}, {line.attack}, is not that of its figures")
+    if drawn is not None and _at(found, "floor_verdict", str) != line.floor_verdict:
+        raise ValueError(f"the verdict beside the floor of {line.kind}, {line.attack}, is not that of its figures")
     return line
+
+
+def _drawn(found: object) -> int | None:
+    """Give how many the intervals draw; None in a file from before it was kept, or in what was kept of one."""
+    absent = isinstance(found, dict) and found.get("drawn") is None
+    return None if absent else _at(found, "drawn", int)
+
+
+def _between(found: object, key: str, drawn: int | None) -> Between | None:
+    """Give an interval; none is allowed where it would have drawn too few."""
+    if isinstance(found, dict) and found.get(key) is None and drawn is not None and drawn < LEAST_UNITS:
+        return None
+    low, high = _numbers(_at(found, key, list), 2)
+    return low, high
 
 
 def _left_out(found: object) -> NotAttacked:

@@ -25,6 +25,7 @@ def audit_text(found: AuditResult, sites: Sequence[str]) -> list[str]:
             f"{line.kind}, {line.attack}: {line.verdict}. {capital(line.reason)}.",
             f"  figure: {FIGURES.get(line.family, line.attack)}, by {line.measure}"
             f"{'; ' * bool(line.further)}{line.further}",
+            f"  figure minus floor, of the same pictures: {line.beside_floor}",
             f"  attacked: {line.against}; floor: {line.floor_of}; control: {line.control_of}; sites: "
             f"{', '.join(line.sites)}",
         ]
@@ -35,7 +36,6 @@ def audit_text(found: AuditResult, sites: Sequence[str]) -> list[str]:
 
 
 def _row(line: AuditLine) -> tuple[str, ...]:
-    low, high = line.interval
     written = (line.written(value) for value in (line.floor, line.control, line.needs, line.target))
-    bounds = f"{line.written(low).removesuffix(' %')} to {line.written(high)}"
-    return (line.kind, line.attack, line.written(line.figure), bounds, *written, f"{line.pictures:,}", line.verdict)
+    figure, bounds = line.written(line.figure), line.between(line.interval)
+    return (line.kind, line.attack, figure, bounds, *written, f"{line.pictures:,}", line.verdict)

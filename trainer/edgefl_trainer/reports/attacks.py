@@ -26,7 +26,9 @@ def audit_section(facts: RunFacts) -> Section | None:
         Words(
             text="Attacks on what left the sites, and on their models, as `edgefl-train audit` made them on this run's "
             "present state. The floor is what an attack reaches without what was sent. The control is what it reaches "
-            "on an unprotected input: where that is less than needed, the attack could not have shown a leak." + most
+            "on an unprotected input: where that is less than needed, the attack could not have shown a leak. "
+            "Below the floor stands whether figure minus floor, of the same pictures, is above 0 in its whole interval."
+            + most
         ),
         *([_figures(found.lines), _reasons(found.lines)] if found.lines else []),
         _meanings(),
@@ -63,8 +65,8 @@ def _figures(lines: Sequence[AuditLine]) -> ReportTable:
         rows=[
             [
                 *plain(line.kind, line.attack),
-                ReportCell(line.written(line.figure), below=_interval(line)),
-                ReportCell(line.written(line.floor)),
+                ReportCell(line.written(line.figure), below=line.between(line.interval)),
+                ReportCell(line.written(line.floor), below=line.floor_verdict or ""),
                 ReportCell(line.written(line.control), below=f"needed {line.written(line.needs)}"),
                 *plain(line.written(line.target), f"{line.pictures:,}", ", ".join(line.sites), line.verdict),
             ]
@@ -75,11 +77,6 @@ def _figures(lines: Sequence[AuditLine]) -> ReportTable:
     )
 
 
-def _interval(line: AuditLine) -> str:
-    low, high = map(line.written, line.interval)
-    return f"{low.removesuffix(' %')} to {high}"
-
-
 def _reasons(lines: Sequence[AuditLine]) -> ReportTable:
     return ReportTable(
         head=("line", "why its verdict is that", "what was attacked, and how", "floor", "control"),
@@ -87,7 +84,8 @@ def _reasons(lines: Sequence[AuditLine]) -> ReportTable:
             [
                 *plain(f"{line.kind}, {line.attack}, at {', '.join(line.sites)}", line.reason),
                 ReportCell(f"{line.against}; by {line.measure}" + f". Further: {line.further}" * bool(line.further)),
-                *plain(line.floor_of, line.control_of),
+                ReportCell(line.floor_of, below=f"figure minus floor, of the same pictures: {line.beside_floor}"),
+                ReportCell(line.control_of),
             ]
             for line in lines
         ],
