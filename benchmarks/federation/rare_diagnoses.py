@@ -1,11 +1,12 @@
 """Write what a federation gives each of eight diagnoses into a page, between two marks.
 
 RUNS holds finished runs with `--task all`, one of each seed (`rare-alone2000-s0` and so on): each centre for itself; a
-federation before, and after, its centres have fitted head and batch norm at home. Each centre's model answers its own
-reported rows. For each diagnosis stands the share of its rows, of all centres, that the first and the last name
-rightly, and the difference over the same draws of lesions. Below: how many rows whose diagnosis asks for a look are
-named as such a one, and how many of the others as none of them. Of several seeds each figure is the mean, and the last
-column has the difference of each. Between two other marks stands what all three refer (`referred_diagnoses.py`).
+federation whose centres took batch norm's statistics from home; and one whose centres fitted head and batch norm at
+home. Each centre's model answers its own reported rows. For each diagnosis stands the share of its rows, of all
+centres, that the first and the last name rightly, and the difference over the same draws of lesions. Below: how many
+rows whose diagnosis asks for a look are named as such a one, and how many of the others as none of them. Of several
+seeds each figure is the mean, and the last column has the difference of each. Between two other marks stands what all
+three refer (`referred_diagnoses.py`).
 
     python -m benchmarks.federation.rare_diagnoses runs docs/results/what_federation_gives.md
 """
@@ -52,7 +53,15 @@ def line(label: str, apart: Sequence[Scored], joined: Sequence[Scored], group: S
     low, high = interval(draws) or (float("nan"), float("nan"))
     gap = Figure(100 * float(np.mean(after) - np.mean(before)), 100 * low, 100 * high)
     told = [f"{100 * np.mean(shares):.1f}" for shares in (before, after)]
-    return [label, str(int(asked.sum())), *told, gap.signed, by_seed(100 * (np.array(after) - np.array(before)))]
+    lesions = len({lesion for lesion, one in zip(apart[0].lesions, asked, strict=True) if one})
+    return [
+        label,
+        str(int(asked.sum())),
+        str(lesions),
+        *told,
+        gap.signed,
+        by_seed(100 * (np.array(after) - np.array(before))),
+    ]
 
 
 def figures(classes: Sequence[str], together: Sequence[Centres], alone: Sequence[Centres]) -> str:
@@ -72,8 +81,9 @@ def figures(classes: Sequence[str], together: Sequence[Centres], alone: Sequence
     told = [f"{arm.mean():.1f}" for arm in whole]
     gap = difference(together, alone).signed
     rows = str(len(joined[0].target))
-    body.append(["balanced accuracy, mean of centres", rows, *told, gap, by_seed(whole[1] - whole[0])])
-    return markdown(["diagnosis", "rows", "alone", "federation", "difference", "by seed"], body, "").strip()
+    lesions = str(len(set(joined[0].lesions)))
+    body.append(["balanced accuracy, mean of centres", rows, lesions, *told, gap, by_seed(whole[1] - whole[0])])
+    return markdown(["diagnosis", "rows", "lesions", "alone", "federation", "difference", "by seed"], body, "").strip()
 
 
 @click.command()

@@ -135,7 +135,15 @@ def table(classes: Sequence[str], arms: Arms) -> str:
         body.append(shares(f"referred {told}: asks for a look", lesions, hits, asks[target]))
         body.append(shares(f"referred {told}: {MELANOMA}", lesions, hits, melanoma[target]))
         body.append(shares(f"spared {told}: benign", lesions, [~one for one in hits], ~asks[target]))
-    head = ["", "rows", "alone", "federation, averaged", "federation, fitted at home", "fitted minus alone", "by seed"]
+    head = [
+        "",
+        "rows",
+        "alone",
+        "federation, statistics of home",
+        "federation, fitted at home",
+        "fitted minus alone",
+        "by seed",
+    ]
     return markdown(head, body, "").strip()
 
 

@@ -69,7 +69,10 @@ def rows_of_two(
     }
     own = ways.pop("its own")
     rows = [["its own", str(average(own)), "", ""]]
+    own_and_other, two_of_own = list(ways.values())[-2:]
     for label, draws in ways.items():
         each = [difference([one], [other]).value for one, other in zip(draws, own, strict=True)]
         rows.append([label, str(average(draws)), difference(draws, own).signed, by_seed(each)])
+    each = [difference([one], [other]).value for one, other in zip(two_of_own, own_and_other, strict=True)]
+    rows.append(["the last minus the one before", "", difference(two_of_own, own_and_other).signed, by_seed(each)])
     return rows

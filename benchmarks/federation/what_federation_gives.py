@@ -66,7 +66,7 @@ def arm_table(found: Found, labels: str) -> str:
     if not there:
         return ""
     centres = sorted(every(found.own[there[0].name])[0])
-    head = [labels, *centres, "mean", "all rows", "elsewhere", "up / round, six centres"]
+    head = [labels, *centres, "mean", "all rows", "elsewhere", "up / round, six centres", "minutes"]
     return _table(head, [_arm_row(found, arm, centres) for arm in there])
 
 
@@ -76,10 +76,11 @@ def _arm_row(found: Found, arm: Arm, centres: Sequence[str]) -> list[str]:
     each = [f"{average([{name: draw[name]} for draw in draws]).value:.1f}" for name in centres]
     rows = f"{np.mean([over_all_rows(draw).value for draw in draws]):.1f}"
     away = f"{average(every(found.elsewhere[arm.name])).value:.1f}" if arm.name in found.elsewhere else "–"
-    run = next(iter(found.runs.get(arm.name, {}).values()), None)
-    sent = bytes_text(run.summary["bytes_up_per_round"]) if run and run.summary["travels"] else "nothing"
+    runs = [run.summary for run in found.runs.get(arm.name, {}).values()]
+    sent = bytes_text(runs[0]["bytes_up_per_round"]) if runs and runs[0]["travels"] else "nothing"
     sent = "pictures" if arm.moves_pictures else sent
-    return [label, *each, str(average(draws)), rows, away, sent]
+    took = f"{min(run['seconds'] for run in runs) / 60:.0f}" if runs else "–"
+    return [label, *each, str(average(draws)), rows, away, sent, took]
 
 
 def _seeds_told(seeds: Collection[int]) -> str:
@@ -189,6 +190,26 @@ def _claim(label: str, arms: Mapping[str, Seeds], one: str, other: str) -> Claim
     return Claim(label, held, arms.get(other, {}), seeds, (_name(one), _name(other) if other else ""))
 
 
+def asides(found: Found) -> list[Claim]:
+    """Differences that the page tells beside its situations, of two arms that answer the same question."""
+    pairs = [
+        (
+            "up to 2,000 labels, alone: from ImageNet's weights minus from random ones",
+            found.own,
+            "alone2000",
+            "nothing2000",
+        ),
+        (
+            "other centres' patients, 60 labels: statistics of home minus fitted at home",
+            found.elsewhere,
+            "few60",
+            "few60-fit",
+        ),
+    ]
+    told = [_claim(label, arms, one, other) for label, arms, one, other in pairs]
+    return [claim for claim in told if claim.seeds]
+
+
 def _name(arm: str) -> str:
     if arm == "fedevprompt2000":
         return "FedEvPrompt"
@@ -198,11 +219,15 @@ def _name(arm: str) -> str:
 
 def claim_table(found: Found) -> str:
     """Each difference with its interval, and that of each seed."""
+    told = [(f"{claim.label}: {claim.names[0]} minus {claim.names[1]}", claim) for claim in claims(found)]
+    return _claim_rows([*told, *((claim.label, claim) for claim in asides(found))])
+
+
+def _claim_rows(told: Sequence[tuple[str, Claim]]) -> str:
     body = []
-    for claim in claims(found):
+    for label, claim in told:
         gap = claim.gap
         verdict = "yes" if gap.low > 0 else "no, the other way round" if gap.high < 0 else "not told apart"
-        label = f"{claim.label}: {claim.names[0]} minus {claim.names[1]}"
         body.append([label, gap.signed, by_seed(claim.each) + _seeds_told(claim.seeds), verdict])
     return _table(["difference, points", "95 % over lesions, paired", "by seed", "better?"], body)
 

@@ -36,15 +36,17 @@ def test_a_share_over_draws_is_that_of_the_rows_repeated():
 
 def test_a_difference_is_paired():
     """Equal answers differ by nothing in each draw; of two melanomas one answer more is right."""
-    assert line("MEL", [GOOD], [GOOD], [1]) == ["MEL", "2", "100.0", "100.0", "+0.0 [+0.0 to +0.0]", "+0.0"]
-    assert line("MEL", [POOR], [GOOD], [1]) == ["MEL", "2", "50.0", "100.0", "+50.0 [+0.0 to +100.0]", "+50.0"]
+    assert line("MEL", [GOOD], [GOOD], [1]) == ["MEL", "2", "2", "100.0", "100.0", "+0.0 [+0.0 to +0.0]", "+0.0"]
+    assert line("MEL", [POOR], [GOOD], [1]) == ["MEL", "2", "2", "50.0", "100.0", "+50.0 [+0.0 to +100.0]", "+50.0"]
 
 
 def test_of_two_seeds_each_figure_is_the_mean_and_each_difference_stands_beside_it():
     """Alone names both melanomas by one seed and one of them by the other; together both, and then none."""
     none = answered([0] * 8)
     found = line("MEL", [GOOD, POOR], [GOOD, none], [1])
-    assert found[:4] == ["MEL", "2", "75.0", "50.0"] and found[4].startswith("-25.0 [") and found[5] == "+0.0, -50.0"
+    assert (
+        found[:5] == ["MEL", "2", "2", "75.0", "50.0"] and found[5].startswith("-25.0 [") and found[6] == "+0.0, -50.0"
+    )
     same = [one.strip() for one in figures(CLASSES, [{"x": GOOD}] * 2, [{"x": POOR}] * 2).splitlines()]
     once = [one.strip() for one in figures(CLASSES, [{"x": GOOD}], [{"x": POOR}]).splitlines()]
     assert [one.rsplit("|", 2)[0] for one in same] == [one.rsplit("|", 2)[0] for one in once]
@@ -72,7 +74,7 @@ def test_an_arm_that_lacks_a_seed_is_refused_by_name(tmp_path, monkeypatch):
 
 def test_a_group_is_right_where_a_class_of_it_is_named():
     """NV and DF together: POOR names a class of the group in 4 of 6 rows, GOOD in 5."""
-    assert line("benign", [POOR], [GOOD], [0, 2])[1:4] == ["6", "66.7", "83.3"]
+    assert line("benign", [POOR], [GOOD], [0, 2])[1:5] == ["6", "5", "66.7", "83.3"]
 
 
 def test_the_table_begins_with_the_rarest_and_ends_with_the_mean():
@@ -82,7 +84,7 @@ def test_the_table_begins_with_the_rarest_and_ends_with_the_mean():
     assert [row[0] for row in cells] == [
         "MEL", "DF", "NV", "asks for a look, named so", "benign, named so", "balanced accuracy, mean of centres",
     ]  # fmt: skip
-    assert cells[1][:4] == ["DF", "2", "0.0", "50.0"] and cells[3][1:4] == ["2", "50.0", "100.0"]
-    assert cells[4][1:4] == ["6", "66.7", "83.3"]
-    assert cells[5][2:4] == ["33.3", "75.0"] and cells[5][4].startswith("+41.7 [")
-    assert all(float(row[3]) - float(row[2]) == pytest.approx(float(row[4].split()[0]), abs=0.11) for row in cells)
+    assert cells[1][:5] == ["DF", "2", "2", "0.0", "50.0"] and cells[3][1:5] == ["2", "2", "50.0", "100.0"]
+    assert cells[4][1:5] == ["6", "5", "66.7", "83.3"]
+    assert cells[5][3:5] == ["33.3", "75.0"] and cells[5][5].startswith("+41.7 [")
+    assert all(float(row[4]) - float(row[3]) == pytest.approx(float(row[5].split()[0]), abs=0.11) for row in cells)

@@ -39,6 +39,9 @@ def test_a_row_for_each_way_with_the_difference_of_each_seed():
     together = {0: {"x": RIGHT}, 1: {"x": RIGHT}}
     tune = {("alone", 0): 0.5, ("alone", 1): 0.5, ("together", 0): 0.4, ("together", 1): 0.6}
     rows = rows_of_two(alone, together, lambda arm, seed: {"x": tune[arm, seed]})
-    assert [row[1].split(" ")[0] for row in rows] == ["50.0", "100.0", "100.0", "100.0"]
-    assert [row[3] for row in rows[1:]] == ["+0.0, +100.0"] * 3
+    assert [row[1].split(" ")[0] for row in rows] == ["50.0", "100.0", "100.0", "100.0", ""]
+    assert [row[3] for row in rows[1:4]] == ["+0.0, +100.0"] * 3 and rows[4][2:] == [
+        "+0.0 [+0.0 to +0.0]",
+        "+0.0, +0.0",
+    ]
     assert rows_of_two({0: alone[0]}, together, lambda arm, seed: {}) == [], "two of its own need two seeds"

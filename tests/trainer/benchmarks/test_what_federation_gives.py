@@ -7,7 +7,7 @@ import pytest
 from benchmarks.federation import federation_scores
 from benchmarks.federation.federation_arms import ARMS, Found, every, find, handed_on
 from benchmarks.federation.federation_scores import average, difference
-from benchmarks.federation.what_federation_gives import BEGIN, END, arm_table, claim_table, claims, figures
+from benchmarks.federation.what_federation_gives import BEGIN, END, arm_table, asides, claim_table, claims, figures
 
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, lesion_weights
 
@@ -132,6 +132,27 @@ def test_the_best_arm_alone_is_chosen_over_seeds_that_every_such_arm_has():
     (claim,) = claims(Found({}, own, {}, {}))
     assert claim.names[1] == "alone, ImageNet's network fine-tuned" and claim.seeds == [0]
     assert claim.gap.value == pytest.approx(-25)
+
+
+def test_an_aside_stands_below_the_claims_and_in_no_picture():
+    """Alone from ImageNet's weights all rows are right, from random ones as many as GOOD has."""
+    own = {
+        "alone2000": {0: [{"x": scored([1] * 8, TARGET, LESIONS)}]},
+        "nothing2000": {0: [{"x": scored(GOOD, TARGET, LESIONS)}]},
+    }
+    found = Found({}, own, {}, {})
+    assert claims(found) == [] and [claim.gap.value for claim in asides(found)] == [pytest.approx(25)]
+    assert "from ImageNet's weights minus from random ones | +25.0 [" in claim_table(found)
+
+
+def test_minutes_are_those_of_the_fastest_seed():
+    """Other work beside a run makes it slower and never faster. A regression on frozen features has no run."""
+    good = [{"x": scored(GOOD, TARGET, LESIONS)}]
+    runs = {seed: SimpleNamespace(summary={"seconds": 60 * took, "travels": []}) for seed, took in enumerate((9, 4, 7))}
+    own = {"few60-alone": dict.fromkeys(runs, good), "imagenet-60": {0: good}}
+    table = arm_table(Found({"few60-alone": runs}, own, {}, {}), "60 labels")
+    ends = {row.split("|")[1].strip(): row.split("|")[-2].strip() for row in table.splitlines()[2:]}
+    assert ends == {"alone, head on ImageNet's network (seed 0)": "–", "alone, ImageNet's network fine-tuned": "4"}
 
 
 def test_a_network_of_one_place_counts_where_every_centre_has_fitted_it(tmp_path):

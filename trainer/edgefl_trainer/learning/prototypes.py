@@ -5,7 +5,7 @@
     server: mean over all that were sent, moved into the ones it keeps               contributions, moved
 
 Prototypes are (J, K, D): position, class, width. A row of zeros says that there is none. Source: PEP-FedPT (arXiv
-2510.25372) eq. 10 to 12, 18 to 21 and appendix A.4.1; docs/methods.md 5.1 and 9.
+2510.25372) eq. 10 to 12, 18 to 21 and appendix A.4.1; docs/methods.md 5.1 and 6.
 """
 
 from collections.abc import Mapping, Sequence

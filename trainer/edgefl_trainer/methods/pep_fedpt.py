@@ -12,7 +12,7 @@ Nothing trainable stays at a site. `prior=off` mixes with equal class shares; `d
 
 Differs from the paper: blocks count from 0; the warm start divides by the sites that have the class; a class first seen
 later takes its mean as it is; under noise a class of one image is not sent, and the centre is the federation's
-prototype; sites weigh by images unless `weighting=uniform`; rho = 0.5, not printed there. docs/methods.md 5.1 and 9.
+prototype; sites weigh by images unless `weighting=uniform`; rho = 0.5, not printed there. docs/methods.md 5.1 and 6.
 """
 
 from collections.abc import Mapping, Sequence
