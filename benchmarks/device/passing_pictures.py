@@ -4,6 +4,9 @@ together, at 200 x 150 and at 84 px. Of benign classes, those that do not pass a
 The larger pictures are HAM10000 and MSK; bcn is told at 84 px alone, and its cancers once more by how much is black:
 a third of that centre's pictures has a black frame (docs/decisions/0050).
 
+`--turned` counts, of the larger pictures, those whose named class or recommendation hangs on how they are turned; what
+asks for a look only when it is turned (`unsteady`) counts there as a picture that passes.
+
     EDGEFL_DATA=DIR python -m benchmarks.device.passing_pictures BUNDLE --trust PUB
 """
 
@@ -13,17 +16,21 @@ import os
 import time
 import zipfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 
 from benchmarks.device.framed_cancers import ARCHIVE, CANCERS
-from edgefl_client.scoring.scorer import Scorer
+from edgefl_client.scoring.scorer import PreparedPicture, Scorer
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.pictures.light import LIT_FROM, LUMINANCE
+from edgefl_protocol.pictures.preprocess import turns
 
 SMALL = "fed_isic2019_84.zip"
 BATCH, MOSTLY_BLACK, MOST = 64, 0.35, 200
@@ -32,16 +39,41 @@ BATCH, MOSTLY_BLACK, MOST = 64, 0.35, 200
 def passed_by_class(scorer: Scorer, archive: Path, centres: frozenset[str] | None = None) -> dict[str, Counter[str]]:
     """Count the `val` pictures of each centre: of each class, and those of it that no rule refers."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
+    for some, prepared in _batches(scorer, archive, centres):
+        for row, score in zip(some, scorer.score_batch(prepared), strict=True):
+            counts, names = found[row["center"]], (row["label"], *_together(row["label"]))
+            counts.update(names)
+            counts.update(f"{one} pass" for one in names if not score.refer)
+    return found
+
+
+def _batches(
+    scorer: Scorer, archive: Path, centres: frozenset[str] | None
+) -> Iterator[tuple[list[dict[str, str]], list[PreparedPicture]]]:
+    """Read the `val` pictures, some at a time, with their rows."""
     with zipfile.ZipFile(archive) as opened:
         rows = [one for one in csv.DictReader(io.StringIO(opened.read("index.csv").decode())) if one["split"] == "val"]
         rows = [one for one in rows if centres is None or one["center"] in centres]
         for start in range(0, len(rows), BATCH):
             some = rows[start : start + BATCH]
-            scores = scorer.score_batch([scorer.prepare(opened.read(one["file"])) for one in some])
-            for row, score in zip(some, scores, strict=True):
-                counts, names = found[row["center"]], (row["label"], *_together(row["label"]))
-                counts.update(names)
-                counts.update(f"{one} pass" for one in names if not score.refer)
+            yield some, [scorer.prepare(opened.read(one["file"])) for one in some]
+
+
+def hanging_on_the_turn(scorer: Scorer, archive: Path) -> dict[str, Counter[str]]:
+    """Count by centre the pictures whose class, or whose recommendation, differs between four turns of them."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for some, prepared in _batches(scorer, archive, None):
+        inputs = np.stack([one.pixels for one in prepared])
+        four = [
+            scorer.score_batch([replace(one, pixels=pixels) for one, pixels in zip(prepared, turned, strict=True)])
+            for turned in (inputs, *turns(inputs))
+        ]
+        for row, scores in zip(some, zip(*four, strict=True), strict=True):
+            asks = {bool({*score.refer_reasons} - {"unsteady"}) for score in scores}
+            counts = found[row["center"]]
+            counts["pictures"] += 1
+            counts["class"] += len({score.predicted for score in scores}) > 1
+            counts["recommendation"] += len(asks) > 1
     return found
 
 
@@ -70,11 +102,19 @@ def passed_by_black(scorer: Scorer, archive: Path, centre: str = "bcn") -> dict[
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--trust", required=True, type=click.Path(path_type=Path, exists=True), help="Public key of its signer.")
-def main(bundle: Path, trust: Path) -> None:
+@click.option("--turned", is_flag=True, help="Print instead how many pictures hang on how they are turned.")
+def main(bundle: Path, trust: Path, turned: bool) -> None:
     """Print how many `val` pictures pass BUNDLE."""
     folder = Path(os.environ["EDGEFL_DATA"])
     keys = [read_public_key(trust).public]
     scorer = Scorer(load_bundle(bundle.read_bytes(), keys, time.time_ns() // 1_000_000), threads=1)
+    if turned:
+        for centre, counts in sorted(hanging_on_the_turn(scorer, folder / ARCHIVE).items()):
+            click.echo(
+                f"{centre}, of {counts['pictures']} pictures hang on the turn: the class of {counts['class']}, the "
+                f"recommendation of {counts['recommendation']}"
+            )
+        return
     for size, archive, centres in (("200 x 150", ARCHIVE, None), ("84 px", SMALL, frozenset({"bcn"}))):
         for centre, counts in sorted(passed_by_class(scorer, folder / archive, centres).items()):
             told = ", ".join(f"{name} {counts[f'{name} pass']} of {counts[name]}" for name in _names(counts))

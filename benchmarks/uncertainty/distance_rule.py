@@ -1,5 +1,6 @@
 """What a rule of distance would add to the rules of `edgefl score`: of the pictures that pass all of these, how many
 are unlike the pictures that a run learned from (d² of docs/methods.md 1.8 above 1: 5 % of pictures like them are).
+Pictures are judged as they are: what is referred only when it is turned (`unsteady`) passes here.
 
 Counted over all sites of all RUNs: reported rows of benign classes and of those that ask for a look, rows of diagnoses
 that a run did not learn (of any split), and pictures that are not of the task.
@@ -47,7 +48,7 @@ class Passed:
 def passes(
     said: Said, pictures: NDArray[np.uint8], seen: Sequence[bool], rules: ReferralRules, least_px: int
 ) -> NDArray[np.bool_]:
-    """Tell of each picture whether `edgefl score` would name no reason to refer it."""
+    """Tell of each picture whether `edgefl score` would name no reason to refer it as it is."""
     found = []
     for number, pixels in enumerate(pictures):
         probabilities = said.probabilities[number].astype(np.float32)
@@ -66,7 +67,7 @@ def count(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]], kinds: Map
     """Add what a run's sites let pass."""
     if run.settings.colour != "none":
         raise EdgeflError("the pictures are judged as they are: name a run with --colour none", "run")
-    seed = seed_of_run(run, epochs=0, foreign=foreign)  # no head is learned anew
+    seed = seed_of_run(run, foreign)
     own, whole, learned = seed.study.own, seed.study.whole, seed.study.learned
     for site, model in seed.models.items():
         click.echo(f"{run.folder.name}: {site}", err=True)

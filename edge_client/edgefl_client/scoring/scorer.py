@@ -20,9 +20,10 @@ from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
+from edgefl_protocol.pictures.preprocess import turns
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.referral import JudgedPicture, in_force, judge_picture, most_uncertain
-from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
+from edgefl_protocol.pictures.score import ModelInfo, Outputs, Score, make_score
 from edgefl_protocol.rules.hidden_regions import marks_nothing
 
 if TYPE_CHECKING:
@@ -98,7 +99,10 @@ class Scorer:
     def score_batch(
         self, images: Sequence[Photo | PreparedPicture], names: Sequence[str | None] | None = None
     ) -> list[Score]:
-        """Score several pictures in one run of the network: as for `score`, or what `prepare` made of them."""
+        """Score several pictures together: as for `score`, or what `prepare` made of them.
+
+        The network runs once for all of them, and three times more for those that no rule refers, turned.
+        """
         called = list(names) if names is not None else [None] * len(images)
         if len(called) != len(images):
             raise ValueError(f"{len(images)} pictures but {len(called)} names")
@@ -108,7 +112,16 @@ class Scorer:
         started = time.perf_counter()
         found = self.network.run(np.stack([one.pixels for one in prepared]))
         share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
-        return [self._judge(found, row, called[row], one, share_ms) for row, one in enumerate(prepared)]
+        scores = [self._judge(_of(found, row), called[row], one, share_ms) for row, one in enumerate(prepared)]
+        passing = [row for row, score in enumerate(scores) if not score.refer]
+        if passing:
+            started = time.perf_counter()
+            turned = [self.network.run(one) for one in turns(np.stack([prepared[row].pixels for row in passing]))]
+            share_ms += (time.perf_counter() - started) * 1e3 / len(passing)
+            for place, row in enumerate(passing):
+                again = [_of(one, place) for one in turned]
+                scores[row] = self._judge(_of(found, row), called[row], prepared[row], share_ms, again)
+        return scores
 
     def prepare(self, image: Photo) -> PreparedPicture:
         """Make the network's input of a picture, and judge the picture."""
@@ -149,10 +162,15 @@ class Scorer:
         return Explanation(values, how_true(said) + own, without)
 
     def _judge(
-        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: PreparedPicture, share_ms: float
+        self,
+        outputs: Outputs,
+        name: str | None,
+        prepared: PreparedPicture,
+        share_ms: float,
+        turned: Sequence[Outputs] = (),
     ) -> Score:
         return make_score(
-            {key: values[row] for key, values in found.items()},
+            outputs,
             name=name,
             classes=self._classes,
             seen=self.labels.seen,
@@ -162,7 +180,13 @@ class Scorer:
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,
             info=self.network.bundle.labels.info,
+            turned=turned,
         )
+
+
+def _of(found: Mapping[str, Floats], row: int) -> Outputs:
+    """What the network gave for one picture of several."""
+    return {key: values[row] for key, values in found.items()}
 
 
 def refuse_questions(bundle: Bundle) -> None:

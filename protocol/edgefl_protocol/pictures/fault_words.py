@@ -23,7 +23,7 @@ _FAULTS = {
     "shape": "it is much longer one way than the other, and the model reads a square",
     "not_skin": "its colours are not those of skin",
     "dark_corners": "it has a frame, an even side or dark corners, and a model can answer by these",
-    "transparent": "more than a tenth of it is transparent",
+    "transparent": "more than a tenth of it is transparent and was read as white",
     "light": "it is in other light than the pictures that the model learned from",
 }
 ANOTHER_CAMERA = (

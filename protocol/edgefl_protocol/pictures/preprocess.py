@@ -135,3 +135,9 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
     if preprocess.taught is not None:
         image = preprocess.taught.made_like(image, preprocess.fit)
     return correct_colour(resize(image, preprocess.size, preprocess.fit), preprocess.colour)
+
+
+def turns(inputs: Pixels) -> tuple[Pixels, Pixels, Pixels]:
+    """Turn inputs of a network (B, size, size, 3) by a quarter, a half and three quarters: no pixel changes."""
+    quarter, half, three_quarters = (np.ascontiguousarray(np.rot90(inputs, k, axes=(1, 2))) for k in (1, 2, 3))
+    return quarter, half, three_quarters

@@ -20,6 +20,8 @@ The rules, in the order in which reasons are listed:
 7. `untested_class`: the predicted class had hardly a picture among those that the card's figures were told from
    (`bundle.tested_classes`). A card that does not tell never refers for it.
 8. `model_expired`: the bundle is past its expiry date.
+9. `unsteady`: nothing above asks for a look, but something does where the picture is turned by a quarter, a half or
+   three quarters. A photograph of skin has no top, so a recommendation may not hang on how the camera was held.
 
 That no rule fires never means that nothing needs a look: `rules_tried` tells which were asked. A threshold that no
 picture can exceed (`in_force`) is none: its rule is not said to be tried.
@@ -55,6 +57,7 @@ REASON_WORDS = {
     "unseen_class": "it looks most like a class that the model was not trained on",
     "untested_class": "too few test pictures tell how well the model knows the predicted class",
     "model_expired": "the model is past its expiry date",
+    "unsteady": "turned by a quarter or a half, the same picture asks for a look",
 }
 
 PICTURE_FAULTS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners", "transparent")
@@ -204,11 +207,13 @@ def refer_reasons(
     *,
     picture: JudgedPicture,
     expired: bool | None,
+    turned: Sequence[Measures] = (),
 ) -> tuple[str, ...]:
     """List the reasons to refer; empty when no rule asks for a look.
 
     Args:
         expired: whether the model is past its date; None for a model without one.
+        turned: what the same picture scored when it was turned; they count where the picture as it is gives no reason.
     """
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     predicted = predicted_class(measures, seen, picture.faults)
@@ -223,12 +228,22 @@ def refer_reasons(
         "untested_class": rules.untested is not None and predicted is not None and rules.untested[predicted],
         "model_expired": expired is True,
     }
+    found["unsteady"] = not any(found.values()) and any(
+        refer_reasons(one, seen, rules, picture=picture, expired=expired) for one in turned
+    )
     return tuple(reason for reason in REASON_WORDS if found[reason])
 
 
-def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | None) -> tuple[str, ...]:
-    """Rules that were asked about a picture, in the order of `REASON_WORDS`: without those that have no threshold."""
+def rules_tried(
+    measures: Measures, rules: ReferralRules, *, expired: bool | None, turned: bool = False
+) -> tuple[str, ...]:
+    """Rules that were asked about a picture, in the order of `REASON_WORDS`: without those that have no threshold.
+
+    Args:
+        turned: whether the picture was also scored turned.
+    """
     without = {
+        "unsteady": not turned,
         "suspicious_class": rules.suspicious is not None and rules.suspicious_in_force is None,
         "vacuity": uncertain_in_force(measures, rules) is None,
         "dissonance": measures.dissonance is None or rules.dissonance_in_force is None,

@@ -26,6 +26,7 @@ from edgefl_protocol.pictures.referral import (
 )
 from edgefl_protocol.pictures.suspicious import TriedRule
 
+Outputs = Mapping[str, NDArray[np.float32]]  # of one picture, by the names of the scoring graph
 RolloutMap = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
 
 
@@ -146,7 +147,7 @@ class Score:
 
 
 def make_score(
-    outputs: Mapping[str, NDArray[np.float32]],
+    outputs: Outputs,
     *,
     name: str | None,
     classes: Sequence[str],
@@ -157,6 +158,7 @@ def make_score(
     model: ModelInfo,
     milliseconds: float,
     info: Mapping[str, ClassInfo] | None,
+    turned: Sequence[Outputs] = (),
 ) -> Score:
     """Judge one picture from what the scoring graph gave for it.
 
@@ -167,11 +169,15 @@ def make_score(
         picture: what was found before the model ran.
         expired: whether the model is past its date; None for a model without one.
         info: what the classes mean; None where the bundle does not say.
+        turned: the same outputs of the picture turned by a quarter, a half and three quarters; wanted for each picture
+            that is not referred without them.
     """
     measures = _measures(outputs)
     index = predicted_class(measures, seen, picture.faults)
     uncertain_from = uncertain_in_force(measures, rules)
-    reasons = refer_reasons(measures, seen, rules, picture=picture, expired=expired)
+    reasons = refer_reasons(
+        measures, seen, rules, picture=picture, expired=expired, turned=[_measures(one) for one in turned]
+    )
     return Score(
         image=name,
         predicted=None if index is None else classes[index],
@@ -185,7 +191,7 @@ def make_score(
         heatmap=None,
         model=model,
         milliseconds=milliseconds,
-        rules_tried=rules_tried(measures, rules, expired=expired),
+        rules_tried=rules_tried(measures, rules, expired=expired, turned=bool(turned)),
         suspicious_probability=suspicious_probability(measures, rules),
         suspicious_from=rules.suspicious_in_force,
         suspicious_rule=_suspicious_rule(rules),
@@ -202,7 +208,7 @@ def make_score(
     )
 
 
-def _measures(outputs: Mapping[str, NDArray[np.float32]]) -> Measures:
+def _measures(outputs: Outputs) -> Measures:
     probabilities = outputs["probabilities"]
     return Measures(
         probabilities=probabilities,

@@ -35,6 +35,7 @@ MODELS_REASONS = (
     "dissonance",
     "unseen_class",
     "untested_class",
+    "unsteady",
 )  # found by what the network answers
 RULE_NAMES = {
     "suspicious_class": "suspicious class",
@@ -51,6 +52,7 @@ RULE_NAMES = {
     "unseen_class": "class it was not trained on",
     "untested_class": "class it was hardly tested on",
     "model_expired": "expiry date",
+    "unsteady": "the same picture turned",
 }
 _MALIGNANCY = {
     "malignant": "the predicted class is malignant",
@@ -141,6 +143,13 @@ def learned_where(model: ModelInfo) -> str:
     return f"{whose}; expect more wrong answers on pictures of another centre or camera."
 
 
+def _asking_kind(score: Score) -> str:
+    """Call the suspicious classes so, or not known to be benign where that is all that is known of each."""
+    asking = [one for one in map(score.info_of, score.probabilities) if one.suspicious]
+    mixed = all(one.malignancy == "unknown" for one in asking)  # such a class may be benign: its name is no finding
+    return "classes not known to be benign" if mixed else "suspicious classes"
+
+
 def suspicious_words(score: Score) -> str | None:
     """Say how probable the suspicious classes are together, and which of them most.
 
@@ -150,15 +159,13 @@ def suspicious_words(score: Score) -> str | None:
     if score.predicted is None or score.info is None or score.suspicious_probability is None or most is None:
         return None
     asking = [one for one in map(score.info_of, score.probabilities) if one.suspicious]
-    mixed = all(one.malignancy == "unknown" for one in asking)  # such a class may be benign: its name is no finding
     if len(asking) == 1 and most == score.predicted:
         return None  # the prediction has said it
     if len(asking) == 1:
-        what = "not known to be benign:" if mixed else "suspicious class"
+        what = "not known to be benign:" if asking[0].malignancy == "unknown" else "suspicious class"
         return f"{what} {class_title(score, most)} {_beside_limit(score, most)}"
-    together = _against_limit(score)[0]
-    what = "classes not known to be benign" if mixed else "suspicious classes"
-    return f"{what} {together} together, most probable {class_title(score, most)} {_beside_limit(score, most)}"
+    likeliest = f"{class_title(score, most)} {_beside_limit(score, most)}"
+    return f"{_asking_kind(score)} {_against_limit(score)[0]} together, most probable {likeliest}"
 
 
 def uncertainty_words(score: Score) -> str:
@@ -254,7 +261,8 @@ def in_brief(score: Score) -> str:
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
     worth = [passed_words(score) or NOT_COUNTED, *not_set(score)]
     said = "; ".join(f"{sentence[0].lower()}{sentence[1:-1]}" for sentence in worth)
-    return f"no rule asks for a look, which is no all-clear: {said}"
+    limit = "" if score.suspicious_from is None else f" ({_asking_kind(score)}: from {_against_limit(score)[1]})"
+    return f"no rule asks for a look{limit}, which is no all-clear: {said}"
 
 
 def passed_words(score: Score) -> str | None:

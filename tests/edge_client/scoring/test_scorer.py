@@ -123,7 +123,8 @@ def test_threshold_of_card_and_of_caller(lab, make_bundle):
     assert 0.05 < vacuity < 0.9
     assert Scorer(bundle, threads=1).score(lab.photo()).refer_reasons == ()
     assert Scorer(bundle, threads=1, refer_above=vacuity / 2).score(lab.photo()).refer_reasons == ("vacuity",)
-    assert Scorer(bundle, threads=1, refer_above=vacuity).score(lab.photo()).refer_reasons == ()  # above, not at
+    at = Scorer(bundle, threads=1, refer_above=vacuity).score(lab.photo())
+    assert "vacuity" not in at.refer_reasons  # above, not at; turned it may lie above by rounding
 
 
 def test_dissonance_refers_only_where_the_card_says_from_where(lab, make_bundle):

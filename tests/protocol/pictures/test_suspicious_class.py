@@ -179,7 +179,7 @@ def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
     assert score.rules_tried == tuple(
         rule
         for rule in REASON_WORDS
-        if rule not in {"vacuity", "dissonance", "light", "untested_class", "model_expired"}
+        if rule not in {"vacuity", "dissonance", "light", "untested_class", "model_expired", "unsteady"}
     )
 
 

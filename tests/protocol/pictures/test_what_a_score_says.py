@@ -164,8 +164,8 @@ def test_what_is_a_mere_consequence_of_another_fault_is_not_told(faults, told) -
 
 
 @pytest.mark.parametrize(("exposure", "told"), [
-    ("bright", ["more than a tenth of it is transparent"]),
-    ("dark", ["it is too dark", "more than a tenth of it is transparent"]),
+    ("bright", ["more than a tenth of it is transparent and was read as white"]),
+    ("dark", ["it is too dark", "more than a tenth of it is transparent and was read as white"]),
 ])  # fmt: skip
 def test_the_white_behind_a_transparent_part_is_not_called_bright_light(exposure, told) -> None:
     """A picture whose upper third was transparent was "too bright"; a dark one is dark all the same."""
@@ -175,9 +175,10 @@ def test_the_white_behind_a_transparent_part_is_not_called_bright_light(exposure
     assert faults_in_words(score) == told and set(faults) <= set(score.refer_reasons)
     dim = JudgedPicture(faults=("not_skin", "transparent"), light="darker")
     assert faults_in_words(a_score(CALM, THREE, info=DESCRIBED, picture=dim)) == [
-        "more than a tenth of it is transparent", "it is darker than the pictures that the model learned from",
+        "more than a tenth of it is transparent and was read as white",
+        "it is darker than the pictures that the model learned from",
     ]  # fmt: skip
     blurred = JudgedPicture(faults=("blur", "exposure", "transparent"), exposure="bright")
     assert faults_in_words(a_score(CALM, THREE, info=DESCRIBED, picture=blurred)) == [
-        "it is blurred", "more than a tenth of it is transparent",
+        "it is blurred", "more than a tenth of it is transparent and was read as white",
     ]  # fmt: skip

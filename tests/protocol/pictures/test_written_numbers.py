@@ -12,6 +12,7 @@ from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, ISIC, THREE, 
 
 from edgefl_protocol.pictures.class_info import known_among, suspicious_classes
 from edgefl_protocol.pictures.wording import (
+    in_brief,
     likely,
     second_words,
     suspicious_words,
@@ -102,3 +103,9 @@ def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certain
     said = [likely(score, name) for name in ("MEL", "NV")]
     assert abs(first - 0.5) < 0.0006 or said[0] != said[1]  # a tie within a tenth of a point may read like one
     assert not {float(one.strip("%")) for one in said if one[0] not in "<>"} & {0.0, 100.0}
+
+
+def test_a_line_of_a_pass_says_how_near_the_threshold_it_is():
+    """A pass at 16.7 % under a threshold of 17.5 % read like one at 1 %."""
+    line = in_brief(a_score([0.167, 0.833], rules_for((True, False), start=0.175), info=known_among(ISIC)))
+    assert line.startswith("no rule asks for a look (suspicious classes: from 18%), which is no all-clear")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from edgefl_protocol.bundle.tested_classes import untested_classes
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
-from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, flattened, open_photo
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, Pixels, flattened, open_photo
 from edgefl_protocol.pictures.light import LightRange
-from edgefl_protocol.pictures.preprocess import prepare
+from edgefl_protocol.pictures.preprocess import prepare, turns
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
-from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
+from edgefl_protocol.pictures.score import ModelInfo, Outputs, Score, make_score
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.first_run import stays_untrained
@@ -57,31 +58,38 @@ def predict_files(
         except EdgeflError as error:
             yield {"image": str(file), "error": {"code": error.code, "message": str(error)}}
             continue
-        scores = predict(predictor, pixels[None])
-        quantities = {
-            "probabilities": scores.probabilities,
-            "evidence": scores.evidence,
-            "vacuity": scores.vacuity,
-            "dissonance": scores.dissonance,
-            "map": scores.maps,
-        }
-        yield make_score(
-            {name: np.asarray(values[0]) for name, values in quantities.items() if values is not None},
+        quality = measure_quality(photo.pixels, run.preprocess.colour)
+        judged = judge_picture(quality, run.preprocess.least_px, rules, white=photo.white)
+        score = partial(
+            make_score,
+            _outputs(predictor, pixels),
             name=str(file),
             classes=run.classes,
             seen=predictor.seen,
             rules=rules,
-            picture=judge_picture(
-                measure_quality(photo.pixels, run.preprocess.colour),
-                run.preprocess.least_px,
-                rules,
-                white=photo.white,
-            ),
+            picture=judged,
             expired=None,
             model=model,
-            milliseconds=(time.perf_counter() - started) * 1e3,
             info=info,
         )
+        found = score(milliseconds=(time.perf_counter() - started) * 1e3)
+        if not found.refer:
+            turned = [_outputs(predictor, one[0]) for one in turns(pixels[None])]
+            found = score(turned=turned, milliseconds=(time.perf_counter() - started) * 1e3)
+        yield found
+
+
+def _outputs(predictor: Predictor, pixels: Pixels) -> Outputs:
+    """What the device's graph gives for one input (px, px, 3)."""
+    scores = predict(predictor, pixels[None])
+    quantities = {
+        "probabilities": scores.probabilities,
+        "evidence": scores.evidence,
+        "vacuity": scores.vacuity,
+        "dissonance": scores.dissonance,
+        "map": scores.maps,
+    }
+    return {name: np.asarray(values[0]) for name, values in quantities.items() if values is not None}
 
 
 def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -> ReferralRules:
