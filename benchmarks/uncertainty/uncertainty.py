@@ -18,7 +18,8 @@ Measures of the run's model:
 
 and of heads learned anew on its prompted network, each from a seed of its own (Lakshminarayanan et al., arXiv
 1612.01474): of the first one alone, and of the mean of all; disagreement is the entropy of the mean less the mean
-entropy. They learn without turned and mirrored pictures, so compare several with one of them.
+entropy. They learn as the run's head did (draws of classes, epochs, rates, KL weights), but on its finished prompts and
+without turned and mirrored pictures. So several are compared with one of them, too: "minus one new head".
 
 Intervals draw lesions, 1,000 times; a foreign picture is a lesion of its own. Differences are paired: the same draws.
 Several RUNs are seeds of one command: a figure is then their mean, draw by draw, and each seed's stands beside it. A
@@ -44,10 +45,13 @@ from numpy.typing import NDArray
 from benchmarks.uncertainty.uncertainty_figures import Part, figures_of_seeds
 from benchmarks.uncertainty.uncertainty_measures import (
     Features,
+    HeadRecipe,
     Rows,
     Said,
+    bench84_recipe,
     fit_gaussians,
     frozen_model,
+    head_recipe_of,
     learned_heads,
     said_by,
     together,
@@ -76,7 +80,7 @@ class Study:
     whole: Federation  # with the rows of classes that were not learned
     learned: Sequence[str]  # classes; empty where none was left out
     features: Features
-    epochs: int  # of heads that are learned anew
+    recipe: HeadRecipe  # of heads that are learned anew
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class SiteModels:
         )
         self.gaussians = fit_gaussians(taught)
         seeds = range(seed * (heads + 1), (seed + 1) * (heads + 1))
-        new = learned_heads(network, taught, tuned, seeds if model is None else seeds[:-1], study.epochs)
+        new = learned_heads(network, taught, tuned, seeds if model is None else seeds[:-1], study.recipe)
         self.model, self.heads = (new[0], new[1:]) if model is None else (model, new)
 
     def said(self, source: str, places: NDArray[np.int64]) -> tuple[Said, ...]:
@@ -116,20 +120,21 @@ class SiteModels:
         )
 
 
-def study_of_run(run: FinishedRun, epochs: int, foreign: Mapping[str, NDArray[np.uint8]]) -> Study:
+def study_of_run(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]]) -> Study:
     """The rows that a run had, and those of its data whose class it did not learn."""
     path, px = run.folder / PARTITION_FILE, run.backbone.spec.image_px
     own = load_data(run.settings, px, read_partition(path) if path.exists() else None)
     whole = load_federation(run.settings.data, image_px=px, colour=run.settings.colour)
     gathered = run.settings.task != "all"  # such a task has learned from all classes
     pictures = {"own": own.images, "whole": whole.images, **foreign}
-    return Study(run.backbone, own, whole, () if gathered else run.classes, Features(pictures, prompted=True), epochs)
+    learned = () if gathered else run.classes
+    return Study(run.backbone, own, whole, learned, Features(pictures, prompted=True), head_recipe_of(run))
 
 
-def seed_of_run(run: FinishedRun, epochs: int, foreign: Mapping[str, NDArray[np.uint8]]) -> Seed:
+def seed_of_run(run: FinishedRun, foreign: Mapping[str, NDArray[np.uint8]]) -> Seed:
     """A run as one seed among several."""
     models = {site: run.predictor(site) for site in run.sites}
-    return Seed(study_of_run(run, epochs, foreign), models, run.settings.seed)
+    return Seed(study_of_run(run, foreign), models, run.settings.seed)
 
 
 def study_of_data(
@@ -146,7 +151,7 @@ def study_of_data(
     kept = [name for name in whole.classes if name not in without]
     own = load_federation(specs, image_px=px, classes=kept, limit=limit)
     pictures = {"own": own.images, "whole": whole.images, **foreign}
-    return Study(backbone, own, whole, kept, Features(pictures, prompted=False), epochs)
+    return Study(backbone, own, whole, kept, Features(pictures, prompted=False), bench84_recipe(epochs))
 
 
 def parts_of(study: Study, models: Mapping[str, Predictor], heads: int, seed: int) -> dict[str, dict[str, Part]]:
@@ -204,26 +209,28 @@ def measured(seeds: Sequence[Seed], heads: int) -> dict[str, Any]:
 @click.option("--backbone", default="derm-vit-tiny-84", show_default=True, help="Of these heads.")
 @click.option("--without", default="", metavar="A,B", help="Classes of the data that these heads do not learn.")
 @click.option("--images-per-site", "limit", default=1200, show_default=True, help="That these heads learn from.")
-@click.option("--epochs", default=30, show_default=True, help="Of heads that are learned anew.")
+@click.option("--epochs", type=int, help="Of these heads; those of a RUN learn as long as it did.  [default: 30]")
 @click.option("--seed", "numbers", multiple=True, type=int, help="Of these heads; repeatable.  [default: 0]")
 @click.option("--heads", default=5, show_default=True, metavar="N", help="Heads of the ensemble.")
 @click.option("--foreign", multiple=True, metavar="textures|skin|PATH", help="Pictures not of the task; repeatable.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the risk-coverage curves.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(
-    folders: tuple[Path, ...], specs: tuple[str, ...], backbone: str, without: str, limit: int, epochs: int,
+    folders: tuple[Path, ...], specs: tuple[str, ...], backbone: str, without: str, limit: int, epochs: int | None,
     numbers: tuple[int, ...], heads: int, foreign: tuple[str, ...], plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure every uncertainty of finished RUNs, or of heads that are learned on data."""
+    if folders and epochs is not None:
+        raise click.UsageError("heads of a RUN learn for as many epochs as it did: leave out --epochs.")
     try:
         runs = [open_run(folder) for folder in folders]
         network = runs[0].backbone if runs else load_backbone(backbone, image_px=None, seed=0)
         colour = runs[0].settings.colour if runs else "none"
         strangers = {Path(source).stem: read_foreign(source, network.spec.image_px, colour) for source in foreign}
         if runs:
-            seeds = [seed_of_run(run, epochs, strangers) for run in runs]
+            seeds = [seed_of_run(run, strangers) for run in runs]
         else:
-            study = study_of_data(specs, network, without.split(","), limit, epochs, strangers)
+            study = study_of_data(specs, network, without.split(","), limit, epochs or 30, strangers)
             seeds = [Seed(study, {}, number) for number in numbers or (0,)]
         found = measured(seeds, heads)
     except EdgeflError as error:

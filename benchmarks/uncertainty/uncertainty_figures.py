@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.uncertainty.uncertainty_measures import TODAY, Said, Values
+from benchmarks.uncertainty.uncertainty_measures import ONE_HEAD, TODAY, Said, Values
 from benchmarks.uncertainty.uncertainty_shown import CURVE, MODELS
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.evaluate.calibration import refer_threshold
@@ -134,17 +134,31 @@ def mean_of_those(values: Sequence[Values]) -> Values:
 
 
 def figures_of(draws: Draws) -> dict[str, dict[str, dict[str, object]]]:
-    """Value and interval of every figure, and of its difference from that of vacuity as it is used today."""
+    """Value and interval of every figure, and of its difference from that of vacuity as it is used today.
+
+    Of several heads together also how they differ from one of them.
+    """
     found: dict[str, dict[str, dict[str, object]]] = {}
     for name, figures in draws.items():
         found[name] = {}
+        alone = draws.get(one_head_beside(name), {})
         for figure, values in figures.items():
-            less = values - draws[TODAY][figure] if figure in draws[TODAY] else None
             told: dict[str, object] = {"value": float(values[0]), "interval": interval(values[1:])}
-            if less is not None and name != TODAY:
-                told |= {"difference": float(less[0]), "difference_interval": interval(less[1:])}
+            others = {"difference": draws[TODAY] if name != TODAY else {}, "over_one": alone}
+            for key, other in others.items():
+                if figure in other:
+                    less = values - other[figure]
+                    told |= {key: float(less[0]), f"{key}_interval": interval(less[1:])}
             found[name][figure] = told
     return found
+
+
+def one_head_beside(name: str) -> str:
+    """Name what one new head has in the place of a measure, or a figure, of several; "" of what is not theirs."""
+    if name == MODELS[2]:
+        return MODELS[1]
+    many, comma, measure = name.partition(" heads, ")
+    return f"{ONE_HEAD}, {measure}" if comma and many.isdigit() else ""
 
 
 def of_the_same_rows(each: Sequence[Parts]) -> bool:

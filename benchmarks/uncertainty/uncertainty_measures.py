@@ -8,9 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.rules.draws import Balance
 from edgefl_trainer.contract import Predictor
+from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.evaluate.calibration import fit_temperature, softplus_evidence
 from edgefl_trainer.evaluate.metrics import entropy_nats, predicted_classes
+from edgefl_trainer.learning.evidential import PRESETS, EvidentialRecipe
 from edgefl_trainer.learning.unusual_features import SHRINKAGE, everything_usual, usual_features
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.cnn import Backbone
@@ -19,6 +22,8 @@ from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 BATCH = 64
 TODAY = "vacuity"  # the measure that refers today
+ONE_HEAD = "one new head"  # begins the names of its measures
+NO_EVIDENCE = "the run has no evidence: name a run with an evidential loss"
 Values = NDArray[np.float64]
 
 
@@ -45,6 +50,17 @@ class Rows:
 
     features: torch.Tensor  # (n, D)
     targets: torch.Tensor  # (n,)
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """How a head is learned anew."""
+
+    balance: Balance  # how rows are drawn
+    kl_weights: tuple[float, ...]  # of the KL term, one for each epoch
+    rate: float
+    weight_decay: float
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -122,7 +138,7 @@ def said_by(predictor: Predictor, features: torch.Tensor, gaussians: ClassGaussi
         shown, undiscounted = (module.judge(features, each, None) for each in (tensors, whole))
         distance = ((features - tensors["usual.mean"]) @ tensors["usual.whitening"].T).square().sum(dim=1)
     if shown.vacuity is None or undiscounted.vacuity is None or shown.dissonance is None:
-        raise EdgeflError("the run has no evidence: name a run with an evidential loss", "run")
+        raise EdgeflError(NO_EVIDENCE, "run")
     probabilities = shown.probabilities.double().numpy()
     measures = {
         TODAY: shown.vacuity.double().numpy(),
@@ -138,24 +154,53 @@ def said_by(predictor: Predictor, features: torch.Tensor, gaussians: ClassGaussi
     return Said(probabilities, predicted, measures)
 
 
+def head_recipe_of(run: FinishedRun) -> HeadRecipe:
+    """How the run learned its own head: its draws, its rates, and the weight of its KL term in each of its epochs.
+
+    Raises:
+        EdgeflError: the run's method learns no evidential head.
+    """
+    settings = run.settings
+    recipe = getattr(settings.build_method(), "recipe", None)
+    if not isinstance(recipe, EvidentialRecipe) or recipe.loss != "evidential":
+        raise EdgeflError(NO_EVIDENCE, "run")
+    return head_recipe(recipe, settings.balance, settings.rounds, settings.epochs)
+
+
+def bench84_recipe(epochs: int) -> HeadRecipe:
+    """How `bench84` learns a head, for some epochs: classes as they come, the KL term in full from the second epoch."""
+    return head_recipe(EvidentialRecipe(**PRESETS["bench84"]["hyper"]), "none", 1, epochs)
+
+
+def head_recipe(recipe: EvidentialRecipe, balance: Balance, rounds: int, epochs: int) -> HeadRecipe:
+    """What a recipe says of the head, over all epochs of all rounds."""
+    weights = [recipe.kl_weight(round_, epoch, epochs) for round_ in range(1, rounds + 1) for epoch in range(epochs)]
+    return HeadRecipe(balance, tuple(weights), recipe.lr_head, recipe.weight_decay, recipe.batch)
+
+
 def learned_heads(
-    predictor: Predictor, train: Rows, tune: Rows, seeds: Iterable[int], epochs: int, *, rate: float = 5e-3
+    predictor: Predictor, train: Rows, tune: Rows, seeds: Iterable[int], recipe: HeadRecipe
 ) -> list[Predictor]:
     """Learn fresh heads, one for each seed, on what the site's network says of the training rows.
 
-    Loss and rates are those of `bench84`, without augmentation; each head has a temperature of its own.
+    AdamW, without augmentation; each head has a temperature of its own.
     """
     found, options, prior = [], predictor.score_module.options, predictor.tensors["prior"]
-    weights = torch.from_numpy(np.array(prior))
+    weights, rows = torch.from_numpy(np.array(prior)), len(train.targets)
+    shares = 1.0 / torch.bincount(train.targets)[train.targets]
     for seed in seeds:
         draws = torch.Generator().manual_seed(seed)
         weight, bias = init_head(len(prior), train.features.shape[1], draws)
         head = (weight.requires_grad_(), bias.requires_grad_())
-        optimizer = torch.optim.AdamW(head, lr=rate, weight_decay=1e-2)
-        for epoch in range(epochs):
-            for batch in torch.split(torch.randperm(len(train.targets), generator=draws), 32):
+        optimizer = torch.optim.AdamW(head, lr=recipe.rate, weight_decay=recipe.weight_decay)
+        for kl_weight in recipe.kl_weights:
+            if recipe.balance == "class":
+                order = torch.multinomial(shares, rows, replacement=True, generator=draws)
+            else:
+                order = torch.randperm(rows, generator=draws)
+            for batch in torch.split(order, recipe.batch):
                 evidence = evidence_of(train.features[batch] @ weight.T + bias, options.evidence)
-                loss = evidential_loss(evidence, train.targets[batch], weights, float(min(1, epoch)))
+                loss = evidential_loss(evidence, train.targets[batch], weights, kl_weight)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
@@ -171,7 +216,7 @@ def together(members: Sequence[Said], seen: Sequence[bool]) -> Said:
     """The mean of several models, and its measures."""
     mean = np.mean([one.probabilities for one in members], axis=0)
     entropy = entropy_nats(mean)
-    named = f"{len(members)} heads" if len(members) > 1 else "one new head"
+    named = f"{len(members)} heads" if len(members) > 1 else ONE_HEAD
     measures = {f"{named}, entropy": entropy, f"{named}, 1 - p": 1 - mean.max(axis=1)}
     if len(members) > 1:
         each = np.mean([one.measures["entropy"] for one in members], axis=0)

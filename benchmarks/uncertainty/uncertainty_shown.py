@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from benchmarks.uncertainty.uncertainty_measures import TODAY
+from benchmarks.uncertainty.uncertainty_measures import ONE_HEAD, TODAY
 from edgefl_trainer.evaluate.plots.style import CHANCE, DASHES, PALETTE, draw_legend, png
 
 CURVE = tuple(np.linspace(0.1, 1.0, 46))
 RULE = ("referred", "error of the rest")
 DRAWN = (TODAY, "vacuity, no discount", "dissonance", "1 - p", "Mahalanobis", "5 heads, 1 - p")
 ACROSS = 3  # panels beside one another
-MODELS = ("the model", "one new head", "all new heads")
+MODELS = ("the model", ONE_HEAD, "all new heads")
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[str]:
@@ -42,11 +42,15 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
 def _table(
     title: str, part: Mapping[str, Any], names: Sequence[str], figure: str, sites: Sequence[str]
 ) -> Iterator[str]:
-    """One figure: a line for each measure, a column for each site, then the mean and how it differs from today's."""
+    """One figure: a line for each measure, a column for each site, then the mean and how it differs from today's.
+
+    Where heads were learned anew, a column tells how several differ from one.
+    """
     by_seed = {name: part["mean"][name][figure].get("by_seed", []) for name in names}
     several = any(len(each) > 1 for each in by_seed.values())
     heads = [title, *sites, "mean (95 %)", f"difference from {TODAY} (95 %)", "clearly lower, higher at"]
-    heads += ["by seed"] * several
+    of_heads = any("over_one" in part["mean"][name][figure] for name in names)
+    heads += [f"minus {ONE_HEAD} (95 %)"] * of_heads + ["by seed"] * several
     yield f"| {' | '.join(heads)} |"
     yield "|---|" + "---:|" * (len(heads) - 1)
     for name in names:
@@ -57,6 +61,8 @@ def _table(
         cells = ["–" if one is None else f"{one['value']:.3f}" for one in each]
         less = _spoken(mean["difference"], mean["difference_interval"]) if "difference" in mean else "–"
         line = [name, *cells, _spoken(mean["value"], mean["interval"]), less, clear]
+        if of_heads:
+            line.append(_spoken(mean["over_one"], mean["over_one_interval"]) if "over_one" in mean else "–")
         if several:
             line.append(", ".join(f"{one:+.3f}" for one in by_seed[name]) or "–")
         yield f"| {' | '.join(line)} |"
