@@ -81,8 +81,17 @@ def parse_formats(value: str) -> tuple[str, ...]:
     return names
 
 
+def _standard_input_once(
+    _context: click.Context, _argument: click.Parameter, images: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse a second `-`: whoever reads first leaves nothing."""
+    if images.count("-") > 1:
+        raise click.UsageError("- is one picture on standard input: give it once")
+    return images
+
+
 @click.command()
-@click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
+@click.argument("images", nargs=-1, required=True, callback=_standard_input_once, metavar="IMAGES...")
 @model_option
 @trust_option
 @json_option
@@ -138,12 +147,12 @@ def score(
         files = folder_files.expand(images, reader.suffixes)
         unread = folder_files.left_out(images, reader)
         if not files:
-            raise click.UsageError(_none_there(reader.suffixes, unread))
-        prepare(vouched.bundle, heatmaps, scorer, unread)
+            raise click.UsageError(_none_there(images, reader.suffixes, unread))
+        prepare(vouched.bundle, heatmaps, scorer, unread, refer_above)
         tell_empty(images, reader.suffixes)
         table = score_text.CsvLines(vouched.bundle.labels.classes)
         if as_csv:
-            click.echo(table.head())
+            click.echo(table.head(), color=True)
         task = score_files.ScoringJob(
             scorer=scorer, reader=reader, heatmaps=heatmaps, batch=batch, log=log,
             not_drawn=lambda name, error: troubles.append(score_files.no_map_words(name, error)),
@@ -153,7 +162,7 @@ def score(
             for result in score_files.score_files(task, vouched.before_each(files)):
                 if isinstance(result, score_files.Failure):
                     failures.append(result)
-                click.echo(line_of(result))
+                click.echo(line_of(result), color=True)  # else a name that holds a colour's code loses it
                 done.append(result.image)
                 step(1)
     if failures:
@@ -176,9 +185,17 @@ def _tells_how_many(pictures: int) -> Iterator[list[str | None]]:
         raise click.exceptions.Exit(STOPPED) from None
 
 
-def _none_there(suffixes: Sequence[str], unread: str | None) -> str:
-    none = f"the given folders hold no file whose name ends in {', '.join(suffixes)}"
-    return none if unread is None else f"{none}. {unread}"
+def _none_there(given: Sequence[str], suffixes: Sequence[str], unread: str | None) -> str:
+    from edgefl_client.commands.score_text import printable
+    from edgefl_client.scoring.folder_files import without_pictures
+
+    drawings = sum(without_pictures(given, suffixes).values())
+    none = _only_drawings(drawings) or f"the given folders hold no file whose name ends in {', '.join(suffixes)}"
+    return printable(none if unread is None else f"{none}. {unread}")
+
+
+def _only_drawings(count: int) -> str | None:
+    return f"no picture to score ({count} of EdgeFL's own heat maps left out)" if count else None
 
 
 def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:
@@ -186,11 +203,14 @@ def tell_empty(given: Sequence[str], suffixes: Sequence[str]) -> None:
     from edgefl_client.commands.score_text import printable
     from edgefl_client.scoring.folder_files import without_pictures
 
-    for folder in without_pictures(given, suffixes):
-        click.echo(f"{printable(folder)} holds no file whose name ends in {', '.join(suffixes)}", err=True)
+    for folder, drawings in without_pictures(given, suffixes).items():
+        what = _only_drawings(drawings) or f"no file whose name ends in {', '.join(suffixes)}"
+        click.echo(f"{printable(folder)} holds {what}", err=True)
 
 
-def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
+def prepare(
+    bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None, refer_above: float | None
+) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score."""
     from edgefl_client.commands.score_text import printable
     from edgefl_protocol.bundle.card_words import weaknesses
@@ -203,6 +223,8 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
     against = weaknesses(bundle.card, scorer.labels, learned_here=personal)
     before_scoring(bundle, scorer.network, heatmaps, against)
     click.echo(learned_where(scorer.model), err=True)
+    if (looser := _looser(bundle, refer_above)) is not None:
+        click.echo(looser, err=True)
     if bundle.labels.info is None:
         click.echo(
             "This model does not say which of its classes are benign, so it asks for a look at every picture; its "
@@ -217,6 +239,18 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
             f"{benign}",
             err=True,
         )
+
+
+def _looser(bundle: "Bundle", refer_above: float | None) -> str | None:
+    """Say that the caller's threshold of uncertainty asks for fewer looks than the card's; None where it does not."""
+    own = bundle.card.refer_above
+    if refer_above is None or own is None or refer_above <= max(own, float(f"{own:g}")):  # as it is told here
+        return None
+    measure, unit = ("a vacuity", "") if "vacuity" in bundle.outputs else ("an entropy", " nats")
+    return (
+        f"The model itself asks for a look above {measure} of {own:g}{unit}; with --refer-above that is "
+        f"{refer_above}{unit}, so the recommendation is looser than the model's own."
+    )
 
 
 def before_scoring(bundle: "Bundle", network: "Network", heatmaps: Path | None, against: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ def watch(
         open_log(log_file, home, scorer) as log,
     ):
         others = set(other_files(folder, reader.suffixes))
-        prepare(vouched.bundle, heatmaps, scorer, left_out([str(folder)], reader))
+        prepare(vouched.bundle, heatmaps, scorer, left_out([str(folder)], reader), refer_above)
         notes.recover(output)
         if again:
             notes.drop()

@@ -1,18 +1,18 @@
 """Which files of a folder are pictures to score, and which are left out.
 
 No picture is left out unnoticed: one of a kind that is not read is told, and so is one whose name does not end like a
-picture's, found by how its content starts. A folder that cannot be looked into stands among the pictures, as one that
-cannot be read.
+picture's, found by how its content starts. So is a folder behind a link, which is not followed: it may lead back. A
+folder that cannot be looked into stands among the pictures, as one that cannot be read.
 """
 
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgefl_protocol.sentences import listed
+from edgefl_protocol.sentences import counted, listed
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.pictures import PictureReader
@@ -43,7 +43,7 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
-    """Say which pictures in the given folders are not read, so that none is missed unnoticed; None for none."""
+    """Say what in the given folders is not read, so that no picture is missed unnoticed; None for nothing."""
     said = []
     others = [name for place in _folders(given) for name in other_files(place, reader.suffixes)]
     if unnamed := [name for name in others if _is_unnamed_picture(name, reader)]:
@@ -55,6 +55,11 @@ def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
         )
     if endings := [_ending(name) for name in others if _ending(name) in reader.other_suffixes]:
         said.append(reader.told_of_others(endings))
+    if linked := sorted(name for place in _folders(given) for name in _linked_folders(place)):
+        said.append(
+            f"Left out: {counted(len(linked), 'folder behind a link', 'folders behind links')}: {listed(linked)}. "
+            "What such a folder holds is scored where you give it by name."
+        )
     return " ".join(said) or None
 
 
@@ -92,9 +97,10 @@ def _is_unnamed_picture(name: str, reader: "PictureReader") -> bool:
         return False
 
 
-def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Name the given folders in which there is nothing to score."""
-    return [str(place) for place in _folders(given) if not pictures_below(place, suffixes)]
+def without_pictures(given: Sequence[str], suffixes: Sequence[str]) -> dict[str, int]:
+    """Name the given folders in which there is nothing to score, and count our own heat maps in each."""
+    empty = [place for place in _folders(given) if not pictures_below(place, suffixes)]
+    return {str(place): sum(name.endswith(DRAWN) for name in _files_below(place)) for place in empty}
 
 
 def _folders(given: Sequence[str]) -> list[Path]:
@@ -151,6 +157,20 @@ def _files_below(folder: Path, closed: list[str] | None = None) -> Iterator[str]
         if closed is not None and not isinstance(error, FileNotFoundError):  # that one is gone since it was listed
             closed.append(str(error.filename))
 
-    for place, folders, names in os.walk(folder, onerror=note):
+    for place, _, names in _walked(folder, note):
+        yield from (str(place / name) for name in names if not name.startswith("."))
+
+
+def _linked_folders(folder: Path) -> Iterator[str]:
+    """Name the folders behind links below a folder that are not hidden."""
+    for place, folders, _ in _walked(folder):
+        yield from (str(place / name) for name in folders if (place / name).is_symlink())
+
+
+def _walked(
+    folder: Path, onerror: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Walk down a folder: each folder that is neither hidden nor behind a link, its folders and its files."""
+    for place, folders, names in os.walk(folder, onerror=onerror):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (str(Path(place) / name) for name in names if not name.startswith("."))
+        yield Path(place), folders, names

@@ -4,8 +4,10 @@
 * A picture is known by the SHA-256 of its file's bytes; its name, its place and its pixels are never kept.
 * A row names everything that the numbers depend on: bundle, values, preprocessing, runtime, threads. Pictures run one
   at a time, so the same bytes, bundle and machine give the same numbers again, bit for bit.
-* Rows are appended and never changed here. The file is its owner's alone (mode 0600). A file that is no such log is
-  looked at and left as it is, the mode of its journal too.
+* Rows are appended and never changed here. A log of an earlier version gets the columns that it lacks, empty in the
+  rows that it has; that version goes on writing it.
+* The file is its owner's alone (mode 0600). A file that is no such log is looked at and left as it is, the mode of its
+  journal too.
 
 Source: docs/security.md, check 70.
 """
@@ -18,7 +20,7 @@ import platform
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,11 +44,13 @@ _MAGIC = b"SQLite format 3\0"
 class LogForm:
     """What a log holds: its mark as a file, its table, and the columns that its results fill."""
 
-    noun: str  # of a row: `score` or `answer`
+    noun: str  # of a row, and its table: `score` or `answer`
     mark: tuple[int, int]  # application id, and number of the form of the table
     beginning: tuple[str, ...]  # statements that make an empty file a log
     insert: str  # the statement that appends a row, of `SharedColumns` and `columns`
     columns: tuple[str, ...]  # that its results fill
+    # of these, those that `beginning` does not make: logs of earlier versions lack them. The statement that adds each
+    later: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +172,9 @@ class LogFile:
                 self._db.execute(statement)
         elif found != self._form.mark:
             raise self._no_log()
+        there = {name for (name,) in self._db.execute("SELECT name FROM pragma_table_info(?)", (self._form.noun,))}
+        for statement in (add for name, add in self._form.later.items() if name not in there):
+            self._db.execute(statement)
         self._db.execute("COMMIT")
 
     @contextlib.contextmanager

@@ -43,13 +43,21 @@ _SCORE = """
 INSERT INTO score (
     at, device, software, threads, image_sha256, model_id, model_sha256, model_version, weights, weights_sha256,
     preprocessing, temperature, predicted, probabilities, evidence, vacuity, dissonance, entropy_nats, out_of_scope,
-    refer, refer_reasons, error_code
+    refer, refer_reasons, error_code, vacuity_from, entropy_from, dissonance_from, suspicious_from, rules_tried
 ) VALUES (
     :at, :device, :software, :threads, :image_sha256, :model_id, :model_sha256, :model_version, :weights,
     :weights_sha256, :preprocessing, :temperature, :predicted, :probabilities, :evidence, :vacuity, :dissonance,
-    :entropy_nats, :out_of_scope, :refer, :refer_reasons, :error_code
+    :entropy_nats, :out_of_scope, :refer, :refer_reasons, :error_code, :vacuity_from, :entropy_from, :dissonance_from,
+    :suspicious_from, :rules_tried
 )
 """
+_LATER = {
+    "vacuity_from": "ALTER TABLE score ADD COLUMN vacuity_from REAL",
+    "entropy_from": "ALTER TABLE score ADD COLUMN entropy_from REAL",
+    "dissonance_from": "ALTER TABLE score ADD COLUMN dissonance_from REAL",
+    "suspicious_from": "ALTER TABLE score ADD COLUMN suspicious_from REAL",
+    "rules_tried": "ALTER TABLE score ADD COLUMN rules_tried TEXT",
+}
 _ANSWERS = """
 CREATE TABLE answer (
     number INTEGER PRIMARY KEY,
@@ -93,8 +101,9 @@ SCORES: Final = LogForm(
     insert=_SCORE,
     columns=(
         "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "out_of_scope", "refer",
-        "refer_reasons", "error_code",
+        "refer_reasons", "error_code", *_LATER,
     ),
+    later=_LATER,
 )  # fmt: skip
 ANSWERS: Final = LogForm(
     noun="answer",
@@ -125,6 +134,11 @@ def _numbers(score: Score) -> dict[str, Any]:
         "out_of_scope": int(score.predicted is None or bool(_OUT_OF_SCOPE & set(score.refer_reasons))),
         "refer": int(score.refer),
         "refer_reasons": " ".join(score.refer_reasons),
+        "vacuity_from": score.vacuity_from,
+        "entropy_from": score.entropy_from,
+        "dissonance_from": score.dissonance_from,
+        "suspicious_from": score.suspicious_from,
+        "rules_tried": " ".join(score.rules_tried),
     }
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgefl_client.scoring.folder_files import DRAWN, MODEL_SUFFIX
 from edgefl_protocol.durable import read_bounded, write_atomic
-from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.errors import EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, DecodedPicture
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
@@ -130,6 +130,8 @@ def read_picture(
             if name == STANDARD_INPUT
             else read_bounded(name, MAX_FILE_BYTES, REDUCE)
         )
+        if name == STANDARD_INPUT and not data:
+            raise ImageError("standard input held no picture; send it one, such as with < photo.jpg", code="empty")
         if len(data) <= MAX_FILE_BYTES:
             sha256 = hashlib.sha256(data).hexdigest()
         picture = reader.decode(data)

@@ -110,7 +110,7 @@ def test_a_transparent_picture_is_told(run, files):
     first = [
         line.partition(": ")[2].startswith("the picture's transparent parts were read as white; ") for line in lines
     ]
-    assert first == [False, True, False] and "more than a tenth of it is transparent" in lines[0]
+    assert first == [False, True, False] and "more than a tenth of it is transparent and was read as white" in lines[0]
 
 
 def test_an_empty_folder_among_several_inputs_is_told(run, files):
@@ -164,6 +164,7 @@ def test_a_picture_on_standard_input(run, files, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         found, (line,), _ = scored(run, "-")
         assert (found, line["image"], key in line) == (code, "-", True)
+    assert line["error"]["message"].startswith("standard input held no picture")  # no file that could be copied again
 
 
 ODD_NAME = "odd\n\x07a.png,nevus,0.001.png"

@@ -19,6 +19,7 @@ from edgefl_client.scoring.scorer import Scorer
 from edgefl_protocol.pictures.imaging import PREPROCESSING
 
 NUMBERS = ("vacuity", "dissonance", "entropy_nats", "predicted")
+THRESHOLDS = ("vacuity_from", "entropy_from", "dissonance_from", "suspicious_from")
 
 
 def rows(path):
@@ -71,7 +72,10 @@ def test_check_70_replaying_the_input_gives_the_same_numbers(run, files, day, pl
         for told in (again.to_json(), line):
             assert json.loads(row["probabilities"]) == told["probabilities"]
             assert json.loads(row["evidence"]) == told["evidence"]
-            assert {name: row[name] for name in NUMBERS} == {name: told[name] for name in NUMBERS}
+            assert {name: row[name] for name in (*NUMBERS, *THRESHOLDS)} == {
+                name: told[name] for name in (*NUMBERS, *THRESHOLDS)
+            }
+            assert row["rules_tried"].split() == told["rules_tried"]
             assert row["refer_reasons"].split() == told["refer_reasons"] and bool(row["refer"]) == told["refer"]
         assert (row["model_id"], row["model_sha256"], row["model_version"]) == (
             plain_bundle.id, plain_bundle.sha256, 1
@@ -114,6 +118,57 @@ def test_a_log_goes_on(run, files, day):
         ("missing", True),
         (None, False),
     ]
+
+
+@pytest.mark.parametrize(("softmax", "column"), [(False, "vacuity_from"), (True, "entropy_from")])
+def test_a_recommendation_is_repeated_from_its_row(run, files, lab, make_bundle, softmax, column):
+    """docs/reference/scores.md, "A log of scores": bundle, file and threshold of a row give its reasons again."""
+    bundle = make_bundle(softmax=softmax)
+    (files / "model.edgefl").write_bytes(lab.bundle_bytes(softmax=softmax))
+    log, picture = files / "log.sqlite", files / "good.png"
+    for threshold in ("0.001", "0.5"):
+        options = ("--model", files / "model.edgefl", "--trust", files / "signing.pub", "--log", log)
+        assert run("score", picture, *options, "--refer-above", threshold)[0] == 0
+    reasons = []
+    for row in rows(log):
+        again = Scorer(bundle, threads=row["threads"], refer_above=row[column]).score(picture.read_bytes())
+        assert row["refer_reasons"].split() == list(again.refer_reasons)
+        reasons.append("vacuity" in again.refer_reasons)
+    assert [row[column] for row in rows(log)] == [0.001, 0.5] and reasons[0]
+
+
+OLD_TABLE = """
+CREATE TABLE score (
+    number INTEGER PRIMARY KEY, at TEXT NOT NULL, device TEXT NOT NULL, software TEXT NOT NULL,
+    threads INTEGER NOT NULL, image_sha256 TEXT, model_id TEXT NOT NULL, model_sha256 TEXT NOT NULL,
+    model_version INTEGER NOT NULL, weights TEXT NOT NULL, weights_sha256 TEXT NOT NULL, preprocessing TEXT NOT NULL,
+    temperature REAL, predicted TEXT, probabilities TEXT, evidence TEXT, vacuity REAL, dissonance REAL,
+    entropy_nats REAL, out_of_scope INTEGER, refer INTEGER, refer_reasons TEXT, error_code TEXT
+) STRICT
+"""
+OLD_ROW = """
+INSERT INTO score (at, device, software, threads, model_id, model_sha256, model_version, weights, weights_sha256,
+    preprocessing, error_code) VALUES ('then', 'd', 's', 1, 'm', 'x', 1, 'bundle', 'y', '1 z', 'missing')
+"""
+
+
+def test_a_log_of_an_earlier_version_goes_on(run, files):
+    """The table and a row as versions until 2026-11-28 made them; those go on writing it, too."""
+    log = files / "log.sqlite"
+    with contextlib.closing(sqlite3.connect(log)) as db:
+        for statement in (OLD_TABLE, "PRAGMA application_id=1162234929", "PRAGMA user_version=1", OLD_ROW):
+            db.execute(statement)
+        db.commit()
+    (before,) = rows(log)
+    options = ("--model", files / "model.edgefl", "--trust", files / "signing.pub", "--log", log)
+    for _ in range(2):
+        assert run("score", files / "good.png", *options)[0] == 0
+    with contextlib.closing(sqlite3.connect(log)) as db:
+        db.execute(OLD_ROW)
+        db.commit()
+    old, *new, last = rows(log)
+    assert {name: old[name] for name in before} == before
+    assert [row["vacuity_from"] for row in (old, *new, last)] == [None, 0.9, 0.9, None]
 
 
 def in_wal(path):
