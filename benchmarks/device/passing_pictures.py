@@ -4,8 +4,7 @@ together, at 200 x 150 and at 84 px. Of benign classes, those that do not pass a
 The larger pictures are HAM10000 and MSK; bcn is told at 84 px alone, and its cancers once more by how much is black:
 a third of that centre's pictures has a black frame (docs/decisions/0050).
 
-`--turned` counts, of the larger pictures, those whose named class or recommendation hangs on how they are turned; what
-asks for a look only when it is turned (`unsteady`) counts there as a picture that passes.
+`--turned` counts, of the larger pictures, those whose named class or recommendation hangs on how they are turned.
 
     EDGEFL_DATA=DIR python -m benchmarks.device.passing_pictures BUNDLE --trust PUB
 """
@@ -17,20 +16,19 @@ import time
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.device.framed_cancers import ARCHIVE, CANCERS
-from edgefl_client.scoring.scorer import PreparedPicture, Scorer
+from edgefl_client.scoring.scorer import Scorer
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.pictures.light import LIT_FROM, LUMINANCE
-from edgefl_protocol.pictures.preprocess import turns
 
 SMALL = "fed_isic2019_84.zip"
 BATCH, MOSTLY_BLACK, MOST = 64, 0.35, 200
@@ -39,8 +37,8 @@ BATCH, MOSTLY_BLACK, MOST = 64, 0.35, 200
 def passed_by_class(scorer: Scorer, archive: Path, centres: frozenset[str] | None = None) -> dict[str, Counter[str]]:
     """Count the `val` pictures of each centre: of each class, and those of it that no rule refers."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for some, prepared in _batches(scorer, archive, centres):
-        for row, score in zip(some, scorer.score_batch(prepared), strict=True):
+    for some, pictures in _batches(archive, centres):
+        for row, score in zip(some, scorer.score_batch(pictures), strict=True):
             counts, names = found[row["center"]], (row["label"], *_together(row["label"]))
             counts.update(names)
             counts.update(f"{one} pass" for one in names if not score.refer)
@@ -48,32 +46,34 @@ def passed_by_class(scorer: Scorer, archive: Path, centres: frozenset[str] | Non
 
 
 def _batches(
-    scorer: Scorer, archive: Path, centres: frozenset[str] | None
-) -> Iterator[tuple[list[dict[str, str]], list[PreparedPicture]]]:
+    archive: Path, centres: frozenset[str] | None
+) -> Iterator[tuple[list[dict[str, str]], list[NDArray[np.uint8]]]]:
     """Read the `val` pictures, some at a time, with their rows."""
     with zipfile.ZipFile(archive) as opened:
         rows = [one for one in csv.DictReader(io.StringIO(opened.read("index.csv").decode())) if one["split"] == "val"]
         rows = [one for one in rows if centres is None or one["center"] in centres]
         for start in range(0, len(rows), BATCH):
             some = rows[start : start + BATCH]
-            yield some, [scorer.prepare(opened.read(one["file"])) for one in some]
+            yield some, [decode(opened.read(one["file"])) for one in some]
 
 
 def hanging_on_the_turn(scorer: Scorer, archive: Path) -> dict[str, Counter[str]]:
-    """Count by centre the pictures whose class, or whose recommendation, differs between four turns of them."""
+    """Count by centre the pictures whose class or recommendation differs between four turns of the photograph.
+
+    The recommendation twice: of the turns as they are, and as `edgefl score` gives it.
+    """
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for some, prepared in _batches(scorer, archive, None):
-        inputs = np.stack([one.pixels for one in prepared])
+    for some, pictures in _batches(archive, None):
         four = [
-            scorer.score_batch([replace(one, pixels=pixels) for one, pixels in zip(prepared, turned, strict=True)])
-            for turned in (inputs, *turns(inputs))
+            scorer.score_batch([np.ascontiguousarray(np.rot90(one, quarter)) for one in pictures])
+            for quarter in range(4)
         ]
         for row, scores in zip(some, zip(*four, strict=True), strict=True):
-            asks = {bool({*score.refer_reasons} - {"unsteady"}) for score in scores}
             counts = found[row["center"]]
             counts["pictures"] += 1
             counts["class"] += len({score.predicted for score in scores}) > 1
-            counts["recommendation"] += len(asks) > 1
+            counts["as it is"] += len({score.refer_reasons in ((), ("unsteady",)) for score in scores}) > 1
+            counts["recommendation"] += len({score.refer for score in scores}) > 1
     return found
 
 
@@ -111,8 +111,8 @@ def main(bundle: Path, trust: Path, turned: bool) -> None:
     if turned:
         for centre, counts in sorted(hanging_on_the_turn(scorer, folder / ARCHIVE).items()):
             click.echo(
-                f"{centre}, of {counts['pictures']} pictures hang on the turn: the class of {counts['class']}, the "
-                f"recommendation of {counts['recommendation']}"
+                f"{centre}, of {counts['pictures']} pictures hang on the turn: the class of {counts['class']}, what "
+                f"rules say of it as it is of {counts['as it is']}, the recommendation of {counts['recommendation']}"
             )
         return
     for size, archive, centres in (("200 x 150", ARCHIVE, None), ("84 px", SMALL, frozenset({"bcn"}))):

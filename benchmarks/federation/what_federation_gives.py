@@ -79,8 +79,13 @@ def _arm_row(found: Found, arm: Arm, centres: Sequence[str]) -> list[str]:
     runs = [run.summary for run in found.runs.get(arm.name, {}).values()]
     sent = bytes_text(runs[0]["bytes_up_per_round"]) if runs and runs[0]["travels"] else "nothing"
     sent = "pictures" if arm.moves_pictures else sent
-    took = f"{min(run['seconds'] for run in runs) / 60:.0f}" if runs else "–"
-    return [label, *each, str(average(draws)), rows, away, sent, took]
+    return [label, *each, str(average(draws)), rows, away, sent, _minutes([run["seconds"] for run in runs])]
+
+
+def _minutes(seconds: Sequence[float]) -> str:
+    """How long whole runs took, from the fastest seed to the slowest."""
+    ends = [f"{end / 60:.0f}" for end in (min(seconds), max(seconds))] if seconds else ["–"]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _seeds_told(seeds: Collection[int]) -> str:

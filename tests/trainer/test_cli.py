@@ -120,6 +120,11 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("fedmae", "--data {ward} --backbone timm:vit_tiny_patch16_224", "fixed position embeddings"),
         ("fedclf", "--data {ward} --backbone timm:no_such_net", "timm could not give 'no_such_net'"),
         ("random-init", "--data {ward} --backbone tiny --set lr=1", "this method has no hyper-parameter"),
+        (  # as a default of 3 with two blocks
+            "local",
+            "--data {ward} --backbone vit:64x2/12 --preset tiny --image-px 36",
+            "b_blocks is 3; allowed: 1 to 1 with this backbone: give --set b_blocks=1, or a backbone with more blocks.",
+        ),
         ("local", "--data {ward} --backbone run:{mae} --set b_blocks=4", "b_blocks is 4; allowed: 1 to 3"),
         (
             "local",

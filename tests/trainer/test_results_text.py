@@ -130,6 +130,25 @@ def test_a_site_that_is_no_better_than_chance_is_named(low, told):
     assert ("balanced accuracy not above chance, by its interval: a" in text) == told
 
 
+def test_a_site_without_an_interval_is_not_named_by_its_interval():
+    """Below a figure of "0.0 % (no interval: all are wrong)" the site was named as at chance by its interval."""
+    site = {"n_train": 9, "n_test": 9, "classes_tested": 2, "classes_learned": 2}
+    bounds = {
+        "by": (0.4, [0.3, 0.6]), "wrong": (0.0, [0.0, 0.0]), "few": (0.5, None), "right": (1.0, [1.0, 1.0]),
+        "good": (0.9, None),
+    }  # fmt: skip
+    sites = {
+        name: site | {"balanced_accuracy": figure, "balanced_accuracy_interval": pair}
+        for name, (figure, pair) in bounds.items()
+    }
+    figures = {"mean_balanced_accuracy": 0.5, "worst_balanced_accuracy": 0.0}
+    lines = site_lines({"sites": sites, "reported_rows": "val", "classes": ["x", "y"], **figures})
+    assert [line for line in lines if "not above chance" in line] == [
+        "balanced accuracy not above chance, by its interval: by",
+        "balanced accuracy not above chance, without an interval: wrong, few",
+    ]
+
+
 def test_chance_stands_beside_the_mean_of_the_same_sites():
     """A site of one class has no chance, and its 100 % lifts the mean over all."""
     site = {"n_train": 9, "n_test": 40, "balanced_accuracy": 0.5, "classes_tested": 2, "classes_learned": 2}

@@ -46,7 +46,11 @@ def scoring(scorer: "Scorer") -> Work:
     """Describe what `edgefl score` does."""
     side, photo = _side(scorer.network), camera_photo()
     small = scorer.prepare(drawn_picture(side, side))
-    return Work(scorer.network, lambda pictures: scorer.score_batch([small] * pictures), lambda: scorer.score(photo))
+    return Work(
+        scorer.network,
+        lambda pictures: scorer.score_batch([small] * pictures, as_it_is=True),
+        lambda: scorer.score(photo),
+    )
 
 
 def asking(asker: "Asker", question: str) -> Work:

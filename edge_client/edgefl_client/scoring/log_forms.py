@@ -43,12 +43,13 @@ _SCORE = """
 INSERT INTO score (
     at, device, software, threads, image_sha256, model_id, model_sha256, model_version, weights, weights_sha256,
     preprocessing, temperature, predicted, probabilities, evidence, vacuity, dissonance, entropy_nats, out_of_scope,
-    refer, refer_reasons, error_code, vacuity_from, entropy_from, dissonance_from, suspicious_from, rules_tried
+    refer, refer_reasons, error_code, vacuity_from, entropy_from, dissonance_from, suspicious_from, rules_tried,
+    turned_suspicious_probability
 ) VALUES (
     :at, :device, :software, :threads, :image_sha256, :model_id, :model_sha256, :model_version, :weights,
     :weights_sha256, :preprocessing, :temperature, :predicted, :probabilities, :evidence, :vacuity, :dissonance,
     :entropy_nats, :out_of_scope, :refer, :refer_reasons, :error_code, :vacuity_from, :entropy_from, :dissonance_from,
-    :suspicious_from, :rules_tried
+    :suspicious_from, :rules_tried, :turned_suspicious_probability
 )
 """
 _LATER = {
@@ -57,6 +58,7 @@ _LATER = {
     "dissonance_from": "ALTER TABLE score ADD COLUMN dissonance_from REAL",
     "suspicious_from": "ALTER TABLE score ADD COLUMN suspicious_from REAL",
     "rules_tried": "ALTER TABLE score ADD COLUMN rules_tried TEXT",
+    "turned_suspicious_probability": "ALTER TABLE score ADD COLUMN turned_suspicious_probability REAL",
 }
 _ANSWERS = """
 CREATE TABLE answer (
@@ -139,6 +141,7 @@ def _numbers(score: Score) -> dict[str, Any]:
         "dissonance_from": score.dissonance_from,
         "suspicious_from": score.suspicious_from,
         "rules_tried": " ".join(score.rules_tried),
+        "turned_suspicious_probability": score.turned_suspicious_probability,
     }
 
 

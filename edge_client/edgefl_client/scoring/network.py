@@ -23,7 +23,7 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.question_table import INPUT
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import DecodedPicture, flattened, open_photo
-from edgefl_protocol.pictures.preprocess import prepare
+from edgefl_protocol.pictures.preprocess import prepare, prepare_turned
 from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
 
 OCCLUSION_BATCH = 8  # as in the export gates
@@ -113,19 +113,23 @@ class Network:
         Raises:
             ImageError: the picture cannot be used; `code` says why.
         """
-        if isinstance(image, bytes):
-            image = open_photo(image)
-        if isinstance(image, Image.Image):
-            image = flattened(image)
-        photo = image if isinstance(image, DecodedPicture) else DecodedPicture(image)
+        photo = _decoded(image)
         return photo, prepare(photo.pixels, self.bundle.preprocess)
 
-    def run(self, pixels: Pixels, question: NDArray[np.int64] | None = None) -> dict[str, Floats]:
+    def prepared_turned(self, image: Photo) -> tuple[DecodedPicture, tuple[Pixels, Pixels, Pixels, Pixels]]:
+        """Do the same, and make the inputs of the picture turned by a quarter, a half and three quarters, too."""
+        photo = _decoded(image)
+        return photo, prepare_turned(photo.pixels, self.bundle.preprocess)
+
+    def run(
+        self, pixels: Pixels, question: NDArray[np.int64] | None = None, *, what: str = "this picture"
+    ) -> dict[str, Floats]:
         """Run the network once: every output by name, a row for each picture.
 
         Args:
             pixels: (B, S, S, 3).
             question: (L,), asked of every one of them; None for a network that is asked none.
+            what: what an error calls the picture.
 
         Raises:
             ScoreError: it gave no finite numbers.
@@ -136,7 +140,7 @@ class Network:
         found = run_graph(self._graph, self.bundle.outputs, given, "the model")
         for name, value in found.items():
             if not np.isfinite(value).all():
-                raise ScoreError(f"the model's output {name} is not finite for this picture; report it to the signer")
+                raise ScoreError(f"the model's output {name} is not finite for {what}; report it to the signer")
         return found
 
     def try_once(self) -> None:
@@ -160,6 +164,14 @@ class Network:
         runs = [self.run(hidden[start : start + OCCLUSION_BATCH], question) for start in starts]
         without = np.concatenate([found["probabilities"][:, label] for found in runs])
         return occlusion_map(probability, without), float(without.min())
+
+
+def _decoded(image: Photo) -> DecodedPicture:
+    if isinstance(image, bytes):
+        image = open_photo(image)
+    if isinstance(image, Image.Image):
+        image = flattened(image)
+    return image if isinstance(image, DecodedPicture) else DecodedPicture(image)
 
 
 def without_graphs(bundle: Bundle) -> Bundle:

@@ -20,7 +20,6 @@ from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
-from edgefl_protocol.pictures.preprocess import turns
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.referral import JudgedPicture, in_force, judge_picture, most_uncertain
 from edgefl_protocol.pictures.score import ModelInfo, Outputs, Score, make_score
@@ -35,6 +34,7 @@ class PreparedPicture:
     """A picture that is ready for the network, and judged; the photograph itself is no longer needed."""
 
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
+    turned: tuple[NDArray[np.uint8], ...]  # the same of the picture turned by a quarter, a half and three quarters
     judged: JudgedPicture  # what was found before the model runs
     milliseconds: float  # what this took
 
@@ -97,11 +97,18 @@ class Scorer:
         return self.score_batch([image], [name])[0]
 
     def score_batch(
-        self, images: Sequence[Photo | PreparedPicture], names: Sequence[str | None] | None = None
+        self,
+        images: Sequence[Photo | PreparedPicture],
+        names: Sequence[str | None] | None = None,
+        *,
+        as_it_is: bool = False,
     ) -> list[Score]:
         """Score several pictures together: as for `score`, or what `prepare` made of them.
 
         The network runs once for all of them, and three times more for those that no rule refers, turned.
+
+        Args:
+            as_it_is: not to turn any: for who wants the network's figures and no recommendation.
         """
         called = list(names) if names is not None else [None] * len(images)
         if len(called) != len(images):
@@ -113,10 +120,11 @@ class Scorer:
         found = self.network.run(np.stack([one.pixels for one in prepared]))
         share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
         scores = [self._judge(_of(found, row), called[row], one, share_ms) for row, one in enumerate(prepared)]
-        passing = [row for row, score in enumerate(scores) if not score.refer]
+        passing = [row for row, score in enumerate(scores) if not (score.refer or as_it_is)]
         if passing:
             started = time.perf_counter()
-            turned = [self.network.run(one) for one in turns(np.stack([prepared[row].pixels for row in passing]))]
+            turns = zip(*(prepared[row].turned for row in passing), strict=True)
+            turned = [self.network.run(np.stack(inputs), what="this picture, turned") for inputs in turns]
             share_ms += (time.perf_counter() - started) * 1e3 / len(passing)
             for place, row in enumerate(passing):
                 again = [_of(one, place) for one in turned]
@@ -126,10 +134,10 @@ class Scorer:
     def prepare(self, image: Photo) -> PreparedPicture:
         """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
-        photo, pixels = self.network.prepared(image)
+        photo, (pixels, *turned) = self.network.prepared_turned(image)
         quality = measure_quality(photo.pixels, self.network.bundle.preprocess.colour)
         judged = judge_picture(quality, self.network.least_px, self._rules, white=photo.white)
-        return PreparedPicture(pixels, judged, (time.perf_counter() - started) * 1e3)
+        return PreparedPicture(pixels, tuple(turned), judged, (time.perf_counter() - started) * 1e3)
 
     @property
     def shown_map(self) -> ShownMap | None:

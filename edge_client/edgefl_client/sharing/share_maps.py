@@ -146,7 +146,7 @@ def _choose(work: _Work, most: int) -> _Found:
             prepared = work.scorer.prepare(work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES, REDUCE)))
             reasons.update(prepared.judged.faults)
             if not prepared.judged.faults:
-                scored.append(_vacuity_and_map(work.scorer.score_batch([prepared])[0]))
+                scored.append(_vacuity_and_map(work.scorer.score_batch([prepared], as_it_is=True)[0]))
                 labels.append(row.label)
                 paths.append(row.path)
         except LabelsError:

@@ -1,8 +1,9 @@
 """How good a card says its model is, in sentences for whoever scores with it: two lines, and what speaks against it.
 
 Guarantees: a figure is never said without the number of pictures behind it; a model is called better than chance only
-where the lower ends of both intervals, of balanced accuracy and of AUROC, lie above chance. Trainer and device make
-these sentences of the same figures: `metrics.site` of a card is the site's entry in `summary.json` (docs/design.md 5).
+where the lower ends of both intervals, of balanced accuracy and of AUROC, lie above chance; an interval without width
+is none. Trainer and device make these sentences of the same figures: `metrics.site` of a card is the site's entry in
+`summary.json` (docs/design.md 5).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ _NO_THRESHOLD: Final = (
 
 
 def better_than_chance(figures: Mapping[str, object]) -> bool | None:
-    """Tell whether a site's figures clear chance; None where they are missing, or have no interval."""
+    """Tell whether a site's figures clear chance; None where they are missing, or lie above it without an interval."""
     found = [one.above_chance for one in _figures(figures)]
     if False in found:
         return False

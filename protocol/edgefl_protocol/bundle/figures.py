@@ -19,7 +19,8 @@ class CardFigure:
 
     name: str
     value: float
-    interval: tuple[float, float] | None  # 95 %, by lesion or picture
+    interval: tuple[float, float] | None  # 95 %, by lesion or picture; None, too, where the card's has no width
+    without_width: str | None = None  # why the card's interval has none
     chance: float | None = None  # what guessing reaches; None where nobody can say
 
     @property
@@ -33,6 +34,7 @@ class CardFigure:
 
     def __str__(self) -> str:
         beside = [] if self.interval is None else [f"95% interval {self.interval[0]:.3f} to {self.interval[1]:.3f}"]
+        beside += [] if self.without_width is None else [f"no interval: {self.without_width}"]
         beside += [] if self.chance is None else [f"chance {self.chance:.3f}"]
         return f"{self.name} {self.value:.3f}" + (f" ({', '.join(beside)})" if beside else "")
 
@@ -80,6 +82,9 @@ def figures_of(
 ) -> list[CardFigure]:
     """Read figures with their intervals, as far as the card states them.
 
+    Draws that never vary, as where all answers are right, say nothing of how sure a figure is: an interval without
+    width is none.
+
     Args:
         names: what each key is called.
         chances: what guessing reaches, by key; a key that is not there has none.
@@ -87,11 +92,19 @@ def figures_of(
     found = []
     for key, name in names.items():
         value = number(figures.get(key))
-        if value is not None:
-            found.append(
-                CardFigure(name=name, value=value, interval=interval_of(figures, key), chance=chances.get(key))
-            )
+        if value is None:
+            continue
+        bounds, why = interval_of(figures, key), None
+        if bounds is not None and bounds[0] == bounds[1]:
+            bounds, why = None, _without_width(key, value)
+        found.append(CardFigure(name=name, value=value, interval=bounds, without_width=why, chance=chances.get(key)))
     return found
+
+
+def _without_width(key: str, value: float) -> str:
+    """Say why draws of a figure never vary; an AUROC of 1 does not say that answers are right."""
+    why = {} if key == "auroc" else {0.0: "all are wrong", 1.0: "all are right"}
+    return why.get(value, "all draws give the same")
 
 
 def number(value: object) -> float | None:

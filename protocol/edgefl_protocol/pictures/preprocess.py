@@ -47,9 +47,14 @@ class TaughtPictures:
 
     def made_like(self, image: Pixels, fit: Fit) -> Pixels:
         """Make a picture (H, W, 3) like them; one that is no larger in either direction stays as it is."""
-        if max(image.shape[:2]) <= self.side:
-            return image
-        small = resize(image, self.side, fit)
+        return image if self.are_as_small(image) else self.compressed(resize(image, self.side, fit))
+
+    def are_as_small(self, image: Pixels) -> bool:
+        """Tell whether a picture (H, W, 3) is no larger than they in either direction."""
+        return bool(max(image.shape[:2]) <= self.side)
+
+    def compressed(self, small: Pixels) -> Pixels:
+        """Compress a picture of their size as they were; where they were not all alike, it stays as it is."""
         if self.jpeg_quality is None:
             return small
         file = BytesIO()
@@ -134,10 +139,36 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
     image = decode(source) if isinstance(source, bytes) else source
     if preprocess.taught is not None:
         image = preprocess.taught.made_like(image, preprocess.fit)
+    return _input(image, preprocess)
+
+
+def prepare_turned(image: Pixels, preprocess: Preprocess) -> tuple[Pixels, Pixels, Pixels, Pixels]:
+    """Make the inputs of a picture (H, W, 3) as it is, and turned by a quarter, a half and three quarters.
+
+    Each is the very input that `prepare` makes of the turned picture. To turn an input would not do: the blocks of a
+    JPEG do not turn with a picture, and a network may tell.
+    """
+    taught = preprocess.taught
+    if taught is None or taught.are_as_small(image):
+        upright, quarter, half, three = (
+            correct_colour(one, preprocess.colour) for one in _resized_turns(image, preprocess.size, preprocess.fit)
+        )
+    else:
+        upright, quarter, half, three = (
+            _input(taught.compressed(one), preprocess) for one in _resized_turns(image, taught.side, preprocess.fit)
+        )
+    return upright, quarter, half, three
+
+
+def _resized_turns(image: Pixels, size: int, fit: Fit) -> tuple[Pixels, ...]:
+    """Resize a picture turned by no quarter, one, two and three; a filter that is symmetric needs two resizes."""
+    upright, quarter = resize(image, size, fit), resize(_turned(image, 1), size, fit)
+    return upright, quarter, _turned(upright, 2), _turned(quarter, 2)
+
+
+def _input(image: Pixels, preprocess: Preprocess) -> Pixels:
     return correct_colour(resize(image, preprocess.size, preprocess.fit), preprocess.colour)
 
 
-def turns(inputs: Pixels) -> tuple[Pixels, Pixels, Pixels]:
-    """Turn inputs of a network (B, size, size, 3) by a quarter, a half and three quarters: no pixel changes."""
-    quarter, half, three_quarters = (np.ascontiguousarray(np.rot90(inputs, k, axes=(1, 2))) for k in (1, 2, 3))
-    return quarter, half, three_quarters
+def _turned(image: Pixels, quarters: int) -> Pixels:
+    return np.ascontiguousarray(np.rot90(image, quarters))

@@ -57,7 +57,7 @@ REASON_WORDS = {
     "unseen_class": "it looks most like a class that the model was not trained on",
     "untested_class": "too few test pictures tell how well the model knows the predicted class",
     "model_expired": "the model is past its expiry date",
-    "unsteady": "turned by a quarter or a half, the same picture asks for a look",
+    "unsteady": "turned, the same picture asks for a look",
 }
 
 PICTURE_FAULTS = ("blur", "exposure", "size", "shape", "not_skin", "dark_corners", "transparent")

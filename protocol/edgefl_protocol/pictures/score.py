@@ -91,6 +91,8 @@ class Score:
     # how its light is unlike that of the pictures the model learned from: a word of `light.SIDES`
     light: str | None = None
     transparent: bool = False  # whether parts of the picture were, and were scored on white
+    # the most that the suspicious classes have together in a turn, of a picture that is `unsteady`; else None
+    turned_suspicious_probability: float | None = None
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
     # the rollout map, which may travel; None for networks without one. Not part of the JSON
@@ -143,6 +145,7 @@ class Score:
             "transparent": self.transparent,
             "learned_from": list(self.model.learned_from),
             "suspicious_tried": None if self.suspicious_tried is None else self.suspicious_tried.to_json(),
+            "turned_suspicious_probability": self.turned_suspicious_probability,
         }
 
 
@@ -175,9 +178,8 @@ def make_score(
     measures = _measures(outputs)
     index = predicted_class(measures, seen, picture.faults)
     uncertain_from = uncertain_in_force(measures, rules)
-    reasons = refer_reasons(
-        measures, seen, rules, picture=picture, expired=expired, turned=[_measures(one) for one in turned]
-    )
+    turns = [_measures(one) for one in turned]
+    reasons = refer_reasons(measures, seen, rules, picture=picture, expired=expired, turned=turns)
     return Score(
         image=name,
         predicted=None if index is None else classes[index],
@@ -202,6 +204,7 @@ def make_score(
         exposure=picture.exposure,
         light=picture.light,
         transparent=picture.transparent,
+        turned_suspicious_probability=_most_suspicious(turns, rules) if "unsteady" in reasons else None,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
         shown=outputs["shown"].copy() if "shown" in outputs else None,
@@ -216,6 +219,11 @@ def _measures(outputs: Outputs) -> Measures:
         dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
         entropy_nats=entropy_nats(probabilities),
     )
+
+
+def _most_suspicious(turns: Sequence[Measures], rules: ReferralRules) -> float | None:
+    found = [suspicious_probability(one, rules) for one in turns]
+    return max((one for one in found if one is not None), default=None)
 
 
 def _suspicious_rule(rules: ReferralRules) -> str | None:

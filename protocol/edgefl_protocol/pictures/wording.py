@@ -25,8 +25,6 @@ from edgefl_protocol.sentences import counted, listed
 NO_ALL_CLEAR = "No rule asks for a look. That is no all-clear."
 SECOND = "second"
 NOT_COUNTED = "How many suspicious pictures pass was not counted."
-MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # K/(K + evidence): evidence twice the prior's weight, and half of it
-ALMOST, HALF = 0.9, 0.5  # of the named class's evidence, which another class has
 
 ON_WHITE = "the picture's transparent parts were read as white"  # of a picture; docs/decisions/0011
 MODELS_REASONS = (
@@ -170,51 +168,9 @@ def suspicious_words(score: Score) -> str | None:
 
 def uncertainty_words(score: Score) -> str:
     """Write how uncertain the answer is, as a clause for a line; above what, where that asks for a look."""
-    number, limit = _uncertainty(score)
+    number, limit = uncertainty_and_limit(score)
     above = f", above the rule's {limit}" if "vacuity" in score.refer_reasons and limit is not None else ""
     return (f"uncertainty {number}" if score.vacuity is None else f"vacuity {number}") + above
-
-
-def evidence_words(score: Score) -> str:
-    """Say how much evidence the model has for its answer, which other class has as much, and the vacuity of them all.
-
-    Vacuity does not tell whether a picture is like those that the model learned: noise may get much evidence.
-    """
-    number, limit = _uncertainty(score)
-    asks = "" if limit is None else f"; the rule asks for a look above {limit}"
-    if score.vacuity is None:
-        uncertainty = f"Uncertainty {number} (0: none, 1: all classes alike)"
-        return f"This model cannot say how much evidence it has. {uncertainty}{asks}"
-    alone = _vacuity_alone(score, score.vacuity)
-    much = "much" if alone < MUCH_BELOW else "some" if alone < LITTLE_FROM else "little"
-    answer = "any answer" if score.predicted is None else "its answer"
-    proof = "" if much == "little" else ", which does not make it right"
-    if "vacuity" in score.refer_reasons:  # the words contradict neither the rule nor the scale
-        much, proof = "too little", " by its rule"
-    said = f"The model has {much} evidence for {answer}{proof}.{_evidence_for_another(score)}"
-    return f"{said} Vacuity {number} (0: much evidence in all, 1: none){asks}"
-
-
-def _vacuity_alone(score: Score, vacuity: float) -> float:
-    """Compute what vacuity would be if the predicted class's evidence were all that there is; never less than it is."""
-    if score.predicted is None or score.evidence is None:
-        return vacuity
-    classes = len(score.evidence)
-    return max(vacuity, classes / (classes + score.evidence[score.predicted]))
-
-
-def _evidence_for_another(score: Score) -> str:
-    """Say in a sentence which other class has more evidence than the predicted one, or about as much; else nothing."""
-    if score.predicted is None or score.evidence is None or len(score.evidence) == 1:
-        return ""
-    others = {name: value for name, value in score.evidence.items() if name != score.predicted}
-    most, own = max(others, key=others.__getitem__), score.evidence[score.predicted]
-    if others[most] <= HALF * own:
-        return ""
-    less = "almost as much" if others[most] >= ALMOST * own else "more than half as much"
-    amount = "more" if others[most] > own else "as much" if others[most] == own else less
-    never = "" if second_place(score, most) == SECOND else ", which is never predicted here"
-    return f" It has {amount} for {class_title(score, most)}{never}."
 
 
 def reasons_in_words(score: Score) -> list[str]:
@@ -261,8 +217,8 @@ def in_brief(score: Score) -> str:
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
     worth = [passed_words(score) or NOT_COUNTED, *not_set(score)]
     said = "; ".join(f"{sentence[0].lower()}{sentence[1:-1]}" for sentence in worth)
-    limit = "" if score.suspicious_from is None else f" ({_asking_kind(score)}: from {_against_limit(score)[1]})"
-    return f"no rule asks for a look{limit}, which is no all-clear: {said}"
+    limit = "" if score.suspicious_from is None else f" ({_asking_kind(score)} ask from {_against_limit(score)[1]})"
+    return f"no rule asks for a look{limit}; that is no all-clear: {said}"
 
 
 def passed_words(score: Score) -> str | None:
@@ -330,7 +286,17 @@ def _reason(score: Score, reason: str) -> str:
         return f"it looks most like {class_title(score, likeliest)}, which the model was not trained on"
     if reason == "untested_class" and score.predicted is not None:
         return f"too few test pictures tell how well the model knows {class_title(score, score.predicted)}"
+    if reason == "unsteady":
+        return f"{REASON_WORDS[reason]}{_when_turned(score)}"
     return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
+
+
+def _when_turned(score: Score) -> str:
+    """Say what suspicious classes have in a turn, where that is what asks for a look."""
+    found, limit = score.turned_suspicious_probability, score.suspicious_from
+    if found is None or limit is None or found < limit:
+        return ""
+    return f": {_asking_kind(score)} then have {against(found, limit, 0)[0]}"
 
 
 def _rule(score: Score, rule: str) -> str:
@@ -356,7 +322,7 @@ def _suspicious(score: Score) -> str:
     return f"{have}, and the rule asks from {limit}{by_default}"
 
 
-def _uncertainty(score: Score) -> tuple[str, str | None]:
+def uncertainty_and_limit(score: Score) -> tuple[str, str | None]:
     """Write how uncertain the answer is, and above what that asks for a look: of vacuity, without it of entropy."""
     if score.vacuity is None:
         return uncertain_share(score.entropy_nats, score.entropy_from, len(score.probabilities))

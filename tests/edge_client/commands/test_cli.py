@@ -75,7 +75,7 @@ def test_a_predicted_class_that_is_not_benign_asks_for_a_look(run, files, lab):
     said = run("score", "red.png", *options)[1]
     assert "Melanoma (MEL)" in said and "the predicted class is malignant" in said
     said = run("score", "pale.png", *options[:-1], "calm.edgefl")[1]
-    assert "no rule asks for a look" in said and "which is no all-clear" in said and "no reason" not in said
+    assert "no rule asks for a look" in said and "that is no all-clear" in said and "no reason" not in said
     assert "together, most probable Melanoma (MEL)" in said
     _, out, err = run("score", "pale.png", *options[:-1], "default.edgefl", "--json")
     assert "by default they ask for a look from 10% together" in err

@@ -1,18 +1,23 @@
 """A picture that no rule refers is scored turned, too: what the network says of it then may refer it."""
 
 import numpy as np
+import pytest
 
 from edgefl_client import Scorer
+from edgefl_client.doctor.measure import scoring
+from edgefl_client.scoring import network
+from edgefl_client.scoring.network import ScoreError
 from edgefl_protocol.pictures.class_info import known_among
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 
 
 def watched(scorer: Scorer, monkeypatch, asks):
     """Let the network answer NV, but MEL where `asks` says so of an input (S, S, 3); note the inputs of each run."""
     real, runs = scorer.network.run, []
 
-    def run(pixels):
+    def run(pixels, **given):
         runs.append(len(pixels))
-        found = real(pixels)
+        found = real(pixels, **given)
         for row, one in enumerate(pixels):
             found["probabilities"][row] = (0.9, 0.05, 0.05) if asks(one) else (0.02, 0.96, 0.02)
         return found
@@ -48,3 +53,46 @@ def test_what_is_referred_as_it_is_costs_one_run(lab, make_bundle, monkeypatch):
     runs = watched(scorer, monkeypatch, lambda one: True)
     assert scorer.score(lab.photo()).refer_reasons == ("suspicious_class",)
     assert runs == [1]
+
+
+def test_as_it_is_none_is_turned(lab, make_bundle, monkeypatch):
+    """For who wants the network's figures alone: a contribution, and a time of one run."""
+    scorer = Scorer(make_bundle(refer_above=None, info=known_among(lab.CLASSES)), threads=1)
+    runs = watched(scorer, monkeypatch, lambda one: False)
+    (score,) = scorer.score_batch([lab.photo()], as_it_is=True)
+    assert runs == [1] and not score.refer and "unsteady" not in score.rules_tried
+
+
+def test_turns_of_a_photograph_are_compressed_as_the_taught_pictures_were(lab, make_bundle):
+    """The blocks of a JPEG do not turn with the picture: the turned inputs are those of the turned photograph."""
+    taught = TaughtPictures(side=lab.SIZE // 2, jpeg_quality=60)
+    scorer = Scorer(make_bundle(info=known_among(lab.CLASSES), taught=taught), threads=1)
+    photo = lab.photo(100, 80) // 2 + np.random.default_rng(0).integers(0, 90, (80, 100, 3), np.uint8)
+    upright = scorer.prepare(photo)
+    for quarter, found in enumerate((upright.pixels, *upright.turned)):
+        turned = scorer.prepare(np.ascontiguousarray(np.rot90(photo, quarter)))
+        np.testing.assert_array_equal(found, turned.pixels)
+
+
+def test_a_turned_run_without_finite_numbers_says_so(lab, make_bundle, monkeypatch):
+    scorer = Scorer(make_bundle(refer_above=None, info=known_among(lab.CLASSES)), threads=1)
+    watched(scorer, monkeypatch, lambda one: False)
+    run, graphs = scorer.network.run, []
+
+    def graph(*given):
+        graphs.append(given)
+        return {name: np.full_like(value, np.nan if len(graphs) > 1 else 0.5) for name, value in real(*given).items()}
+
+    real = network.run_graph
+    monkeypatch.setattr(network, "run_graph", graph)
+    monkeypatch.setattr(scorer.network, "run", run)
+    with pytest.raises(ScoreError, match="not finite for this picture, turned"):
+        scorer.score(lab.photo())
+
+
+def test_doctor_times_one_run_of_the_network(lab, make_bundle, monkeypatch):
+    """docs/reference/doctor.md: how long the network takes, whether or not the drawn picture would pass."""
+    scorer = Scorer(make_bundle(refer_above=None, info=known_among(lab.CLASSES)), threads=1)
+    runs = watched(scorer, monkeypatch, lambda one: False)
+    scoring(scorer).drawn(3)
+    assert runs == [3]

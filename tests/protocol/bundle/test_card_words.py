@@ -72,6 +72,9 @@ def test_a_model_learned_from_its_site_or_from_those_that_took_part(site, rounds
         (GOOD | {"classes_tested": 8, "balanced_accuracy_interval": [0.13, 1]}, True),  # 1/8
         (GOOD | {"classes_tested": 8, "balanced_accuracy_interval": [0.12, 1]}, False),
         (GOOD | {"auroc_interval": None}, None), (GOOD | {"auroc_interval": None, "auroc": 0.5}, False),
+        (GOOD | {"balanced_accuracy": 1.0, "balanced_accuracy_interval": [1.0, 1.0]}, None),  # draws never vary
+        (GOOD | {"auroc": 1.0, "auroc_interval": [1.0, 1.0]}, None),
+        (GOOD | {"balanced_accuracy": 0.0, "balanced_accuracy_interval": [0.0, 0.0]}, False),
         (GOOD | {"auroc": None}, None), (GOOD | {"classes_tested": "many"}, None),
         ({"balanced_accuracy": "high", "auroc": [1], "n_test": {}}, None),
     ],
@@ -79,6 +82,33 @@ def test_a_model_learned_from_its_site_or_from_those_that_took_part(site, rounds
 def test_better_than_chance_is_what_the_lower_ends_say(figures, expected):
     assert better_than_chance(figures) is expected
     assert (at_chance_sentence(figures, "msk") is not None) is (expected is False)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "auroc", "told"),
+    [
+        (0.0, 0.4, "balanced accuracy 0.000 (no interval: all are wrong, chance 0.500), AUROC 0.400 (no interval"),
+        (1.0, 1.0, "balanced accuracy 1.000 (no interval: all are right, chance 0.500), AUROC 1.000 (no interval"),
+        (
+            0.5,
+            0.5,
+            "balanced accuracy 0.500 (no interval: all draws give the same, chance 0.500), AUROC 0.500 (no inter",
+        ),
+    ],
+)
+def test_an_interval_without_width_is_none(accuracy, auroc, told):
+    """docs/methods.md 8.4: draws that never vary say nothing; "0.000 (95% interval 0.000 to 0.000)" claims certainty.
+
+    An AUROC of 1 is no share of right answers. A model with every picture right is neither called better than chance
+    nor the contrary.
+    """
+    flat = {"balanced_accuracy": accuracy, "balanced_accuracy_interval": [accuracy, accuracy]}
+    figures = {"n_test": 9, "classes_tested": 2, **flat, "auroc": auroc, "auroc_interval": [auroc, auroc]}
+    right = quality_lines(replace(CARD, metrics={"site": figures}), LABELS)[0]
+    assert told in right and "95% interval" not in right
+    assert f"AUROC {auroc:.3f} (no interval: all draws give the same, chance 0.500)" in right
+    said = at_chance_sentence(figures, "msk")
+    assert (said is None) is (accuracy == 1) and (said is None or told in said)
 
 
 def test_the_two_lines_name_figures_interval_chance_pictures_and_site():

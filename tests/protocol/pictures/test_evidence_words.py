@@ -9,7 +9,8 @@ import pytest
 from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, ISIC, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import known_among
-from edgefl_protocol.pictures.wording import evidence_words, in_brief, outcome, tried_words
+from edgefl_protocol.pictures.evidence_words import evidence_words
+from edgefl_protocol.pictures.wording import in_brief, outcome, tried_words
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, ISIC, MELANOMA, THREE, a_score, rules_for
 
 from edgefl_protocol.pictures.class_info import MALIGNANCIES, ClassInfo, known_among, suspicious_classes
+from edgefl_protocol.pictures.evidence_words import evidence_words
 from edgefl_protocol.pictures.referral import (
     PICTURE_FAULTS,
     REASON_WORDS,
@@ -19,7 +20,6 @@ from edgefl_protocol.pictures.referral import (
     refer_reasons,
 )
 from edgefl_protocol.pictures.wording import (
-    evidence_words,
     in_brief,
     outcome,
     second_words,

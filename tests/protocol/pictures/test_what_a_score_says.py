@@ -57,7 +57,7 @@ def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
     rules = replace(THREE, suspicious_tried=chosen.tried)
     said = "f 30 pictures, kept from learning, that passed the rule for suspicious classes, 4 were of malignant classes"
     passing = a_score(CALM, rules, info=DESCRIBED)
-    assert f" O{said}." in outcome(passing) and f", which is no all-clear: o{said}; " in in_brief(passing)
+    assert f" O{said}." in outcome(passing) and f"; that is no all-clear: o{said}; " in in_brief(passing)
     assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4, "benign_passed": 26}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
     assert "kept from learning, before this device learned, that passed the rule for suspicious" in outcome(learned)

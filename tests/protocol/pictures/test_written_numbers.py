@@ -108,4 +108,4 @@ def test_of_two_probabilities_none_reads_like_the_other_nor_like_none_or_certain
 def test_a_line_of_a_pass_says_how_near_the_threshold_it_is():
     """A pass at 16.7 % under a threshold of 17.5 % read like one at 1 %."""
     line = in_brief(a_score([0.167, 0.833], rules_for((True, False), start=0.175), info=known_among(ISIC)))
-    assert line.startswith("no rule asks for a look (suspicious classes: from 18%), which is no all-clear")
+    assert line.startswith("no rule asks for a look (suspicious classes ask from 18%); that is no all-clear")

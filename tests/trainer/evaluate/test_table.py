@@ -68,6 +68,18 @@ def test_a_site_without_a_row_of_some_class_is_marked():
     assert "†" not in render_table([run | {"usual_answer": {}, "sites": sites}])  # most answers stand in no row
 
 
+def test_csv_has_what_a_page_marks_in_columns_at_its_end():
+    """A CSV kept the figures, and neither † nor UNTRAINED NETWORK beside them."""
+    tested = {"a": 2, "b": 3, "c": 1, "d": 2}
+    sites = {name: {"balanced_accuracy": 0.5, "classes_tested": number} for name, number in tested.items()}
+    run = ONE | {"sites": sites, "classes": list("xyz"), "untrained": True}
+    runs = [run, run | {"seed": 1, "untrained": False}, summary("fedavg", 0, {"a": 0.5}, classes=["x", "y"])]
+    head, *lines = csv.reader(io.StringIO(render_table(runs, "csv")))
+    assert head[-2:] == ["fewer_classes", "untrained"]
+    assert [line[-2:] for line in lines] == [["a d", "true"], ["", "false"]]  # one run of a mean is enough
+    assert head.index("one_class") < head.index("share_of_models") < len(head) - 2
+
+
 def test_the_spread_of_a_population_can_be_asked_for():
     """docs/methods.md 10, spread: divided by n instead of n - 1; the caption says which."""
     (row,) = table_rows([ONE], ddof=0)

@@ -22,7 +22,7 @@ from edgefl_trainer.evaluate.one_class import (
     mean_of,
     others,
 )
-from edgefl_trainer.evaluate.undefined import mean_without_interval, why_undefined
+from edgefl_trainer.evaluate.undefined import mean_without_interval, why_undefined, without_interval
 
 _INTERVAL = "balanced_accuracy_interval"
 
@@ -86,13 +86,17 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _by_chance(sites: Mapping[str, Mapping[str, Any]], chance: Chance) -> list[str]:
-    """Name the sites whose interval reaches down to what an answer that never changes gets; no line where none does."""
-    guessed = [
-        name
-        for name, site in sites.items()
-        if name in chance.sites and site.get(_INTERVAL) and site[_INTERVAL][0] <= chance.sites[name]
-    ]
-    return [f"balanced accuracy not above chance, by its interval: {', '.join(guessed)}"] if guessed else []
+    """Name the sites whose interval reaches down to what an answer that never changes gets; no line where none does.
+
+    Of a site without an interval, or with one without width, the figure itself is compared, in a line of its own.
+    """
+    apart = without_interval({name: sites[name] for name in chance.sites})
+    guessed: dict[str, list[str]] = {"by its interval": [], "without an interval": []}
+    for name, least in chance.sites.items():
+        alone = name in apart
+        if (sites[name]["balanced_accuracy"] if alone else sites[name][_INTERVAL][0]) <= least:
+            guessed["without an interval" if alone else "by its interval"].append(name)
+    return [f"balanced accuracy not above chance, {how}: {', '.join(names)}" for how, names in guessed.items() if names]
 
 
 def _mean_and_worst(found: Mapping[str, Any]) -> str:

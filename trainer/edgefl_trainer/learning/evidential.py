@@ -164,7 +164,10 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
     if depth < 2:
         raise SettingError("this backbone has one block, and prompts=bt needs two: name another, or set prompts=none.")
     if recipe.b_blocks >= depth:
-        raise SettingError(f"b_blocks is {recipe.b_blocks}; allowed: 1 to {depth - 1} with this backbone.")
+        raise SettingError(
+            f"b_blocks is {recipe.b_blocks}; allowed: 1 to {depth - 1} with this backbone: give --set "
+            f"b_blocks={depth - 1}, or a backbone with more blocks."
+        )
 
 
 def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, seed: int) -> dict[str, Tensor]:

@@ -14,10 +14,10 @@ from PIL import Image
 from edgefl_client.scoring.drawing.caption import BODY, HEAD, INK, QUIET, SMALL, WARN, CaptionLine
 from edgefl_client.scoring.drawing.heatmap import Photo, Placed, draw_picture, map_lines, origin
 from edgefl_client.scoring.explanation import Explanation
+from edgefl_protocol.pictures.evidence_words import evidence_words
 from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import (
     class_title,
-    evidence_words,
     learned_where,
     likely,
     meaning,

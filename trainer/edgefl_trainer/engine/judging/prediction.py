@@ -19,7 +19,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, Pixels, flattened, open_photo
 from edgefl_protocol.pictures.light import LightRange
-from edgefl_protocol.pictures.preprocess import prepare, turns
+from edgefl_protocol.pictures.preprocess import prepare_turned
 from edgefl_protocol.pictures.quality import MOST_UNLIT, measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules, judge_picture
 from edgefl_protocol.pictures.score import ModelInfo, Outputs, Score, make_score
@@ -54,7 +54,7 @@ def predict_files(
         started = time.perf_counter()
         try:
             photo = flattened(open_photo(read_bounded(file, MAX_FILE_BYTES, REDUCE)))
-            pixels = prepare(photo.pixels, run.preprocess)
+            pixels, *turns = prepare_turned(photo.pixels, run.preprocess)
         except EdgeflError as error:
             yield {"image": str(file), "error": {"code": error.code, "message": str(error)}}
             continue
@@ -74,7 +74,7 @@ def predict_files(
         )
         found = score(milliseconds=(time.perf_counter() - started) * 1e3)
         if not found.refer:
-            turned = [_outputs(predictor, one[0]) for one in turns(pixels[None])]
+            turned = [_outputs(predictor, one) for one in turns]
             found = score(turned=turned, milliseconds=(time.perf_counter() - started) * 1e3)
         yield found
 

@@ -65,7 +65,7 @@ def render_table(
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
     if style == "csv":
-        return _csv(rows, _site_names(rows))
+        return _csv(rows, runs_of_rows(summaries), metric)
     head, body = table_page(summaries, metric, ddof)
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
@@ -261,15 +261,16 @@ def time_text(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
-    out = io.StringIO()
+def _csv(rows: Sequence[TableRow], runs_of: Sequence[Sequence[Summary]], metric: str) -> str:
+    """Write every figure unrounded; what a page marks stands in columns of its own."""
+    out, names = io.StringIO(), _site_names(rows)
     writer = csv.writer(out, lineterminator="\n")
     site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
     end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std"]
     end += ["bytes_up_per_round", "bytes_down_per_round", "seconds", "one_class", "several", "several_std", "no_round"]
-    end += ["trained", "trained_std", "share_of_models", "share_of_full_models"]
+    end += ["trained", "trained_std", "share_of_models", "share_of_full_models", "fewer_classes", "untrained"]
     writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
-    for row in rows:
+    for row, runs in zip(rows, runs_of, strict=True):
         figures = [row.sites.get(name, Figure(mean=None)) for name in names]
         sites = [value for figure in figures for value in (figure.mean, figure.std)]
         start = [row.method, row.preset, row.rounds, " ".join(map(str, row.seeds))]
@@ -277,6 +278,8 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
         finish += [row.bytes_up_per_round, row.bytes_down_per_round, row.seconds]
         finish += [" ".join(row.one_class), row.several.mean, row.several.std, " ".join(row.no_round)]
         finish += [row.trained.mean, row.trained.std, row.share_of_models, row.share_of_full_models]
+        bare = any(run.get("untrained") for run in runs)
+        finish += [" ".join(of_fewer(runs, metric)), "true" if bare else "false"]
         writer.writerow([*start, *sites, *finish])
     return out.getvalue()
 

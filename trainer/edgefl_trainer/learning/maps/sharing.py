@@ -74,7 +74,10 @@ class MapSharing:
         """Refuse a network without a block behind those that rollout leaves out, with a `SettingError`."""
         depth = require_vit(spec, "a rollout map").depth
         if self.rollout_from >= depth:
-            raise SettingError(f"rollout_from is {self.rollout_from}; allowed: 0 to {depth - 1} with this backbone.")
+            raise SettingError(
+                f"rollout_from is {self.rollout_from}; allowed: 0 to {depth - 1} with this backbone: give --set "
+                f"rollout_from={depth - 1}, or a backbone with more blocks."
+            )
 
 
 @dataclass(frozen=True)
