@@ -20,7 +20,7 @@ KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
     "suspicious_from", "rules_tried", "exposure", "light", "suspicious_rule", "vacuity_from", "dissonance_from",
-    "entropy_from", "heatmap_fall", "transparent", "learned_from", "suspicious_tried",
+    "entropy_from", "heatmap_fall", "transparent", "learned_from", "suspicious_tried", "turned_suspicious_probability",
 }  # fmt: skip
 FRAMEWORKS = ("torch", "timm", "onnx", "torchvision", "safetensors")
 SELDOM = Suspicion(
