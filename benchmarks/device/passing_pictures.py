@@ -111,8 +111,8 @@ def main(bundle: Path, trust: Path, turned: bool) -> None:
     if turned:
         for centre, counts in sorted(hanging_on_the_turn(scorer, folder / ARCHIVE).items()):
             click.echo(
-                f"{centre}, of {counts['pictures']} pictures hang on the turn: the class of {counts['class']}, what "
-                f"rules say of it as it is of {counts['as it is']}, the recommendation of {counts['recommendation']}"
+                f"{centre}, of {counts['pictures']} pictures hang on the turn: the class of {counts['class']}, "
+                f"what the rules say unturned of {counts['as it is']}, the recommendation of {counts['recommendation']}"
             )
         return
     for size, archive, centres in (("200 x 150", ARCHIVE, None), ("84 px", SMALL, frozenset({"bcn"}))):

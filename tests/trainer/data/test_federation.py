@@ -323,6 +323,8 @@ def test_a_class_that_sources_write_differently_is_named(make_zip, cache: Path) 
             DataError, match=r"has both the class '.*' .image west_0_0. and the class '.*'; spell a class the same way"
         ):
             load_federation(specs, image_px=8, classes=classes)
+    with pytest.raises(DataError, match=r"class 'nv' .*, both the class 'mel' "):
+        load_federation(specs, image_px=8, classes=["MEL", "NV"])
     assert load_federation(specs, image_px=8, task="nevus").classes == ("nevus", "other")
 
 

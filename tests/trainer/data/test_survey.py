@@ -145,7 +145,8 @@ def test_everything_that_a_run_refuses_is_listed_and_the_rest_is_counted(tmp_pat
     assert "its column LesionID is not read as lesion_id" in outcome.err
     refused = outcome.out.partition("a run refuses this data:")[2]
     assert "its column centre is not read as center; rename it" in refused and "No row of" in refused
-    assert "both the class 'Mel' (image i" in refused and "both the class 'nv' (image i" in refused
+    (alike,) = [line for line in refused.splitlines() if "same way in every row" in line]
+    assert "both the class 'Mel' (image i" in alike and "both the class 'nv' (image i" in alike
     assert "1 picture cannot be read" in refused and "pictures/i7.png" in refused
     lines = [line.split() for line in outcome.out.splitlines()]
     assert lines[0][:5] == ["site", "MEL", "Mel", "NV", "nv"] and lines[1][:6] == ["no", "site", "5", "1", "5", "1"]
@@ -244,6 +245,17 @@ def test_classes_that_may_be_one_are_told(tmp_path, label):
     assert "look like one" not in merged.err
 
 
+def test_classes_that_may_be_one_are_told_of_one_group_and_refused_of_two(tmp_path):
+    """They were looked for among the groups: a Melanoma beside MEL was taught as rest without a word."""
+    rows = [{**row, "lesion_id": f"l{i}"} for i, row in enumerate(records(label="Melanoma"))]
+    spec = f"manifest:{write_index(tmp_path / 'w', rows)}"
+    apart = edgefl_train("data", spec, "--task", "mal=MEL:rest")
+    assert apart.code == 1 and "counts 'MEL' to 'mal' and 'Melanoma' to 'rest', but they look like one" in apart.out
+    together = edgefl_train("data", spec, "--task", "mal=MEL,Melanoma:rest")
+    (line,) = [line for line in together.err.splitlines() if "look like one" in line]
+    assert together.code == 0 and "Melanoma (1 picture)" in line and "MEL (" in line
+
+
 def test_tune_rows_are_said_to_be_among_the_train_rows(tmp_path):
     """`run` counts train, tune and test rows, and this table train and test ones."""
     told = "a run tunes on some of the train rows: 15 % of each site's lesions"
@@ -303,7 +315,11 @@ def test_a_column_image_may_name_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("image,file,label,center,split", "image;file;label;center;split", "separate them with commas"),
+        (
+            "image,file,label,center,split",
+            "image;file;label;center;split",
+            ": save it as CSV UTF-8 with commas; fields that hold a comma in quotes",
+        ),
         ("image,file,label", "Image,file,Label", "write image, label in small letters"),
         ("pictures/i0", "pictures\\i0", "with /"),
     ],

@@ -118,6 +118,47 @@ def test_a_class_that_two_sources_write_differently_is_never_left_out_in_silence
     assert called(load(spec, "mal=MEL,mel:rest"))["mal"] == counted["MEL"] + counted["mel"]
 
 
+@pytest.mark.parametrize(
+    ("task", "new", "whole", "words"),
+    [
+        (
+            "mal=MEL,BKL:rest",
+            "Melanoma",
+            True,
+            "counts 'MEL' to 'mal' and 'Melanoma' to 'rest', but they look like one",
+        ),
+        ("mal=MEL:x=Melanoma:rest", "Melanoma", True, "counts 'MEL' to 'mal' and 'Melanoma' to 'x'"),
+        ("mal=MEL,BKL:rest", "M el", False, "counts 'MEL' to 'mal' and 'M el' to 'rest'"),
+        ("nevus", "N V", True, "counts 'N V' to 'other' and 'NV' to 'nevus'"),
+    ],
+)
+@pytest.mark.parametrize("sites", [("west",), ("east", "north", "west")])
+def test_a_class_under_two_names_is_never_in_two_groups(make_zip, cache, task, new, whole, words, sites):
+    """Half of the melanomas were taught as rest; a clinic that writes all of its own otherwise has no other MEL."""
+    records = ward_records()
+    for record in records:
+        if record["center"] in sites and record["label"][0] == new[0]:
+            record["label"] = new
+    if len(sites) == 3 and whole:
+        records += ward_records(sites=("south",))
+    with pytest.raises(DataError, match=re.escape(words)):
+        load(f"manifest:{make_zip(records)}", task, whole_task=whole)
+
+
+def test_a_class_under_two_names_in_one_group_is_warned_of(make_zip, cache):
+    """As without a task; they were looked for among the names of the groups."""
+    records = ward_records()
+    for record in records:
+        if record["center"] == "west" and record["label"] == "MEL":
+            record["label"] = "Melanoma"
+    spec = f"manifest:{make_zip(records)}"
+    warned = [
+        [line for line in load(spec, task).warnings if "look like one" in line]
+        for task in ("all", "mal=MEL,Melanoma:rest", "mole=NV:rest", "nevus")
+    ]
+    assert len(warned[0]) == 1 and warned[0] == warned[1] == warned[2] and warned[3] == []
+
+
 def test_data_to_judge_on_may_lack_a_class_but_not_all(ward):
     found = load(ward, "mal=MEL,SCC:rest", whole_task=False)
     assert found.classes == ("mal", "rest") and called(found)["mal"] == called(load(ward, "mal=MEL:rest"))["mal"]

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.cli import cli
 from edgefl_trainer.data.specs import parse_spec
@@ -146,7 +147,7 @@ def test_rows_without_the_prior_and_with_a_sharp_tau_say_what_carries_pep_fedpt(
         own = {row.folder: dict(row.hyper) for row in read[name].rows if row.method == "pep-fedpt"}
         paper = own.pop("pep-fedpt")
         changed = [{key: value for key, value in hyper.items() if paper.get(key) != value} for hyper in own.values()]
-        assert changed == [{"prior": False}, {"tau": 0.005}, {"prior": False, "tau": 0.005}]
+        assert changed == [{"prior": False}, {"tau": 1e6}, {"tau": 0.005}, {"prior": False, "tau": 0.005}]
 
 
 def test_the_papers_schedule_is_that_of_its_table_7(read):
@@ -348,6 +349,21 @@ def test_what_cannot_be_planned_is_one_sentence(choice, words, tmp_path):
     experiment = read_experiment(written(tmp_path))
     with pytest.raises(SettingError, match=re.escape(words)):
         plan_runs(experiment, Choice(out=tmp_path, **choice), {})
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        ("momentumm = 0.5", "head has no hyper-parameter 'momentumm'; did you mean momentum"),
+        ("lr = -1", "lr is -1"),
+        ("lr = 'x'", "lr is 'x'"),
+    ],
+)
+def test_a_mistake_in_a_row_names_file_and_row(hyper, words, tmp_path):
+    """The sentence named a class of Python, and neither the file nor the row."""
+    file = written(tmp_path, 'method = "head"', f'method = "head"\nhyper = {{ {hyper} }}')
+    found = edgefl_train("experiment", file, "--out", tmp_path / "o")
+    assert found.code == 2 and f"{file}: row 'Head': {words}" in found.sentence()
 
 
 def test_the_command_line_wins_over_the_file(tmp_path):

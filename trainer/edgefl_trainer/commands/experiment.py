@@ -118,13 +118,13 @@ def experiment(
     """
     from edgefl_trainer.engine.folder import check_free
     from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.planning import OWN, commands, plan_runs
+    from edgefl_trainer.experiments.planning import OWN, commands
 
     if as_json and not watch:
         raise click.UsageError("--json is the form of --watch; that of the table is --format json.")
     at_once = workers if engine == "flower" else None  # sites of a run
     table = read_experiment(file)
-    planned = plan_runs(table, _choice(out, workers=at_once, **options), os.environ)
+    planned = _planned(file, table, _choice(out, workers=at_once, **options))
     if dry_run:
         for line in commands(planned, engine):
             click.echo(line)
@@ -182,6 +182,17 @@ def _crew(engine: str, workers: int | None, out: Path, look: "Callable[[], None]
 
         return Processes(1, out / BOOK, look, track, study_run.__name__)
     return ThisProcess(track) if workers is None else Processes(workers, out / BOOK, look, track)
+
+
+def _planned(file: Path, table: "Experiment", choice: "Choice") -> "list[PlannedRun]":
+    """Plan the runs of a table; a `SettingError` that names its file where they cannot be planned."""
+    from edgefl_trainer.errors import SettingError
+    from edgefl_trainer.experiments.planning import plan_runs
+
+    try:
+        return plan_runs(table, choice, os.environ)
+    except SettingError as error:
+        raise SettingError(f"{file}: {error}") from error
 
 
 def _choice(out: Path, seeds: str, rows: str | None, parts: str | None, **options: Any) -> "Choice":

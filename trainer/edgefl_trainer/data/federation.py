@@ -44,7 +44,7 @@ from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED, ChooseTune, Indices, SiteRows, deal_sites, partition_digest
 from edgefl_trainer.data.sited_rows import own_rows, sited_rows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_specs
-from edgefl_trainer.data.tasks import check_alike, gather, listed, near_classes
+from edgefl_trainer.data.tasks import NEVUS, check_alike, gather, listed, near_classes
 
 Unlabelled = Literal["none", "site", "spread"]
 
@@ -153,7 +153,7 @@ def load_federation(
         colour=colour,
         taught=taught,
     )
-    return replace(found, warnings=(*_warnings(tables, rows, found), *told))
+    return replace(found, warnings=(*_warnings(tables, rows, found, task), *told))
 
 
 def _read_tables(specs: Sequence[Spec], seed: int, *, all_test: bool) -> list[SourceRows]:
@@ -187,7 +187,7 @@ def _targets(
     return (*label_rows(rows, task, classes, whole=whole), None)
 
 
-def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation) -> list[str]:
+def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federation, task: str) -> list[str]:
     told = [line for table in tables for line in table.warnings]
     if found.questions is not None:
         learning = [rows[i] for site in found.sites.values() for i in site.train]
@@ -195,7 +195,9 @@ def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federati
     told += alike_sites(found.sites)
     learned, judged = found.learned, rows_of(found.sites.values(), REPORTED)
     if found.questions is None:
-        told += near_classes(Counter(found.classes[label] for label in found.labels if label >= 0))
+        if task != NEVUS:  # which takes a nevus whichever way it is written
+            used = zip(rows, found.labels, strict=True)
+            told += near_classes(Counter(row.label for row, label in used if row.label is not None and label >= 0))
         table_of = [table.name for table in tables for _ in table.rows]
         told += told_of_lesions(*([(table_of[i], rows[i]) for i in part] for part in (learned, judged)))
     return told + _told_of_pictures(rows, found, learned, judged)

@@ -31,7 +31,7 @@ from edgefl_trainer.data.site_rows import REPORTED
 from edgefl_trainer.data.sited_rows import sited_rows
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_specs
-from edgefl_trainer.data.tasks import alike_classes, listed, near_classes
+from edgefl_trainer.data.tasks import NEVUS, alike_classes, listed, near_classes
 
 UNLABELLED = "no label"
 REFUSES = "a run refuses this data:"  # above the reasons
@@ -78,6 +78,7 @@ class Tables:
     rows: list[tuple[SourceRows, list[Row]]]  # of each SPEC its table, and its rows as a run deals them
     refused: list[str]  # a sentence for each thing that a run refuses of these rows
     taking_part: list[Row]  # of the sites that the SPECs ask for
+    near: list[str] = field(default_factory=list)  # a sentence for each group of classes of the data that may be one
 
     def unlearnable(self) -> list[str]:
         """Write a sentence for each thing that a run which learns from labels refuses beside them."""
@@ -103,7 +104,9 @@ def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
         read.taking_part.extend(row for row in rows if spec.site in (None, row.site))
     if not asks([table for table, _ in read.rows]):
         rows = [row for _, found in read.rows for row in found]
-        read.refused.extend(alike_classes(rows, sorted({row.label for row in rows if row.label is not None})))
+        pictures = Counter(row.label for row in rows if row.label is not None)
+        read.refused.extend(alike_classes(rows, sorted(pictures)))
+        read.near.extend(near_classes(pictures))
     return read
 
 
@@ -153,7 +156,7 @@ def gathered(tables: Tables, task: str) -> Tables:
         return replace(tables, refused=[*tables.refused, str(error)])
     called = iter(names[label] if label >= 0 else None for label in labels)
     rows = [(table, [replace(row, label=next(called)) for row in rows]) for table, rows in tables.rows]
-    return replace(tables, rows=rows)
+    return replace(tables, rows=rows, near=[] if task == NEVUS else tables.near)
 
 
 def survey(read: Tables) -> Survey:
@@ -175,7 +178,7 @@ def survey(read: Tables) -> Survey:
     found.warnings.extend(_of_two_labels(tables, pictures))
     found.warnings.extend(_blank(found))
     found.warnings.extend(_without_site(tables))
-    found.warnings.extend(near_classes({name: n for name, n in _pictures_of(found).items() if name != UNLABELLED}))
+    found.warnings.extend(read.near)
     found.warnings.extend(_thin(found))
     return found
 

@@ -118,7 +118,7 @@ def gather(
         whole: every class that the task names has to be there; data to judge on, or of one site, may lack some of them.
 
     Raises:
-        DataError: a class that the task names is not there, none is left, or two sources write one differently.
+        DataError: a class that the task names is not there, none is left, or one stands in two groups under two names.
     """
     groups = parse_groups(task)
     if groups is not None:
@@ -130,6 +130,7 @@ def gather(
         raise DataError(f"Task nevus needs a class named NV or nevus; the data has {listed(present)}.")
     if whole and 1 not in index.values():
         raise DataError(f"Task nevus needs a class beside the nevi; the data has {listed(present)}.")
+    _check_near(task, (NEVUS, OTHER), index)
     return (NEVUS, OTHER), index
 
 
@@ -142,6 +143,7 @@ def _grouped(groups: Groups, wanted: Sequence[str], *, whole: bool) -> dict[str,
                 f"Task {groups.text} names {by_fold[label.casefold()]!r} and the data has {label!r}: write it as the "
                 "data does, or name both."
             )
+    _check_near(groups.text, groups.classes, named | {label: named.get(label, rest) for label in wanted})
     missing = [label for label in named if label not in wanted]
     if missing and (whole or len(missing) == len(named)):
         raise DataError(
@@ -161,6 +163,21 @@ def _grouped(groups: Groups, wanted: Sequence[str], *, whole: bool) -> dict[str,
     return index
 
 
+def _check_near(task: str, classes: Sequence[str], index: Mapping[str, int]) -> None:
+    """Refuse, by a `DataError`, two classes that may be one (`near_classes`) in two groups: a melanoma among the rest.
+
+    `index`: class of the task or of the data → place of its group.
+    """
+    first: dict[str, str] = {}  # what it may be → the class that was there first
+    for label, place in index.items():
+        twin = first.setdefault(_class_meant(label), label)
+        if index[twin] != place:
+            raise DataError(
+                f"Task {task} counts {twin!r} to {classes[index[twin]]!r} and {label!r} to {classes[place]!r}, but "
+                "they look like one class: write it alike in the task and in all rows, or name both in one group."
+            )
+
+
 def check_alike(rows: Sequence[Row], wanted: Sequence[str]) -> None:
     """Refuse, by a `DataError`, classes that differ in case alone: a class would be two, or lost at some sites."""
     for told in alike_classes(rows, wanted):
@@ -168,24 +185,25 @@ def check_alike(rows: Sequence[Row], wanted: Sequence[str]) -> None:
 
 
 def alike_classes(rows: Sequence[Row], wanted: Sequence[str]) -> Iterator[str]:
-    """Write a sentence for each class of the rows that differs in case alone from one of `wanted`, with an image."""
+    """Write one sentence on the classes of the rows that differ in case alone from one of `wanted`, with an image."""
     by_fold: dict[str, str] = {}
     for name in wanted:
         by_fold.setdefault(name.casefold(), name)
     first = {row.label: row.image for row in reversed(rows) if row.label is not None}
-    for label in dict.fromkeys(row.label for row in rows if row.label is not None):
-        if (meant := by_fold.get(label.casefold(), label)) != label:
-            yield (
-                f"The data has both the class {label!r} (image {first[label]}) and the class {meant!r}; spell a class "
-                "the same way in every row."
-            )
+    found = [
+        f"both the class {label!r} (image {first[label]}) and the class {meant!r}"
+        for label in dict.fromkeys(row.label for row in rows if row.label is not None)
+        if (meant := by_fold.get(label.casefold(), label)) != label
+    ]
+    if found:
+        yield f"The data has {listed(found)}; spell a class the same way in every row."
 
 
 def near_classes(pictures: Mapping[str, int]) -> Iterator[str]:
     """Write a sentence for each group of classes that may be one, with their numbers of pictures.
 
     They differ in spaces, signs or a plural alone, or the product knows them as names of one class. Those that differ
-    in case alone a run refuses (`alike_classes`).
+    in case alone a run refuses (`alike_classes`), and those that a task puts into two groups.
     """
     groups: dict[str, list[str]] = {}  # what it may be → classes
     for label in pictures:

@@ -111,8 +111,11 @@ def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
     known = hyper_types(instance)
     for name in hyper:
         if name not in known:
-            kind = type(instance).__name__
-            raise SettingError(f"{kind} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
+            from edgefl_trainer.methods import METHODS
+
+            kind = type(instance)
+            called = next((method for method, made in METHODS.items() if made is kind), kind.__name__)
+            raise SettingError(f"{called} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
     values: dict[str, Any] = {}
     for entry in fields(instance):
         value = getattr(instance, entry.name)

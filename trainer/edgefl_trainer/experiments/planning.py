@@ -101,9 +101,12 @@ def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, 
     ]
     if not chosen:
         raise SettingError("no row is both in these --rows and in these --parts: name others.")
-    planned = [
-        _planned(experiment, choice, part, row, seed, environment) for part, row in chosen for seed in choice.seeds
-    ]
+    planned = []
+    for part, row in chosen:
+        try:
+            planned += [_planned(experiment, choice, part, row, seed, environment) for seed in choice.seeds]
+        except SettingError as error:
+            raise SettingError(f"row {row.label!r}: {error}") from error
     pretraining_of(planned)
     return planned
 

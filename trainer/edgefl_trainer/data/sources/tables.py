@@ -93,7 +93,7 @@ def _remedy(header: Sequence[str], missing: Sequence[str], required: Sequence[st
     Of a table of images the columns that it may do without are named with them, so that one change is enough.
     """
     if len(header) == 1 and any(sign in header[0] for sign in ";\t"):
-        return ": separate them with commas"
+        return ": save it as CSV UTF-8 with commas; fields that hold a comma in quotes"
     if set(missing) <= {column.casefold() for column in header}:
         told = [f"write {', '.join(missing)} in small letters"]
     else:
