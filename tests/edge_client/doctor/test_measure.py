@@ -72,9 +72,12 @@ def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypa
     scorer, events = Scorer(plain_bundle, threads=1), []
     photo, batch = scorer.score, scorer.score_batch
     monkeypatch.setattr(scorer, "score", lambda data: events.append("photo") or photo(data))
-    monkeypatch.setattr(
-        scorer, "score_batch", lambda rows, *names: events.append(f"batch of {len(rows)}") or batch(rows, *names)
-    )
+
+    def counted(rows, *names, **given):
+        events.append(f"batch of {len(rows)}")
+        return batch(rows, *names, **given)
+
+    monkeypatch.setattr(scorer, "score_batch", counted)
     monkeypatch.setattr(measuring, "peak_memory_mib", lambda: events.append("memory") or 10.0)
     measure(scoring(scorer), lambda: events.append("second model") or scoring(scorer))
     assert [one for one in dict.fromkeys(events) if one != "batch of 1"] == [
