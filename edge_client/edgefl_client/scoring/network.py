@@ -22,8 +22,8 @@ from edgefl_client.runtime import check_runtime, load_graph, processors, run_gra
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.question_table import INPUT
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.pictures.imaging import DecodedPicture, flattened, open_photo
-from edgefl_protocol.pictures.preprocess import prepare, prepare_turned
+from edgefl_protocol.pictures.imaging import DecodedPicture, check_array, flattened, open_photo
+from edgefl_protocol.pictures.preprocess import prepare
 from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
 
 OCCLUSION_BATCH = 8  # as in the export gates
@@ -113,13 +113,8 @@ class Network:
         Raises:
             ImageError: the picture cannot be used; `code` says why.
         """
-        photo = _decoded(image)
+        photo = decoded(image)
         return photo, prepare(photo.pixels, self.bundle.preprocess)
-
-    def prepared_turned(self, image: Photo) -> tuple[DecodedPicture, tuple[Pixels, Pixels, Pixels, Pixels]]:
-        """Do the same, and make the inputs of the picture turned by a quarter, a half and three quarters, too."""
-        photo = _decoded(image)
-        return photo, prepare_turned(photo.pixels, self.bundle.preprocess)
 
     def run(
         self, pixels: Pixels, question: NDArray[np.int64] | None = None, *, what: str = "this picture"
@@ -166,12 +161,15 @@ class Network:
         return occlusion_map(probability, without), float(without.min())
 
 
-def _decoded(image: Photo) -> DecodedPicture:
+def decoded(image: Photo) -> DecodedPicture:
+    """Decode a picture, as for `Network.prepared`; an `ImageError` where it cannot be used."""
     if isinstance(image, bytes):
         image = open_photo(image)
     if isinstance(image, Image.Image):
         image = flattened(image)
-    return image if isinstance(image, DecodedPicture) else DecodedPicture(image)
+    photo = image if isinstance(image, DecodedPicture) else DecodedPicture(image)
+    check_array(photo.pixels)
+    return photo
 
 
 def without_graphs(bundle: Bundle) -> Bundle:

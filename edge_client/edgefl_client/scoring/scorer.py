@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.scoring.explanation import Explanation
-from edgefl_client.scoring.network import Floats, Network, Photo
+from edgefl_client.scoring.network import Floats, Network, Photo, decoded
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import better_than_chance, shown_weaknesses
 from edgefl_protocol.bundle.figures import learned_from, site_figures
@@ -20,6 +20,7 @@ from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
+from edgefl_protocol.pictures.preprocess import prepare, prepare_turned
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.referral import JudgedPicture, in_force, judge_picture, most_uncertain
 from edgefl_protocol.pictures.score import ModelInfo, Outputs, Score, make_score
@@ -34,7 +35,8 @@ class PreparedPicture:
     """A picture that is ready for the network, and judged; the photograph itself is no longer needed."""
 
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
-    turned: tuple[NDArray[np.uint8], ...]  # the same of the picture turned by a quarter, a half and three quarters
+    # the same of the picture turned by a quarter, a half and three quarters; none where it is referred for itself
+    turned: tuple[NDArray[np.uint8], ...]
     judged: JudgedPicture  # what was found before the model runs
     milliseconds: float  # what this took
 
@@ -115,7 +117,9 @@ class Scorer:
             raise ValueError(f"{len(images)} pictures but {len(called)} names")
         if not images:
             return []
-        prepared = [image if isinstance(image, PreparedPicture) else self.prepare(image) for image in images]
+        prepared = [
+            image if isinstance(image, PreparedPicture) else self.prepare(image, as_it_is=as_it_is) for image in images
+        ]
         started = time.perf_counter()
         found = self.network.run(np.stack([one.pixels for one in prepared]))
         share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
@@ -131,13 +135,22 @@ class Scorer:
                 scores[row] = self._judge(_of(found, row), called[row], prepared[row], share_ms, again)
         return scores
 
-    def prepare(self, image: Photo) -> PreparedPicture:
-        """Make the network's input of a picture, and judge the picture."""
+    def prepare(self, image: Photo, *, as_it_is: bool = False) -> PreparedPicture:
+        """Judge a picture, and make the network's inputs of it.
+
+        Args:
+            as_it_is: not to turn it: for `score_batch` with the same.
+        """
         started = time.perf_counter()
-        photo, (pixels, *turned) = self.network.prepared_turned(image)
-        quality = measure_quality(photo.pixels, self.network.bundle.preprocess.colour)
+        photo, preprocess = decoded(image), self.network.bundle.preprocess
+        quality = measure_quality(photo.pixels, preprocess.colour)
         judged = judge_picture(quality, self.network.least_px, self._rules, white=photo.white)
-        return PreparedPicture(pixels, tuple(turned), judged, (time.perf_counter() - started) * 1e3)
+        referred_anyway = bool(judged.faults) or judged.light is not None
+        if as_it_is or referred_anyway:
+            inputs: tuple[NDArray[np.uint8], ...] = (prepare(photo.pixels, preprocess),)
+        else:
+            inputs = prepare_turned(photo.pixels, preprocess)
+        return PreparedPicture(inputs[0], inputs[1:], judged, (time.perf_counter() - started) * 1e3)
 
     @property
     def shown_map(self) -> ShownMap | None:

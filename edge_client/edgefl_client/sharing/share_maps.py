@@ -143,7 +143,8 @@ def _choose(work: _Work, most: int) -> _Found:
     rows = read_labels(work.labels, work.classes)
     for row in rows:
         try:
-            prepared = work.scorer.prepare(work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES, REDUCE)))
+            photo = work.reader.decode(read_bounded(row.path, MAX_FILE_BYTES, REDUCE))
+            prepared = work.scorer.prepare(photo, as_it_is=True)
             reasons.update(prepared.judged.faults)
             if not prepared.judged.faults:
                 scored.append(_vacuity_and_map(work.scorer.score_batch([prepared], as_it_is=True)[0]))

@@ -204,7 +204,7 @@ def resize(image: Pixels, size_px: int, fit: Fit = "squash") -> Pixels:
     Raises:
         ImageError: not a uint8 array of (H, W, 3) with at least one pixel (`unreadable`).
     """
-    _check_array(image)
+    check_array(image)
     height, width = image.shape[:2]
     box = (0.0, 0.0, float(width), float(height))
     if fit == "crop":
@@ -225,7 +225,7 @@ def shades_of_grey(image: Pixels) -> Pixels:
     Raises:
         ImageError: not a uint8 array of (H, W, 3) with at least one pixel (`unreadable`).
     """
-    _check_array(image)
+    check_array(image)
     light = light_of(image)
     length = float(np.linalg.norm(light))
     if length == 0.0:
@@ -256,7 +256,8 @@ def _check_pixels(image: Image.Image) -> None:
         )
 
 
-def _check_array(image: Pixels) -> None:
+def check_array(image: Pixels) -> None:
+    """Refuse, by an `ImageError` (`unreadable`), what is no uint8 picture (H, W, 3) with at least one pixel."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise ImageError(
             f"the picture is {image.dtype} of shape {image.shape}; it must be uint8 of shape (height, width, 3)",

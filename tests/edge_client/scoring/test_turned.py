@@ -96,3 +96,12 @@ def test_doctor_times_one_run_of_the_network(lab, make_bundle, monkeypatch):
     runs = watched(scorer, monkeypatch, lambda one: False)
     scoring(scorer).drawn(3)
     assert runs == [3]
+
+
+def test_a_picture_that_the_gate_refers_is_not_turned(lab, make_bundle):
+    """It is referred in any case, so neither a resize nor a run is spent on its turns."""
+    scorer = Scorer(make_bundle(refer_above=None, info=known_among(lab.CLASSES)), threads=1)
+    dark = scorer.prepare(lab.photo(colour=(4, 3, 3)))
+    assert dark.judged.faults and dark.turned == ()
+    assert scorer.score_batch([dark])[0].refer
+    assert len(scorer.prepare(lab.photo()).turned) == 3 and scorer.prepare(lab.photo(), as_it_is=True).turned == ()
