@@ -27,7 +27,7 @@ from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 _HEARD = "heard_"  # the facts that hold when a member was last heard
-CHANGES = "members_changed"  # the fact that counts changes of members' states
+CHANGES = "members_changed"  # the fact that counts changes of members: of their states, or a broadcast that is lost
 
 _SELECTED = select(  # in the order of `MemberRow`
     members.c.skid, members.c.name, members.c.role, members.c.state, members.c.signing_public,
@@ -294,8 +294,13 @@ def count_approved(connection: Connection) -> int:
 
 
 def changes(connection: Connection) -> int:
-    """Return how often a member's state has changed: while it is the same, the same members are approved."""
+    """Return how often a member has changed: while it is the same, the same are approved, and have their broadcast."""
     return int(FACT.value(connection, key=CHANGES) or 0)
+
+
+def note_change(connection: Connection) -> None:
+    """Note that a member's state has changed, or its broadcast is lost: whichever process leads looks again."""
+    KEEP_FACT.run(connection, key=CHANGES, value=str(changes(connection) + 1))
 
 
 def _by_name(connection: Connection, name: str) -> MemberRow:
@@ -315,7 +320,7 @@ def _is_open(now_ms: int) -> ColumnElement[bool]:
 
 def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
     connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
-    KEEP_FACT.run(connection, key=CHANGES, value=str(changes(connection) + 1))
+    note_change(connection)
 
 
 def _columns(sealing: PublicSealingKey) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
 is done twice (after a crash) changes it once and to the same bytes. A reply that cannot be aggregated is refused by
 name and the round goes on with the others, or opens again where too few are left; the same replies are not tried twice.
-So is one whose stored bytes are missing or damaged, which its sender may send again.
+So is one whose stored bytes are missing or damaged, which its sender may send again. What was made by rules, of members
+or with grants that count no more is not stored: the job is done anew (`_still_counts`).
 A job that the machine fails (memory, disk, time) is told in the audit log and tried again; one that was stopped with
 the server is not a failure. The replies stay. Source: docs/security.md, reliability (aggregation exactly once) and
 check 46.
@@ -13,10 +14,9 @@ import errno
 import logging
 import secrets
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -29,8 +29,9 @@ from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobK
 from edgefl_coordinator.rounds.operator_gate import command_of
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
+from edgefl_coordinator.settings import CoordinatorSettings
 from edgefl_coordinator.store import audit, inbox
-from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.coordinator import Coordinator, counted_settings
 from edgefl_coordinator.store.store import Blob, Store
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
@@ -47,7 +48,7 @@ class Due:
 
     job: Job
     receivers: dict[str, str]
-    left: frozenset[str] = frozenset()  # first key ids of all members that were shut out when the job was made
+    left: frozenset[str]  # first key ids of all members that were shut out when the job was made
 
 
 def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
@@ -144,24 +145,19 @@ def next_job(coordinator: Coordinator) -> Due | None:
             approved = membership.count_approved(connection)
             wanted = bool(stored_rounds.fact(connection, "start_wanted")) and approved > 0
             if wanted or starts_by_itself(approved, settings.rounds):
-                return _due(coordinator, "start", 0, membership.approved(connection))
+                return _due(coordinator, connection, "start", 0, membership.approved(connection))
             return None
         (number, state), changes = latest, membership.changes(connection)
         aggregates = current is not None and current.state == "aggregating"
         if not aggregates and coordinator.all_served == (number + 1, changes):
             return None
-        left = shut_out.ever_shut_out(connection)
-        more: dict[str, Any] = {"gone": shut_out.still_in_state(connection, left), "left": left}
         if aggregates and current is not None:
-            more["granted"] = grants.granted(connection)
-            more["gate"] = command_of(settings.protection.gate, coordinator.store.home.root)
-            more["gate_s"] = settings.limits.gate_s
             replies = stored_rounds.replies_of(connection, current.number)
             everybody = membership.approved(connection)
-            return _due(coordinator, "aggregate", current.number, everybody, state, replies, **more)
+            return _due(coordinator, connection, "aggregate", current.number, everybody, state, replies)
         waiting = stored_broadcasts.without_broadcast(connection, number + 1)
         if waiting:
-            return _due(coordinator, "broadcast", number + 1, waiting, state, **more)
+            return _due(coordinator, connection, "broadcast", number + 1, waiting, state)
     coordinator.all_served = (number + 1, changes)  # now that what was read is committed
     return None
 
@@ -174,10 +170,12 @@ def sweep_uploads(coordinator: Coordinator) -> None:
 
 
 def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
-    """Store a job's result once, or nothing: then a `StorageError`."""
+    """Store a job's result once, or nothing: where it has to be done anew, or with a `StorageError`."""
     store, job = coordinator.store, due.job
     if result.problem:
         with store.transaction() as connection:
+            if not _still_counts(coordinator, connection, due):
+                return
             deadline_s, now_ms = coordinator.settings.rounds.deadline_s, coordinator.clock()
             past = stored_rounds.reopen_round(
                 connection, now_ms, job.number, result.refused, result.problem, deadline_s
@@ -197,8 +195,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
         for (name, file), blob in zip(result.broadcasts.items(), adopted, strict=False):
             made[due.receivers[name]] = stored_broadcasts.Broadcast(blob, _others_in(coordinator, file))
         with store.transaction() as connection:
-            if due.left != frozenset(shut_out.ever_shut_out(connection)):
-                return  # what a member sent that was shut out meanwhile is in the result: the job is done anew
+            if not _still_counts(coordinator, connection, due):
+                return
             if job.kind == "broadcast":
                 if made.keys() & stored_broadcasts.others_in_broadcasts(connection, job.number).keys():
                     return  # another process, which leads now, has made them
@@ -254,22 +252,48 @@ def _others_in(coordinator: Coordinator, file: Path) -> int | None:
 
 def _due(
     coordinator: Coordinator,
+    connection: Connection,
     kind: JobKind,
     number: int,
     receivers: list[membership.MemberRow],
     state: str | None = None,
-    replies: dict[str, str] | None = None,
-    left: Collection[str] = (),
-    **more: Any,
+    replies: Mapping[str, str] | None = None,
 ) -> Due:
+    """Make a job by the settings and of the members that count in this transaction."""
+    settings, left, sent = _settings(coordinator, connection), shut_out.ever_shut_out(connection), replies or {}
     job = make_job(
-        coordinator.settings,
+        settings,
         kind,
         number,
         sites=tuple(member.name for member in receivers),
         state=state,
-        replies=replies or {},
+        replies=sent,
+        gone=shut_out.still_in_state(connection, left),
+        granted=_granted(connection, sent),
+        gate=command_of(settings.protection.gate, coordinator.store.home.root),
+        gate_s=settings.limits.gate_s,
         order_key=coordinator.derive("peer-order").hex(),
-        **more,
     )
     return Due(job, {member.name: member.skid for member in receivers}, frozenset(left))
+
+
+def _still_counts(coordinator: Coordinator, connection: Connection, due: Due) -> bool:
+    """Tell whether what a job was made with counts still: who is shut out, quorum, rules of protection, grants.
+
+    Where one of them changed while it was done, its result holds what a member sent that was shut out meanwhile, or is
+    judged by rules that count no more.
+    """
+    settings, job = _settings(coordinator, connection), due.job
+    made = due.left, job.quorum, job.protection, job.granted
+    left, granted = frozenset(shut_out.ever_shut_out(connection)), _granted(connection, job.replies)
+    return made == (left, settings.rounds.quorum_min, settings.protection, granted)
+
+
+def _settings(coordinator: Coordinator, connection: Connection) -> CoordinatorSettings:
+    """Return the settings as the store notes them: what `set` changes counts in its own transaction there."""
+    return counted_settings(connection) or coordinator.settings
+
+
+def _granted(connection: Connection, replies: Mapping[str, str]) -> dict[str, int]:
+    """Return the grants of those that replied: who joins meanwhile changes nothing in the round's result."""
+    return {name: images for name, images in grants.granted(connection).items() if name in replies}

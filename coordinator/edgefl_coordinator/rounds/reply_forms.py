@@ -14,6 +14,7 @@ from edgefl_protocol.rules.maps import check_sent_maps, sent_maps_in
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLAIM = re.compile(r"n_train|n\.(?:0|[1-9][0-9]*)")
+_MOST_COUNT = 2**40  # so that counts of all members and rounds together stay below 2**63
 
 
 def is_claim(name: str) -> bool:
@@ -32,6 +33,8 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
     for name, array in payload.arrays.items():
         if array.dtype.kind == "i" and array.size and array.min() < 0:
             raise _bad(f"{name[:40]} holds {array.min()}; a count is 0 or more")
+        if array.dtype.kind in "iu" and array.size and int(array.max()) > _MOST_COUNT:
+            raise _bad(f"{name[:40]} holds {array.max()}; a count is at most {_MOST_COUNT}")
     if task.shares_maps:
         if len(payload.scalars) > 1:
             raise _bad(f"the reply has {len(payload.scalars)} scalars, but only site_sha256 is allowed")

@@ -7,7 +7,7 @@ docs/security.md, exchange policy (check 51).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
@@ -17,7 +17,7 @@ from edgefl_coordinator.rounds.states import NOTHING, cohort_allows
 from edgefl_coordinator.rounds.stored_rounds import current_round
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store.store import Blob
-from edgefl_coordinator.store.tables import broadcasts, replies, rounds
+from edgefl_coordinator.store.tables import broadcasts, offers, replies, rounds
 from edgefl_coordinator.store.tables import members as member_table
 
 
@@ -48,7 +48,7 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
         select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
     ).first()
     if row is None:
-        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
+        raise not_ready(number)
     if not cohort_allows(row.others, number, settings.min_cohort):
         raise RefusedError(
             "small_cohort",
@@ -56,6 +56,21 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
             f"least {settings.min_cohort} are required",
         )
     return str(row.blob)
+
+
+def not_ready(number: int) -> RefusedError:
+    """Say that a member's broadcast is still to be made."""
+    return RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
+
+
+def make_anew(connection: Connection, member: MemberRow, number: int, blob: str) -> bool:
+    """Let a member's broadcast whose blob is lost be made anew; False where that is not its broadcast any more."""
+    mine = (broadcasts.c.number == number) & (broadcasts.c.skid == member.skid) & (broadcasts.c.blob == blob)
+    if connection.execute(delete(broadcasts).where(mine)).rowcount != 1:
+        return False
+    connection.execute(delete(offers).where(offers.c.blob == blob))
+    membership.note_change(connection)
+    return True
 
 
 def contributors(connection: Connection, *, before: int) -> set[str]:

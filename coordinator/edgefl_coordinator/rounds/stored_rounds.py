@@ -22,7 +22,7 @@ from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit, counts
 from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
 from edgefl_coordinator.store.store import Blob
-from edgefl_coordinator.store.tables import broadcasts, offers, refused_replies, replies, rounds, states
+from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.store.tables import members as member_table
 
 _CORRECTED = "corrected_{}_{}"  # the fact that a member has replaced its refused reply of a round
@@ -182,14 +182,15 @@ def reopen_round(
 ) -> list[str]:
     """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
 
-    It keeps the replies of members who still belong; refused ones count no more. Returns the blobs to delete after the
-    commit.
+    It keeps the replies of members who still belong; refused ones count no more. Its first deadline is the one from now
+    on. Returns the blobs to delete after the commit.
     """
     gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
     here = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
     deadline_ms = now_ms + deadline_s * 1000
     if connection.execute(here.values(state="open", deadline_ms=deadline_ms, problem=problem)).rowcount != 1:
         return []
+    connection.execute(delete(facts).where(facts.c.key == _OVERDUE.format(number)))
     refusals.refuse_replies(connection, now_ms, number, refused)
     dropped = _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
     left = counted(connection, number)
@@ -296,7 +297,7 @@ def forget_past(connection: Connection, current: int) -> list[str]:
 
 
 def overdue_ms(connection: Connection, number: int) -> int | None:
-    """Return the first deadline of a round that passed without enough replies, or None."""
+    """Return the first deadline of a round, since it opened last, that passed without enough replies; or None."""
     found = fact(connection, _OVERDUE.format(number))
     return found if isinstance(found, int) else None
 

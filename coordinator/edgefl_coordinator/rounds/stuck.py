@@ -251,7 +251,7 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
     if facts.refused and possible < rules.quorum_min:
         why = f"{counted(facts.refused, 'reply was', 'replies were')} refused, and {left}"
         return _fewer_or_more("replies_refused", why, facts, needed, rules)
-    if current.tried:
+    if possible >= rules.quorum_min:  # enough, had the same replies not been tried
         why = "its replies could not be aggregated together, and no member is left to send another"
         return _stuck("cannot_aggregate", why, _INVITE, facts.opened_ms)
     there = "is" if facts.members == 1 else "are"

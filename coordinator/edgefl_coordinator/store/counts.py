@@ -4,7 +4,7 @@ Guarantees: a count is kept in the transaction of what it counts. A reply that i
 changes which replies count drops it (`drop`), and who asks next counts the rows.
 """
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, Text, cast, delete, literal
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Text, cast, delete, literal, or_
 
 from edgefl_coordinator.store.statements import KEEP_FACT, fact_of
 from edgefl_coordinator.store.tables import facts
@@ -25,5 +25,6 @@ def keep(connection: Connection, number: int, count: int) -> int:
 
 
 def drop(connection: Connection) -> None:
-    """Drop all counts: other replies count now."""
-    connection.execute(delete(facts).where(facts.c.key >= "counted_", facts.c.key < "counted_~"))
+    """Drop all counts: other replies count now. Facts of other words after `counted_` stay, such as the settings."""
+    of_a_round = (facts.c.key >= _ROUND.format("0")) & (facts.c.key < _ROUND.format(":"))  # ":" follows "9"
+    connection.execute(delete(facts).where(or_(facts.c.key == ARRAYS, of_a_round)))

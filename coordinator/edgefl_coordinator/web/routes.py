@@ -6,7 +6,9 @@ Source: docs/security.md, routes, enrolment, replay window and idempotency.
 """
 
 import hmac
+import logging
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 from sqlalchemy import Connection
 
@@ -14,7 +16,7 @@ from edgefl_coordinator.commits.shared_commit import done_again
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
-from edgefl_coordinator.rounds import stored_broadcasts, task_status
+from edgefl_coordinator.rounds import stored_broadcasts, stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
 from edgefl_coordinator.web.admission import Call, check_round, keep_window, read, refuse, transact
@@ -22,7 +24,7 @@ from edgefl_coordinator.web.blob_route import blob_route, offer
 from edgefl_coordinator.web.reply_route import reply_route
 from edgefl_protocol import Payload
 from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES
-from edgefl_protocol.errors import RecordError
+from edgefl_protocol.errors import RecordError, StorageError
 from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
 from edgefl_protocol.messages.requests import (
     BroadcastRequest,
@@ -38,6 +40,8 @@ from edgefl_protocol.messages.requests import (
 from edgefl_protocol.records.coordinator_records import make_index
 from edgefl_protocol.records.revocation import make_revoked
 from edgefl_protocol.records.rotation import verify_rotation
+
+log = logging.getLogger("edgefl_coordinator")
 
 
 def _enrol(call: Call) -> Payload:
@@ -100,9 +104,28 @@ def _broadcast(call: Call) -> Payload:
         return name
 
     store, name = call.coordinator.store, transact(call, effect)
-    if store.payloads.size(name) > MAX_INLINE_BYTES:
-        return offer(call, name).to_payload()
-    return Payload.from_bytes(store.get_blob(name))
+    try:
+        if store.payloads.size(name) > MAX_INLINE_BYTES:
+            return offer(call, name).to_payload()
+        return Payload.from_bytes(store.get_blob(name))
+    except StorageError as error:
+        if error.code not in ("damaged", "missing"):
+            raise
+        _make_anew(call, request.round, name, error)
+
+
+def _make_anew(call: Call, number: int, blob: str, error: StorageError) -> NoReturn:
+    """Let a broadcast that is lost be made anew, and refuse it until then as one that is not ready.
+
+    A `StorageError` where the server's state, of which it is made, is lost, too: as with a disk that is not mounted.
+    """
+    store = call.coordinator.store
+    if newest := transact(call, lambda connection, _: stored_rounds.latest_state(connection)):
+        store.payloads.size(newest[1])
+    if transact(call, lambda connection, member: stored_broadcasts.make_anew(connection, member, number, blob)):
+        log.error("a broadcast of round %d is lost and is made anew: %s", number, error)
+        store.drop_blobs([blob])
+    refuse(call, stored_broadcasts.not_ready(number), error)
 
 
 def _index(call: Call) -> Payload:

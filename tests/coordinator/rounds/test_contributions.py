@@ -84,8 +84,9 @@ def test_not_a_number_never_arrives(member) -> None:
         ({}, {"n_train": 5.0}),
         ({}, {"n_train": -1}),
         ({"selections": np.array([100, -390])}, {}),
+        ({"selections": np.array([100, 2**40 + 1])}, {}),
     ],
-    ids=["a float", "above the bound", "a whole float", "below 0", "a count below 0"],
+    ids=["a float", "above the bound", "a whole float", "below 0", "a count below 0", "a count too large"],
 )
 def test_claims_are_whole_numbers_within_the_bound(make_coordinator, tools, arrays, scalars) -> None:
     """Check 46: what weighs a reply, in scalars or in an array of counts."""

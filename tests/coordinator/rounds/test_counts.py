@@ -11,8 +11,11 @@ from sqlalchemy import text
 
 from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_broadcasts, stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.store import counts
+from edgefl_coordinator.store.coordinator import COUNTED, counted_settings
 from edgefl_coordinator.store.store import open_store
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.setting_changes import note_edits
 from edgefl_protocol import Payload
 
 REPLIES = """
@@ -68,6 +71,18 @@ def test_the_counts_are_those_of_the_rows(coordinator, tools) -> None:
     check(coordinator, 2)
     with coordinator.store.transaction() as connection:
         assert newest_replies.held_arrays(connection) == 2  # of round 2 alone
+
+
+def test_settings_stay_noted_when_counts_are_dropped(coordinator) -> None:
+    """The names of their facts begin alike. What was noted is what hand edits are held against."""
+    with coordinator.store.transaction() as connection:
+        note_edits(connection, coordinator)
+        for number in (1, 9, 10):
+            counts.keep(connection, number, 3)
+        newest_replies.held_arrays(connection)
+        counts.drop(connection)
+        left = set(connection.scalars(text("SELECT key FROM facts WHERE key LIKE 'counted%'")))
+        assert left == {COUNTED} and counted_settings(connection) == coordinator.settings
 
 
 def test_a_look_at_the_rounds_asks_for_the_members_after_a_change_only(coordinator, tools, monkeypatch) -> None:

@@ -79,3 +79,20 @@ def test_what_was_aggregated_meanwhile_is_done_anew(coordinator, worker, seen, f
     assert step(coordinator, worker)
     assert set(seen[-1].replies) == {"clinic-a", "clinic-b", "clinic-c"}
     assert OPERATIONS["status"](coordinator, {})["round"] == 2
+
+
+@pytest.mark.parametrize("how", ["shut out", "invited anew"])
+def test_the_first_round_opens_without_who_left_before_it(coordinator, tools, worker, seen, how) -> None:
+    """One approved member was revoked; one that waited for approval gave way to a second invite for its name."""
+    for letter in "abcd":
+        tools.approved_member(coordinator, f"clinic-{letter}")
+    if how == "shut out":
+        tools.approved_member(coordinator, "clinic-x")
+        OPERATIONS["revoke"](coordinator, {"name": "clinic-x"})
+    else:
+        tools.Member(coordinator, "clinic-x").enrol(tools.token_of(coordinator, "clinic-x"))
+        tools.token_of(coordinator, "clinic-x")
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, worker) and not step(coordinator, worker)
+    facts = OPERATIONS["status"](coordinator, {})
+    assert (facts["state"], facts["round"], len(seen)) == ("open", 1, 1)

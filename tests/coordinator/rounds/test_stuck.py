@@ -98,6 +98,7 @@ TABLE = [
     (facts(3, members=4), EARLY,                      "moves", "", [_SET + "rounds.quorum_target 3"]),
     (facts(3, members=4, able=1), EARLY,              "moves", "", []),
     (facts(3, tried=3), RULES,                        "stuck", "cannot_aggregate", [INVITE]),
+    (facts(2, tried=2, members=2), RULES,             "stuck", "too_few_members", [INVITE, RISKY_TWO]),
     (facts(3, tried=3, able=1), RULES,                "waits", "no_reply", []),
     (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE, RISKY_TWO]),
     (facts(0, members=0), RULES,                      "stuck", "too_few_members", [INVITE]),

@@ -5,6 +5,7 @@ Source: docs/decisions/0041.
 
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds import task_status
 from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -130,6 +132,57 @@ def test_a_round_goes_on_without_who_is_away(make_coordinator, clock, tools) -> 
     clock.now_ms += 60_000
     assert step(coordinator, tools.toy_worker)
     assert isinstance(broadcast_of(three[2], 2), Payload) and isinstance(three[2].reply(2), Payload)
+
+
+def test_a_round_that_opened_again_waits_for_its_new_deadline(make_coordinator, clock, tools) -> None:
+    """A deadline that passed before it opened again is past: nobody is told of one, or shut out for it."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
+    coordinator.serving = True
+    four = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcd"]
+    tools.start_rounds(coordinator)
+    clock.now_ms += 60_000
+    assert task_of(four[0]).stuck and not step(coordinator, tools.toy_worker)
+    for member in four[:3]:
+        member.reply(1)
+
+    def refusing(folder: Path, _: float) -> None:
+        refused = {"clinic-c": "the array x is missing"}
+        write_result(folder, JobResult(b"", ("warm", "train", "train"), {}, refused, "too few sound replies: 2"))
+
+    assert step(coordinator, refusing)
+    told = OPERATIONS["status"](coordinator, {})
+    assert (told["standing"]["kind"], told["standing"]["until_ms"]) == ("waits", told["deadline_ms"])
+    assert told["deadline_ms"] == clock.now_ms + 60_000 and task_of(four[3]).stuck == ""
+    clock.now_ms = told["deadline_ms"]
+    assert task_of(four[3]).stuck
+    standing = OPERATIONS["status"](coordinator, {})["standing"]
+    assert (standing["cause"], standing["since_ms"]) == ("no_reply", told["deadline_ms"])
+
+
+def test_too_few_replies_are_not_called_unfit(make_coordinator, tools) -> None:
+    """One of three members was shut out while the round was closed: two replies are left, and they do fit together. The
+    command that is named lets them count."""
+    rules = {"quorum_min": 3, "quorum_target": 3, "min_cohort": 1, "allow_small_cohort": True}
+    coordinator = make_coordinator(rounds=rules)
+    coordinator.serving = True
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    for member in three:
+        member.reply(1)
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-c"})
+
+    def judging(folder: Path, timeout_s: float) -> None:
+        job = read_job(folder)
+        if len(job.replies) >= job.quorum:
+            return tools.toy_worker(folder, timeout_s)
+        return write_result(folder, JobResult(b"", ("warm", "train", "train"), {}, {}, "too few sound replies: 2"))
+
+    assert step(coordinator, judging)
+    told = OPERATIONS["status"](coordinator, {})["standing"]
+    assert (told["cause"], told["why"]) == ("too_few_members", "it needs 3 replies, and there are 2 members")
+    words = told["commands"][-1].removeprefix(_SET).split()
+    OPERATIONS["set"](coordinator, {"changes": dict(zip(words[::2], words[1::2], strict=True))})
+    assert step(coordinator, judging) and OPERATIONS["status"](coordinator, {})["round"] == 2
 
 
 def test_a_job_that_fails_is_told_to_members_without_its_cause(make_coordinator, clock, tools) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.coordinator.web.test_setting_changes import FINISHABLE, change
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import _Leader
 from edgefl_coordinator.web.setting_changes import check_edits, note_edits
@@ -66,6 +67,21 @@ def test_a_hand_edit_that_set_would_refuse_keeps_serve_from_starting(make_coordi
     coordinator = make_coordinator()
     starts(coordinator)
     assert logged(coordinator) == []
+
+
+def test_after_a_round_a_hand_edit_is_still_refused(make_coordinator, tools) -> None:
+    """A round that closes drops its counts, and none of the settings that counted last."""
+    coordinator = make_coordinator(rounds=FINISHABLE)
+    starts(coordinator)
+    members = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    for member in members:
+        member.reply(1)
+    assert step(coordinator, tools.toy_worker)
+    assert OPERATIONS["status"](coordinator, {})["round"] == 2
+    coordinator = edited(make_coordinator, coordinator, ("count = 2", "count = 9"))
+    with pytest.raises(OperatorError, match=r"rounds\.count is 9, but the federation began with 2"):
+        check_edits(coordinator)
 
 
 def test_a_hand_edit_that_is_allowed_is_in_the_log(make_coordinator) -> None:

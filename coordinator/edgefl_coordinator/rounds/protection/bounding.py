@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from edgefl_coordinator.rounds.protection import updates
 from edgefl_coordinator.rounds.protection.changed_replies import as_it_came, changed, replaced
 from edgefl_coordinator.rounds.reply_forms import is_claim
@@ -120,7 +122,11 @@ def _bounded_counts(found: Bounded, protection: Protection) -> Bounded:
     names = sorted({name for reply in found.replies.values() for name in _counts(reply)})
     ratios = granted_ratios(found.replies, protection.granted)
     for name in names:
-        sums = {site: int(reply.arrays[name].sum()) for site, reply in found.replies.items() if name in _counts(reply)}
+        sums = {
+            site: int(reply.arrays[name].sum(dtype=np.float64))  # whole numbers would begin anew below 0 above 2**63
+            for site, reply in found.replies.items()
+            if name in _counts(reply)
+        }
         for site, total in sums.items():
             most = int(protection.settings.claim_most * ratios[site] * usual(sums.values()))
             if total > most:

@@ -219,12 +219,15 @@ def test_a_class_with_few_images_is_not_bounded_away() -> None:
     assert found.replies["hospital"].scalars["n.2"] == 1
 
 
-def test_counts_in_an_array_are_bounded_as_claims_are() -> None:
-    """SGPT weighs keys by how often a site chose each group: docs/methods.md 5.3."""
+@pytest.mark.parametrize("large", [[10**12, 0], [2**62, 2**62]], ids=["large", "a sum of 2**63"])
+def test_counts_in_an_array_are_bounded_as_claims_are(large) -> None:
+    """SGPT weighs keys by how often a site chose each group: docs/methods.md 5.3. The second sum has no int64."""
     offered = {name: Payload({"selections": np.array([60, 40])}, {"n_train": 100}) for name in SITES[:4]}
-    offered["big"] = Payload({"selections": np.array([10**12, 0])}, {"n_train": 100})
+    offered["big"] = Payload({"selections": np.array(large)}, {"n_train": 100})
     found = bounded_claims(offered, Protection())
-    assert found.replies["big"].arrays["selections"].tolist() == [150, 0] and set(found.told) == {"big"}
+    assert found.replies["big"].arrays["selections"].tolist() == ([150, 0] if large[1] == 0 else [75, 75]) and set(
+        found.told
+    ) == {"big"}
     assert all(found.replies[name] is offered[name] for name in SITES[:4])
 
 
