@@ -24,6 +24,8 @@ from edgefl_protocol.lock_file import LockFile
 from edgefl_protocol.payload import Payload
 
 LOCK = "lock"
+# The warning of a learner whose kept point is of other pictures: going on would weigh a reply by those of today.
+CHANGED = "pictures, settings or the others' part have changed since learning stopped: the round begins anew"
 
 Stage = Literal["learning", "learned"]
 _STAGES: Mapping[object, Stage] = {"learning": "learning", "learned": "learned"}
@@ -51,10 +53,6 @@ class Point:
     def next_epoch(self) -> Self:
         """Return the point before the first step of the next epoch."""
         return replace(self, epoch=self.epoch + 1, step=0, sums={})
-
-    def again(self, given: str) -> Self:
-        """Begin the same epoch again on other pictures or settings, with what is learned so far."""
-        return replace(self, given=given, step=0, sums={})
 
     def to_payload(self) -> Payload:
         """Make the payload that is kept."""

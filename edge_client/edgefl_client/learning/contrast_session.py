@@ -115,7 +115,7 @@ def round_network(
             raise LearningError(
                 f"the federation's network is not this bundle's: {name[:80]} is "
                 f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch its bundle with "
-                "edgefl pull",
+                "edgefl sync",
                 "other_network",
             )
     return begun(plan, found)

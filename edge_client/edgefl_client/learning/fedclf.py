@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.learning.checkpoint import Point, digest_of, same_form
+from edgefl_client.learning.checkpoint import CHANGED, Point, digest_of, same_form
 from edgefl_client.learning.contrast_session import ContrastSession, FeatureEncoder, round_network
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import FeatureQueue, Features, received
@@ -150,7 +150,7 @@ class FedCLFLearner:
         return views(images, draw(rng, len(images), images.shape[1]), self._plan.view_px)
 
     def _resumed(self, state: Arrays, broadcast: Payload, network: Mapping[str, NDArray[Any]], report: Report) -> Point:
-        """The point to go on from: kept in this very round, or the round's start."""
+        """The point to go on from: kept in this very round with these pictures and settings, or the round's start."""
         _, round_ = phase_and_round(broadcast)
         before = digest({**broadcast.arrays, **{f"site.{name}": value for name, value in state.items()}})
         begun_ = digest_of(self._bundle.sha256, self._around.site, str(round_), before)
@@ -163,10 +163,7 @@ class FedCLFLearner:
             if same_form(tensors, network):
                 if point.given == given:
                     return point
-                report(
-                    {"warning": ("pictures or settings have changed since learning stopped: the epoch starts again")}
-                )
-                return point.again(given)
+                report({"warning": CHANGED})
         slow = {name: network[SLOW + name] for name in self._plan.parameters}
         bank, others = self._bank(state, slow), self._others(broadcast)
         negatives = bank.rows

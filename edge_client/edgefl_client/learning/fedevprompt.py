@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.learning.checkpoint import Point, digest_of, same_form
+from edgefl_client.learning.checkpoint import CHANGED, Point, digest_of, same_form
 from edgefl_client.learning.contrast_session import FeatureEncoder
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.learning_gate import BATCH, judge
@@ -98,19 +98,18 @@ class FedEvPromptLearner:
     def _resumed(self, state: Arrays, round_: int, peers: dict[str, NDArray[np.float32]], report: Report) -> Point:
         """The point to go on from: kept in this very round, or the round's start.
 
-        Where pictures, settings or the others' maps have changed since, what was learned stays and the epoch begins
-        again.
+        Where pictures, settings or the others' maps have changed since, it is the start: what leaves is of the pictures
+        that taught.
         """
         begun = digest_of(self._bundle.sha256, self._around.site, str(round_), digest(dict(state)))
         given = digest_of(self._learn_rows.digest(), self._plan.to_bytes().decode(), digest(dict(peers)))
         kept = self._around.points.load()
         point = None if kept is None else Point.from_payload(kept)
-        if point is None or point.begun != begun or not same_form(point.state, state):
-            return Point(begun=begun, given=given, round=round_, state=state)
-        if point.given == given:
-            return point
-        report({"warning": "pictures or settings have changed since learning stopped: the epoch starts again"})
-        return point.again(given)
+        if point is not None and point.begun == begun and same_form(point.state, state):
+            if point.given == given:
+                return point
+            report({"warning": CHANGED})
+        return Point(begun=begun, given=given, round=round_, state=state)
 
     def _check_memory(self, state: Arrays, peers: Mapping[str, NDArray[np.float32]]) -> None:
         rows = self._learn_rows

@@ -133,7 +133,7 @@ def _encoder(bundle: Bundle, membership: Membership, task: TaskReply, threads: i
 
 def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
     """Read the round's broadcast, which holds the encoder's values."""
-    path = broadcast_file(home, membership.federation, task.round)
+    path = broadcast_file(home, membership, task.round)
     if task.round < 1 or not path.exists():
         raise FeaturesError(
             "the round's broadcast, which holds the encoder's values, has not been fetched: fetch it with edgefl "

@@ -27,7 +27,7 @@ from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import remembered_table
 from edgefl_client.sharing.broadcasts import (
     broadcast_file,
-    forget_after,
+    forget_others,
     keep_broadcast,
     kept_broadcast,
     read_broadcast,
@@ -322,17 +322,17 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
     """Keep this round's broadcast, after the last round the final one; a typed refusal is reported, not an error."""
     if task.round < 1:
         return None
-    home, federation, number = device.home, member.membership.federation, task.round + (task.state == "done")
-    forget_after(home, number)
-    found = kept_broadcast(home, federation, number)
+    home, membership, number = device.home, member.membership, task.round + (task.state == "done")
+    forget_others(home, membership, number)
+    found = kept_broadcast(home, membership, number)
     if found is None:
         try:
             found = member.broadcast(number)
         except SignedRefusal as refusal:
             error = {"code": refusal.code, "message": str(refusal)}
             return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
-        keep_broadcast(home, federation, number, found)
-    file = broadcast_file(home, federation, number)
+        keep_broadcast(home, membership, number, found)
+    file = broadcast_file(home, membership, number)
     maps = sum(len(array) for name, array in found.arrays.items() if is_maps(name))
     features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
     return {"file": str(file), "maps": maps, "features": features, "bytes": file_bytes(file), "error": None}

@@ -203,8 +203,8 @@ def test_the_minutes_count_from_the_reading_of_the_pictures(bundle, labels, home
     assert (found["state"], found["step"], found["reason"]) == ("paused", 1, "the limit of 1.5 minutes is reached")
 
 
-def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_path):
-    """What was learned stays when pictures are added mid-round; the epoch starts again, and it is told."""
+def test_other_pictures_begin_the_round_anew(bundle, labels, home, school, tmp_path):
+    """docs/reference/device-learning.md: where the pictures change in the middle, nothing of those before is left."""
     run_train(home, bundle, labels, TrainOptions(**ONE, limits=LearningLimits(minutes=1e-9)))
     before = kept_point(home)
     notes = []
@@ -213,10 +213,10 @@ def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_
         **ONE, limits=LearningLimits(minutes=1e-9), report=lambda facts: notes.append(facts.get("warning"))
     )
     assert run_train(home, bundle, other, stop)["round"] == 1
-    assert any(note and "the epoch starts again" in note for note in notes)
+    assert any(note and "the round begins anew" in note for note in notes)
     after = kept_point(home)
     assert (before.epoch, before.step) == (after.epoch, after.step) == (0, 1)
-    assert int(after.state["optimizer.step"]) == 2  # one step before, one after
+    assert int(after.state["optimizer.step"]) == 1  # the one before is forgotten
     assert run_train(home, bundle, other, TrainOptions(**ONE))["state"] == "done"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edgefl_protocol import Payload
+from edgefl_protocol.envelopes.keys import generate_sealing_key
 
 
 def broadcast_of(number, value):
@@ -46,6 +47,17 @@ def test_a_coordinator_restored_from_a_backup_does_its_rounds_again(fetched):
     for number in (9, 10, 11):
         kept = fetched(number, 10 * number)
     assert kept == {9: 90, 10: 100, 11: 110}
+
+
+def test_a_restored_coordinator_may_do_the_very_round_again(fetched, live):
+    """A device that did not ask in between sees the number of a round that it has; only the coordinator's key, which
+    `restore` makes anew (docs/decisions/0056), tells that it is another round."""
+    for number in (6, 7, 8):
+        fetched(number, number)
+    assert fetched(8, 80) == {6: 6, 7: 7, 8: 8}  # one round has one broadcast: it is fetched once
+    live.sealing, live.key_number = generate_sealing_key(2), 4711
+    assert fetched(8, 80) == {8: 80}
+    assert fetched(9, 90) == {8: 80, 9: 90}
 
 
 def test_a_damaged_one_is_fetched_again(fetched, run):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl_exchange.coordinator_keys import wall_clock_ms
+from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
 from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.enrolment import EnrolmentError, check_role, enrol, trust_certificate
 from edgefl_exchange.errors import (
@@ -84,7 +84,9 @@ class SiteMembership:
             return known
         with refusals():
             joined = self.joined
-            found = decode_invite(invite, 0 if joined else wall_clock_ms())  # a used invite may be past its date
+            # A used invite may be past its date. This clock may be ahead by as much as signed time corrects; `enrol`
+            # judges by the corrected one.
+            found = decode_invite(invite, 0 if joined else wall_clock_ms() - MAX_CORRECTION_MS)
             if known is not None and joined:
                 return self._same(known, found)
             check_role(found, "site")
