@@ -15,6 +15,7 @@ from edgefl_trainer.evaluate.intervals import (
     Scored,
     _recalls,
     interval,
+    lesion_weights,
     pooled,
     recall_intervals,
     resample,
@@ -289,3 +290,39 @@ def test_a_site_judged_on_fewer_classes_is_named():
     many = {f"s{i:02d}": rows(0) for i in range(100)}
     lines = thin_sites(many, dict.fromkeys(many, all_seen), ("mel", "nv", "bcc"), "test")
     assert len(lines) == 10 and lines[-1].startswith("91 more sites")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_sites_are_drawn_apart_also_where_they_have_equally_many_lesions(turned):
+    """Six independent sites: the interval of their mean is about 1/sqrt(6) of a site's, however the errors line up.
+
+    Sites whose lesions are drawn alike make it as wide as a site's own, or next to nothing where errors alternate.
+    """
+    right = np.arange(200) % 2 == 0
+    sites = {}
+    for number in range(6):
+        predicted = (right ^ (turned and number % 2 == 1)).astype(int)
+        probabilities = np.eye(2)[predicted] * 0.8 + 0.1
+        lesions = tuple(f"{number}-{i:03}" for i in range(200))
+        sites[f"site-{number}"] = Scored(probabilities, np.arange(200) // 100, predicted, None, lesions)
+    widths = [np.ptp(interval(resample(scored)["open_accuracy"])) for scored in sites.values()]
+    mean = np.mean([resample(scored)["open_accuracy"] for scored in sites.values()], axis=0)
+    assert np.ptp(interval(mean)) == pytest.approx(np.mean(widths) / np.sqrt(6), rel=0.15)
+
+
+def test_equal_lesions_are_drawn_alike_for_every_model():
+    """So models are compared draw by draw, as a paired bootstrap needs."""
+    first, second = draw(0, rows=90, lesions=30), draw(0, rows=90, lesions=30)
+    second = dataclasses.replace(second, predicted=np.zeros(90, dtype=int))
+    for one, other in zip(lesion_weights(first.lesions, 50), lesion_weights(second.lesions, 50), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_site_without_rows_does_not_change_what_orders_the_pooled_rows():
+    """Nothing was scored there, so nothing is known of its vacuity; that of the others still orders the curve."""
+    site, empty = draw(3), draw(4, softmax=True).take(np.array([], dtype=int))
+    together = pooled([site, empty])
+    np.testing.assert_array_equal(together.vacuity, site.vacuity)
+    np.testing.assert_array_equal(resample(together)["aurc"], resample(site)["aurc"])
+    assert pooled([site, draw(4, softmax=True)]).vacuity is None
+    assert pooled([empty]).vacuity is None

@@ -225,6 +225,14 @@ def test_figures_over_sites(column, wanted):
     assert found == (None if wanted is None else pytest.approx(wanted))
 
 
+@pytest.mark.parametrize(("figure", "wanted"), [("worst", 0.4), ("p10", 0.1 + 0.8 * (0.4 - 0.1))])
+def test_the_worst_sites_of_an_error_have_the_largest(figure, wanted):
+    """docs/methods.md 8.4: of `ece`, `brier` and `aurc` lower is better, so sites that do worst are at the top."""
+    sites = {name: {"ece": value, "held_out": False} for name, value in {"a": 0.05, "b": 0.1, "c": 0.4}.items()}
+    found = figure_of(Column(name="x", figure=figure, metric="ece"), "accuracy", measured(sites))
+    assert found == pytest.approx(wanted)
+
+
 def test_what_it_took_to_get_there():
     """PEP-FedPT Table 6: rounds, time of all sites, bytes that one site sent, all phases counted."""
     lines = [

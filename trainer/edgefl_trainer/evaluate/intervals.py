@@ -9,6 +9,7 @@ Guarantees: the figure of a draw equals `site_metrics` of the rows repeated by t
 same intervals, whatever their order; an interval is two finite floats, or ``None`` with nothing to resample.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,6 @@ from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, ent
 
 RESAMPLES = 1000
 LEVEL = 0.95
-SEED = 0  # of no run: intervals of equal rows are equal
 BLOCK_VALUES = 4_000_000  # weights in memory at once
 PAIRED_ROWS = 64  # of a class: up to there a product of matrices takes less time than a sum along the order
 
@@ -60,12 +60,13 @@ class Scored:
 
 def pooled(parts: Sequence[Scored]) -> Scored:
     """Return the rows of several sites as one set."""
-    vacuities = [part.vacuity for part in parts if part.vacuity is not None]
+    filled = [part for part in parts if len(part.target)] or parts  # a site without rows scored none, so has no vacuity
+    vacuities = [part.vacuity for part in filled if part.vacuity is not None]
     return Scored(
         np.concatenate([part.probabilities for part in parts]),
         np.concatenate([part.target for part in parts]),
         np.concatenate([part.predicted for part in parts]),
-        np.concatenate(vacuities) if len(vacuities) == len(parts) else None,
+        np.concatenate(vacuities) if len(vacuities) == len(filled) else None,
         tuple(lesion for part in parts for lesion in part.lesions),
         _asked_together([part.asked for part in parts if part.asked is not None]),
     )
@@ -167,10 +168,14 @@ def _recalls(
 
 
 def lesion_weights(lesions: Sequence[str], resamples: int) -> Iterator[Float[np.ndarray, "R B"]]:
-    """Draw whole lesions with replacement: how often each row then counts, some draws at a time."""
-    _, number = np.unique(np.array(lesions, dtype=str), return_inverse=True)
-    count = int(number.max()) + 1
-    rng = np.random.default_rng(SEED)
+    """Draw whole lesions with replacement: how often each row then counts, some draws at a time.
+
+    The names of the lesions seed the draws. So models are compared draw by draw over the same lesions, and sites are
+    drawn apart, also where they have equally many.
+    """
+    names, number = np.unique(np.array(lesions, dtype=str), return_inverse=True)
+    count = len(names)
+    rng = np.random.default_rng(np.frombuffer(hashlib.sha256("\n".join(names).encode()).digest(), dtype="<u4"))
     block = max(1, BLOCK_VALUES // len(lesions))
     for start in range(0, resamples, block):
         drawn = rng.multinomial(count, np.full(count, 1.0 / count), size=min(block, resamples - start))

@@ -15,7 +15,7 @@ import numpy as np
 from edgefl_trainer.engine.selection import JUDGED, OPEN, RIGHT
 from edgefl_trainer.evaluate.answer_figures import USUAL
 from edgefl_trainer.evaluate.one_class import one_class_of
-from edgefl_trainer.evaluate.tables.rows import of_fewer
+from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, of_fewer
 from edgefl_trainer.experiments.files import Column
 
 PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}
@@ -112,9 +112,11 @@ def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
         return None
     if column.figure == "mean":
         return float(np.mean(found))
+    lower_is_better = (column.metric or metric) in LOWER_IS_BETTER
     if column.figure == "worst":
-        return min(found)
-    return float(np.percentile(found, PERCENTILES[column.figure]))
+        return max(found) if lower_is_better else min(found)
+    share = PERCENTILES[column.figure]  # of the sites, those that do worst
+    return float(np.percentile(found, 100 - share if lower_is_better else share))
 
 
 def site_figures(column: Column, metric: str, summary: Mapping[str, Any]) -> dict[str, float]:
