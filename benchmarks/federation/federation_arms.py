@@ -30,7 +30,8 @@ from edgefl_trainer.evaluate.intervals import Scored
 JOINING = "vidir_modern"  # the centre that joins later
 DRAWS = 3  # of the 60 labels of the centre that joins, at each seed
 UNLABELLED = ("federation-none", "federation-statistics")
-LABELLED = tuple(f"{start}-{way}" for start in ("alone", "federation") for way in ("probe", "home", "whole"))
+FITS = ("probe", "home", "whole")
+LABELLED = (*(f"{start}-{way}" for start in ("alone", "federation") for way in FITS), "alone-longer")
 MANY, FEW = "up to 2,000 labels", "60 labels"
 
 Seeds = Mapping[int, Sequence[Centres]]  # of each seed one element for each draw of labels

@@ -3,11 +3,12 @@
 A federation was fine-tuned without the centre (`edgefl-train run finetune --partition …`, of a partition with
 `--hold-out SITE`). The centre receives its averaged network and head. For each draw of N labelled pictures it is
 judged on its own `val` rows, from two starts, `federation` and `alone` (the network that the federation began with), in
-three ways:
+four ways:
 
     probe   class-balanced logistic regression on the features of the network as it came
     home    head and batch norm fitted at home (docs/methods.md 3.4), the rest as it came
     whole   the whole network fine-tuned
+    longer  the same for twice the epochs; from `alone`, whose network has not yet seen a lesion
 
 Without a label `federation` has two ways: `none`, as it came, and `statistics`, batch norm's statistics taken from all
 the centre's training pictures (AdaBN). Scores lie in OUT/CENTRE, one file for each; what is there is not done again.
@@ -48,7 +49,7 @@ from edgefl_trainer.methods.finetune import NETWORK, FineTune
 from edgefl_trainer.models.backbones import frozen_network, load_backbone
 
 UNLABELLED = ("none", "statistics")
-WAYS = ("probe", "home", "whole")
+WAYS = ("probe", "home", "whole", "longer")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ def drawn(joining: Joining, labels: int, draw: int) -> Examples:
 
 def scored(joining: Joining, start: str, way: str, train: Examples, draw: int) -> np.ndarray:
     """Probabilities (B, K) of the centre's reported rows after it has learned in one way."""
-    site = replace(joining.site, train=train, task=replace(joining.site.task, seed=draw))
+    task = joining.site.task
+    task = replace(task, seed=draw, epochs=(2 if way == "longer" else 1) * task.epochs)
+    site, fine_tuned = replace(joining.site, train=train, task=task), way in ("whole", "longer")
     arrays = joining.starts[start]
     rows = report_rows(joining.federation, site.name)
     if way == "probe":
@@ -109,11 +112,11 @@ def scored(joining: Joining, start: str, way: str, train: Examples, draw: int) -
     if way == "none":
         method, state = method_of(joining.settings), State()
     else:
-        homes: dict[str, object] = {"home": "head_and_norms", "statistics": "statistics", "whole": "none"}
-        method = method_of(joining.settings, home=homes[way])
-        phase = Phase("train", 1) if way == "whole" else Phase("final", 2)
+        homes: dict[str, object] = {"home": "head_and_norms", "statistics": "statistics"}
+        method = method_of(joining.settings, home=homes.get(way, "none"))
+        phase = Phase("train", 1) if fine_tuned else Phase("final", 2)
         state, _ = method.local_round(site, State(), stamped(Payload(arrays, {}), phase, 1))
-        if way == "whole":
+        if fine_tuned:
             arrays = {key: value for key, value in state.arrays.items() if not key.startswith("optimizer.")}
     predictor = method.predictor(site, state, stamped(Payload(arrays, {}), Phase("final", 2), 1))
     assert predictor is not None
@@ -134,7 +137,7 @@ def jobs(joining: Joining, draws: Collection[int], ways: Collection[str]) -> Ite
         yield from (("federation", way, 0) for way in UNLABELLED if way in ways)
     for way in (way for way in WAYS if way in ways):
         for draw in draws:
-            yield from ((start, way, draw) for start in joining.starts)
+            yield from ((start, way, draw) for start in joining.starts if (way, start) != ("longer", "federation"))
 
 
 @click.command()

@@ -2,12 +2,14 @@
 
 The head is a class-balanced logistic regression of each centre on its own training rows, the run's, over the mean of
 the patches; its penalty, one for all centres, is chosen on `tune` rows. Each centre's model and head answer the same
-reported rows, and a difference is taken over the same draws of lesions. All RUNs share data, network and training rows.
+reported rows, and a difference is taken over the same draws of lesions. All RUNs share data and network, and those of a
+seed their training rows. The runs of a row are averaged over their seeds, as the heads are.
 
-    python -m benchmarks.federation.over_head runs/evp/centres/*/seed-0
+    python -m benchmarks.federation.over_head runs/evp/centres/*/seed-*
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,8 +18,10 @@ import torch
 
 from benchmarks.federation.federation_scores import (
     Centres,
+    accuracy,
+    average,
+    by_seed,
     difference,
-    mean_over_centres,
     over_all_rows,
     reported,
     scored_rows,
@@ -26,8 +30,10 @@ from benchmarks.federation.federation_scores import (
 from benchmarks.federation.frozen_starts import best_strength, scores
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Examples
-from edgefl_trainer.data import load_federation
+from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.engine.judging.suspicion import reported_scores
 from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.features import frozen_features
 
@@ -68,28 +74,69 @@ def alike(runs: Sequence[FinishedRun]) -> None:
             raise ValueError(f"{run.folder} and {runs[0].folder} stand on different networks")
 
 
-def table(head: Centres, arms: Sequence[tuple[str, Centres]]) -> str:
-    """The head, then each run with its difference."""
-    names = sorted(head)
+def answers_of(run: FinishedRun, data: Federation) -> Centres:
+    """Read what the run's own judging kept of the reported rows, or score them. Every answer is forced."""
+    kept = {name: reported_scores(run, name) for name in data.sites}
+    found = {name: scores for name, scores in kept.items() if scores is not None}
+    if len(found) < len(kept):
+        return scores_of(run, data, run.folder.parent / "scores")
+    arms = {}
+    for name, own in found.items():
+        named = predicted_classes(own.probabilities, None, run.predictor(name).seen)
+        arms[name] = scored_rows(own.probabilities, data, name, named)
+        if not np.array_equal(arms[name].target, own.targets):
+            raise ValueError(f"{run.folder} was judged on other rows of {name}")
+    return arms
+
+
+def rows_of(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
+    """Return the runs of each row by seed; a `ValueError` where a row lacks a seed, or runs are not alike."""
+    rows: dict[str, dict[int, FinishedRun]] = {}
+    for run in runs:
+        rows.setdefault(_row(run), {})[run.settings.seed] = run
+    seeds = sorted({run.settings.seed for run in runs})
+    lacking = [f"{row} seed {seed}" for row, found in rows.items() for seed in seeds if seed not in found]
+    if lacking or sum(map(len, rows.values())) < len(runs):
+        raise ValueError(
+            f"every row needs one run of each seed; missing: {', '.join(lacking) or 'none, but one is twice'}"
+        )
+    for seed in seeds:
+        alike([found[seed] for found in rows.values()])
+    first = [rows[_row(runs[0])][seed] for seed in seeds]
+    alike([replace(run, settings=replace(run.settings, seed=seeds[0])) for run in first])
+    return {row: {seed: found[seed] for seed in seeds} for row, found in rows.items()}
+
+
+def _row(run: FinishedRun) -> str:
+    """The row of an experiment, whose runs lie in ROW/seed-N; of another run the method."""
+    return run.folder.parent.name if run.folder.name == f"seed-{run.settings.seed}" else run.settings.method
+
+
+def table(heads: Sequence[Centres], arms: Sequence[tuple[str, Sequence[Centres]]]) -> str:
+    """The heads of all seeds, then each row with its difference; each mean is over seeds."""
+    names = sorted(heads[0])
     body = []
-    for label, arm in (("head alone", head), *arms):
-        gap = difference([arm], [head])
-        each = [f"{mean_over_centres({name: arm[name]}).value:.1f}" for name in names]
-        told = "" if arm is head else gap.signed
-        body.append([label, *each, str(mean_over_centres(arm)), f"{over_all_rows(arm).value:.1f}", told])
-    return markdown(["on the same network", *names, "mean", "all rows", "over the head"], body, "").strip()
+    for label, arm in (("head alone", heads), *arms):
+        each = [f"{100 * np.mean([accuracy(one[name]) for one in arm]):.1f}" for name in names]
+        pooled = f"{np.mean([over_all_rows(one).value for one in arm]):.1f}"
+        told = ["", ""]
+        if arm is not heads:
+            apart = [difference([one], [head]).value for one, head in zip(arm, heads, strict=True)]
+            told = [difference(arm, heads).signed, by_seed(apart)]
+        body.append([label, *each, str(average(arm)), pooled, *told])
+    return markdown(["on the same network", *names, "mean", "all rows", "over the head", "by seed"], body, "").strip()
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path, exists=True))
 def main(folders: tuple[Path, ...]) -> None:
-    """Print each RUN beside a head alone, as Markdown."""
+    """Print the row of each RUN beside a head alone, as Markdown."""
     try:
-        runs = [open_run(folder) for folder in folders]
-        alike(runs)
-        data = reported(runs[0])
-        arms = [(run.settings.method, scores_of(run, data, run.folder.parent / "scores")) for run in runs]
-        click.echo(table(head_alone(runs[0]), arms))
+        rows = rows_of([open_run(folder) for folder in folders])
+        first = next(iter(rows.values()))
+        data = reported(next(iter(first.values())))
+        arms = [(row, [answers_of(run, data) for run in seeds.values()]) for row, seeds in rows.items()]
+        click.echo(table([head_alone(run) for run in first.values()], arms))
     except (EdgeflError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -139,6 +139,7 @@ def joining_table(found: Found) -> str:
         "probe": "a probe",
         "home": "head and norms",
         "whole": "whole network",
+        "longer": "whole network, twice the epochs",
     }
     body = []
     for way, label in ways.items():

@@ -188,11 +188,20 @@ def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
         own[strength] = oracle.predict_proba(mean[report_rows(rows, "east").rows])
     assert any(np.allclose(head["east"].probabilities, found, atol=5e-3) for found in own.values())
     arm = scores_of(run, reported(run), tmp_path)
-    lines = over_head.table(head, [("local", arm)]).splitlines()[2:]
+    judged = over_head.answers_of(run, reported(run))  # what the run kept when it was judged
+    for name, scored in arm.items():
+        np.testing.assert_allclose(judged[name].probabilities, scored.probabilities, atol=1e-5)
+        np.testing.assert_array_equal(judged[name].predicted, scored.predicted)
+    lines = over_head.table([head], [("local", [arm])]).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in lines] == ["head alone", "local"]
     assert f"| {100 * accuracy(arm['east']):.1f} | {100 * accuracy(arm['west']):.1f} |" in lines[1]
     gap = np.mean([accuracy(arm[name]) - accuracy(head[name]) for name in head])
     assert f"| {100 * gap:+.1f} [" in lines[1]
+    other = {name: replace(found, predicted=1 - found.predicted) for name, found in arm.items()}  # of another seed
+    two = over_head.table([head, head], [("local", [arm, other])]).splitlines()[3]
+    gaps = [np.mean([accuracy(one[name]) - accuracy(head[name]) for name in head]) for one in (arm, other)]
+    assert f"| {100 * np.mean(gaps):+.1f} [" in two
+    assert two.endswith(f"| {100 * gaps[0]:+.1f}, {100 * gaps[1]:+.1f} |")
 
 
 def test_runs_on_other_rows_or_networks_are_no_pair(finished):
@@ -202,6 +211,12 @@ def test_runs_on_other_rows_or_networks_are_no_pair(finished):
     other = replace(run, settings=replace(run.settings, seed=1))
     with pytest.raises(ValueError, match="differ in seed"):
         over_head.alike([run, other])
+    proximal = replace(run, settings=replace(run.settings, method="fedprox"))
+    with pytest.raises(ValueError, match="missing: fedprox seed 1"):
+        over_head.rows_of([run, other, proximal])
+    with pytest.raises(ValueError, match="one is twice"):
+        over_head.rows_of([run, run])
+    assert list(over_head.rows_of([other, run])[run.settings.method]) == [0, 1]
     with pytest.raises(ValueError, match="a share of labels"):
         over_head.head_alone(replace(run, settings=replace(run.settings, labels=0.5)))
 

@@ -83,11 +83,9 @@ def test_what_is_not_there_is_named_and_counts_nowhere(tmp_path):
 
 
 def test_joining_is_compared_with_the_best_way_of_going_alone():
-    """Three ways alone, of 62.5, 50 and 75 points: the difference is to 75; with a way missing there is no claim."""
-    arms = {
-        way: {0: [{"vidir_modern": scored(right, TARGET, LESIONS)}] * 3}
-        for way, right in {"alone-probe": [1, 1, 0, 1, 0, 1, 1, 0], "alone-home": POOR, "alone-whole": GOOD}.items()
-    }
+    """Ways alone of 62.5, 50, 50 and 75 points: the difference is to 75; with a way missing there is no claim."""
+    ways = {"alone-probe": [1, 1, 0, 1, 0, 1, 1, 0], "alone-home": POOR, "alone-whole": POOR, "alone-longer": GOOD}
+    arms = {way: {0: [{"vidir_modern": scored(right, TARGET, LESIONS)}] * 3} for way, right in ways.items()}
     joined = {"federation-statistics": {0: [{"vidir_modern": scored(GOOD, TARGET, LESIONS)}]}}
     (claim,) = claims(Found({}, {}, {}, {**arms, **joined}))
     assert claim.gap.value == 0
