@@ -10,7 +10,7 @@ import torch
 from tests.conftest import true_map
 from tests.export.conftest import CLASSES, write_run
 
-from edgefl_export.bundles.assemble import build_members, site_model
+from edgefl_export.bundles.assemble import _tried_anew, build_members, site_model
 from edgefl_export.bundles.bundle_text import bundle_text, model_facts
 from edgefl_export.bundles.licence import answers_licence
 from edgefl_export.bundles.taught import TaughtWords
@@ -163,9 +163,9 @@ def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, 
     asked = AskedSets(*(words[one] for one in cut), words[:40])
     targets = np.arange(40) % len(CLASSES)
     sets = Calibration(*(pictures[one] for one in cut), pictures[:40], targets, asked)
-    taught = TaughtWords((True,) * 5, np.arange(40) % 2 == 0)
+    even = np.arange(40) % 2 == 0
     with shared.traces():
-        members = build_members(site_model(open_run(answer_run), "north"), int8=sets, tried=TRIED, taught=taught)
+        members = build_members(site_model(open_run(answer_run), "north"), int8=sets, tried=TRIED, not_refused=even)
     bundle = load_bundle(build_bundle(members.files, FIELDS, [KEY]), [KEY.public], FIELDS.created_ms)
     assert members.agreement is not None and members.agreement.same_class >= 0.99
     graph = onnx.load_from_string(members.files["score.onnx"])
@@ -179,7 +179,24 @@ def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, 
     assert (tried.questions, tried.right) == (40, int((found.argmax(axis=1) == targets).sum()))
     assert tried.other_picture == TRIED.other_picture
     unsure = -(found * np.log(found)).sum(axis=1) > 0.8  # the run's threshold
-    assert tried.answered == int((~unsure & taught.read_whole).sum()) > 0
+    assert tried.answered == int((~unsure & even).sum()) > 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_8_bit_graph_is_counted_without_what_a_device_refuses(answer_run, answering, answer_graph, known):
+    """As the float one is (`own_questions`): for words, and for the picture's light. The float graph stands for it."""
+    pictures, words = parity_images(36, 40), parity_questions(len(WORDS.words), WORDS.length, 40)
+    targets, none = np.arange(40) % len(CLASSES), pictures[:0]
+    sets = Calibration(none, none, none, pictures, targets, AskedSets(tune=words))
+    not_refused = np.arange(40) % 3 == 0
+    model, tensors = site_model(open_run(answer_run), "north"), answering.tensors
+    tried = _tried_anew(model, answer_graph, tensors, sets, TRIED, not_refused if known else None)
+    found = graph_scores(open_session(answer_graph), tensors, pictures, 8, words)["probabilities"]
+    sure = -(found * np.log(found)).sum(axis=1) <= 0.8  # the run's threshold
+    answered, right = sure & (not_refused if known else True), found.argmax(axis=1) == targets
+    assert (tried.questions, tried.right) == (40, int(right.sum()))
+    assert (tried.answered, tried.answered_right) == (int(answered.sum()), int((answered & right).sum()))
+    assert 0 < (sure & not_refused).sum() < sure.sum()
 
 
 def test_what_cannot_be_exported_is_one_sentence(answer_run):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from tests.trainer.conftest import edgefl_train, pictures_of, rad_entries, write_rad
 
@@ -118,7 +119,9 @@ def test_an_answer_that_a_device_refuses_for_the_pictures_light_is_not_counted(p
     counts = []
     for brightness in ([1.0, 255.0], [1.0, 1.5]):
         one = {**run.calibration, "sites": {"rad-chest": {**site, "light": {"brightness": brightness}}}}
-        told = own_questions(replace(run, calibration=one), "rad-chest", run.predictor("rad-chest"), print).tried
-        assert told is not None
-        counts.append(told.answered)
+        told = own_questions(replace(run, calibration=one), "rad-chest", run.predictor("rad-chest"), print)
+        assert told.tried is not None and told.not_refused is not None and told.taught is not None
+        counts.append(told.tried.answered)
+        inside = told.taught.read_whole if len(counts) == 1 else np.zeros(told.tried.questions, np.bool_)
+        assert told.not_refused.tolist() == inside.tolist()  # with which the 8-bit graph is counted
     assert counts[0] > 0 and counts[1] == 0

@@ -23,7 +23,7 @@ from edgefl_client.scoring.open_scorer import open_scorer
 from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
-    from edgefl_client.scoring.score_files import Result, ScoringJob
+    from edgefl_client.scoring.score_files import Log, Result, ScoringJob
     from edgefl_client.scoring.watched_folder import Notes, Seen
     from edgefl_client.trust.vouched_bundle import VouchedBundle
     from edgefl_protocol.errors import EdgeflError
@@ -111,8 +111,8 @@ def watch(
         if again:
             notes.drop()
         lost: dict[str, EdgeflError] = {}
-        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=lost.__setitem__, log=log)
-        watcher = _Watcher(folder, task, vouched, notes, output, stop, notes.scored(), others, once, lost)
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=lost.__setitem__)
+        watcher = _Watcher(folder, task, vouched, notes, output, log, stop, notes.scored(), others, once, lost)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     if once:
         failures = [(failed, "picture", "scored"), (watcher.without_map, "heat map", "drawn")]
@@ -130,6 +130,7 @@ class _Watcher:
     vouched: "VouchedBundle"  # the bundle that scores them, asked before each whether it still counts
     notes: "Notes"  # which were scored
     output: BinaryIO | None  # takes the lines; None for standard output
+    log: "Log | None"  # told of each result that gets a line, and of no other; None for no log
     stop: threading.Event  # set when the run is to end
     scored: "dict[str, Seen]"  # what `notes` holds, kept here so that a look costs no query
     others: set[str]  # files that are no pictures, or were told to be left out
@@ -220,18 +221,19 @@ class _Watcher:
         self.arrived = now - self.others
 
     def _score(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> int:
-        from edgefl_client.scoring.score_files import Failure, score_files
+        from edgefl_client.scoring.score_files import Failure, score_with_sha256
 
         self.again_s = {name: at for name, at in self.again_s.items() if name in now}
         ready = (name for name in now if time.monotonic() >= self.again_s.get(name, 0.0))
         new = [name for name in ready if before.get(name) == now[name] != self.scored.get(name)]
         failed = 0
-        for name, result in zip(new, score_files(self.task, self.vouched.before_each(new)), strict=True):
+        results = score_with_sha256(self.task, self.vouched.before_each(new))
+        for name, (result, sha256) in zip(new, results, strict=True):
             gone = isinstance(result, Failure) and result.code == "missing"  # since the look
             if isinstance(result, Failure) and result.code in UNREADABLE:
                 self._put_off(name, result.message)
             elif not gone:
-                self._write(name, now[name], result)
+                self._write(name, now[name], result, sha256)
             failed += isinstance(result, Failure) and not gone
             if self.stop.is_set():
                 break
@@ -242,7 +244,7 @@ class _Watcher:
 
     def _draw_missing(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> None:
         """Score again what has a line and no heat map, until one cannot be written again: the others could not be."""
-        from edgefl_client.scoring.score_files import Failure, no_map_words, score_files
+        from edgefl_client.scoring.score_files import Failure, no_map_words, score_with_sha256
         from edgefl_protocol.errors import StorageError
 
         same = (name for name, seen in now.items() if before.get(name) == seen == self.scored.get(name))
@@ -250,8 +252,8 @@ class _Watcher:
         self.undrawn.difference_update(names)
         if self.stop.is_set():
             return
-        results = zip(names, score_files(self.task, self.vouched.before_each(names)), strict=True)
-        for number, (name, result) in enumerate(results):
+        results = zip(names, score_with_sha256(self.task, self.vouched.before_each(names)), strict=True)
+        for number, (name, (result, sha256)) in enumerate(results):
             error = self.lost.get(name)
             if isinstance(error, StorageError):
                 del self.lost[name]  # told here: a line that the picture gets later is not of this failure
@@ -262,7 +264,7 @@ class _Watcher:
                 self.without_map += 1
                 _say(f"{name}: no heat map: {result.message}")
             else:
-                self._write(name, now[name], result)
+                self._write(name, now[name], result, sha256)
             if self.stop.is_set():
                 return
 
@@ -273,18 +275,21 @@ class _Watcher:
             _say(f"{why}; it is tried again {again}at the next start")
         self.again_s[name] = time.monotonic() + AGAIN_S
 
-    def _write(self, name: str, seen: "Seen", result: "Result") -> None:
+    def _write(self, name: str, seen: "Seen", result: "Result", sha256: str | None) -> None:
+        """Note a picture as begun, log its result and write its line: what is not logged is not told."""
         import os
 
         from edgefl_client.commands.score_text import json_line
         from edgefl_client.scoring.watched_folder import write_line
 
-        position = 0 if self.output is None else self.output.seek(0, os.SEEK_END)
-        self.notes.begin(name, seen, position, self.model, without_map=self._lost_map(name))
+        line, position = json_line(result), 0 if self.output is None else self.output.seek(0, os.SEEK_END)
+        self.notes.begin(name, seen, line, position, self.model, without_map=self._lost_map(name))
+        if self.log is not None:  # right before the line: a crash between the two gives the picture a second row
+            self.log(result, sha256)
         if self.output is None:
-            click.echo(json_line(result))
+            click.echo(line)
         else:
-            write_line(self.output, json_line(result))
+            write_line(self.output, line)
         self.notes.finish(name)
         self.scored[name] = seen
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.scoring.score_files import Failure, drawing_file, read_picture
+from edgefl_client.scoring.score_files import (
+    Failure,
+    drawing_file,
+    failure_of,
+    known_failure,
+    no_map_words,
+    read_picture,
+)
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.answer import PictureAnswer
@@ -45,8 +52,8 @@ def ask_file(job: AskingJob, name: str, question: str) -> PictureAnswer | Failur
     if isinstance(result, PictureAnswer) and not isinstance(picture, Failure) and job.drawings and photo is not None:
         try:
             result = _drawn(job, result, picture, photo.pixels, sha256 or "")
-        except EdgeflError as error:
-            job.not_drawn(f"{name}: no heat map: {error}")
+        except (EdgeflError, MemoryError, OSError) as error:
+            job.not_drawn(no_map_words(name, known_failure(error)))
     if job.log is not None:
         job.log(result, sha256)
     return result
@@ -58,8 +65,8 @@ def _answered(
     whole = dataclasses.replace(picture, milliseconds=(time.perf_counter() - started) * 1e3)
     try:
         return job.asker.ask_prepared(whole, question, name)
-    except EdgeflError as error:
-        return Failure(image=name, code=error.code, message=str(error))
+    except (EdgeflError, MemoryError) as error:
+        return failure_of(name, error)
 
 
 def _drawn(

@@ -1,10 +1,10 @@
 """From files to scores and heat maps, for `edgefl score` and `edgefl watch`.
 
-Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
-map that cannot be written costs no score. What is too small or not skin gets no heat map, as it gets no prediction. A
-heat map is named after its picture's content and the model's too, and after the rules where these are not the bundle's
-own. So it never takes the place of another picture's, nor of another model's, nor of one that the same version of
-EdgeFL drew to say something else.
+Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched; so does
+one for which the memory does not suffice. A heat map that cannot be written costs no score. What is too small or not
+skin gets no heat map, as it gets no prediction. A heat map is named after its picture's content and the model's too,
+and after the rules where these are not the bundle's own. So it never takes the place of another picture's, nor of
+another model's, nor of one that the same version of EdgeFL drew to say something else.
 """
 
 import dataclasses
@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from edgefl_client.scoring.folder_files import DRAWN, MODEL_SUFFIX
 from edgefl_protocol.durable import read_bounded, write_atomic
-from edgefl_protocol.errors import EdgeflError, ImageError
+from edgefl_protocol.errors import EdgeflError, ImageError, StorageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, REDUCE, DecodedPicture
 from edgefl_protocol.pictures.score import ModelInfo, Score
+from edgefl_protocol.sentences import out_of_use
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.pictures import PictureReader
@@ -54,6 +55,8 @@ class Failure:
 
 
 Result = Score | Failure
+# takes a result, with the SHA-256 of the file's bytes; None where it could not be read
+Log = Callable[[Result, str | None], None]
 Ready = TypeVar("Ready")  # what a scorer or an asker makes of a picture
 
 
@@ -67,13 +70,19 @@ class ScoringJob:
     # told of each picture whose heat map fails or cannot be written, and why; its score comes without one
     not_drawn: Callable[[str, EdgeflError], None]
     batch: int = 1  # pictures in one run of the network; one where heat maps are drawn or scores are logged
-    # told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is given;
-    # None for no log
-    log: Callable[[Result, str | None], None] | None = None
+    log: Log | None = None  # told by `score_files` of each result before it is given; None for no log
 
 
 def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
     """Score files in batches, yielding results in order; a result that cannot be logged is not given."""
+    for result, sha256 in score_with_sha256(task, files):
+        if task.log is not None:
+            task.log(result, sha256)
+        yield result
+
+
+def score_with_sha256(task: ScoringJob, files: Iterable[str]) -> Iterator[tuple[Result, str | None]]:
+    """Score files as `score_files`, and log nothing; with each result comes the SHA-256 that its row would hold."""
     for names in _batches(files, 1 if task.heatmaps or task.log else task.batch):
         loaded = [_load(name, task) for name in names]
         scores = iter(
@@ -84,11 +93,22 @@ def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
             if task.heatmaps is not None and isinstance(result, Score):
                 try:
                     result = _drawn(result, one, task.heatmaps, task)
-                except EdgeflError as error:  # the score is made: a full disk, or a map that fails, must not cost it
-                    task.not_drawn(one.name, error)
-            if task.log is not None:
-                task.log(result, one.sha256)
-            yield result
+                except (EdgeflError, MemoryError, OSError) as error:  # the score is made: no map that fails may cost it
+                    task.not_drawn(one.name, known_failure(error))
+            yield result, one.sha256
+
+
+def known_failure(error: EdgeflError | MemoryError | OSError) -> EdgeflError:
+    """Give a failure of ours in place of one of the system: a sentence and a code."""
+    if isinstance(error, MemoryError):
+        return ImageError(f"there is not enough memory for this picture: {REDUCE}", code="too_large")
+    return StorageError(out_of_use(error), "storage") if isinstance(error, OSError) else error
+
+
+def failure_of(name: str, error: EdgeflError | MemoryError) -> Failure:
+    """Say of a picture why it gave no score."""
+    known = known_failure(error)
+    return Failure(image=name, code=known.code, message=str(known))
 
 
 def no_map_words(name: str, error: EdgeflError) -> str:
@@ -136,8 +156,8 @@ def read_picture(
             sha256 = hashlib.sha256(data).hexdigest()
         picture = reader.decode(data)
         return use(picture), picture, sha256
-    except EdgeflError as error:
-        return Failure(image=name, code=error.code, message=str(error)), None, sha256
+    except (EdgeflError, MemoryError) as error:
+        return failure_of(name, error), None, sha256
     except ValueError:  # a name with a NUL byte
         return Failure(image=name, code="missing", message="this is not a valid file name; check it"), None, None
 
@@ -207,10 +227,10 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "PreparedPicture"]]) ->
         return []
     try:
         return list(scorer.score_batch([prepared for _, prepared in photos], [name for name, _ in photos]))
-    except EdgeflError as error:
+    except (EdgeflError, MemoryError) as error:
         if len(photos) == 1:
-            return [Failure(image=photos[0][0], code=error.code, message=str(error))]
-        return [result for photo in photos for result in _score(scorer, [photo])]
+            return [failure_of(photos[0][0], error)]
+    return [result for photo in photos for result in _score(scorer, [photo])]
 
 
 def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob) -> Score:

@@ -2,10 +2,12 @@
 
 * A file is taken when its size and time are the same at two looks in a row, so a picture that is still being copied
   is left alone. Its identity is name, size and time: one that is written anew is scored anew.
-* Each is scored once, also across restarts and crashes. Order: the file is noted as begun, with the
-  length of the output; its line is written and flushed to the disk; the file is noted as done. After a crash in
-  between, the length of the output says whether the line was written; half a line is cut off. On standard output,
-  where nothing can be read back, a crash at that moment scores one picture twice rather than never.
+* Each is scored once, also across restarts and crashes. Order: the file is noted as begun, with the length of the
+  output and the SHA-256 of its line; its line is written and flushed to the disk; the file is noted as done. After a
+  crash in between it counts as scored where that very line stands at that place of the output, else it is scored again.
+  On standard output nothing can be read back: a crash at that moment scores one picture twice rather than never.
+* Half a line of a crash is cut off when the output is opened (`open_output`). A whole line is never cut, nor is what
+  does not begin like one of ours, which only gets a line end: the file may have been somebody else's before.
 * Another model scores none of them again by itself: an update would write a line for each picture of an archive. It is
   said how many are left out and which model scored them (`left_out_words`); whoever wants them again drops the notes.
 * A score whose heat map could not be written stands in its line and is noted as without one. The next process that
@@ -16,6 +18,7 @@
 """
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections import Counter
@@ -27,7 +30,7 @@ from typing import Any, BinaryIO
 
 from edgefl_client.home import Home
 from edgefl_client.scoring.folder_files import pictures_below
-from edgefl_protocol.durable import keep_commits
+from edgefl_protocol.durable import flush_to_disk, keep_commits
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.lock_file import LockFile, hold
 from edgefl_protocol.sentences import counted, listed
@@ -42,7 +45,10 @@ CREATE TABLE IF NOT EXISTS watched (
 _LATER = {  # columns that an older version did not make
     "model": "ALTER TABLE watched ADD COLUMN model TEXT",
     "without_map": "ALTER TABLE watched ADD COLUMN without_map INTEGER NOT NULL DEFAULT 0",
+    "line_sha256": "ALTER TABLE watched ADD COLUMN line_sha256 BLOB",
 }
+_BEGINNING = b'{"image": '  # of every line that `edgefl watch` writes
+_READ_BYTES = 1 << 16  # of the end of an output at first, to find where its last line begins
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,15 @@ class Notes:
         self._lock.close()
 
     def recover(self, output: BinaryIO | None) -> None:
-        """Settle the file that was begun when the process before died, by what stands in `output`, open for both."""
-        begun = self._run("SELECT name, begun_at FROM watched WHERE folder = ? AND begun_at IS NOT NULL", self._folder)
-        for key, position in begun:
-            if output is not None and _was_written(output, position):
+        """Settle the file that was begun when the process before died, by what stands in `output`, open for both.
+
+        A note of an older version does not say which line it was, so that its picture is scored again.
+        """
+        begun = self._run(
+            "SELECT name, begun_at, line_sha256 FROM watched WHERE folder = ? AND begun_at IS NOT NULL", self._folder
+        )
+        for key, position, sha256 in begun:
+            if output is not None and _line_sha256(output, position) == sha256:
                 self._finish(key)
             else:
                 self._run("DELETE FROM watched WHERE folder = ? AND name = ?", self._folder, key)
@@ -127,19 +138,20 @@ class Notes:
         return {self._name(key) for (key,) in rows}
 
     def begin(
-        self, name: str, seen: Seen, position: int, model: str | None = None, *, without_map: bool = False
+        self, name: str, seen: Seen, line: str, position: int, model: str | None = None, *, without_map: bool = False
     ) -> None:
         """Note that a file's line is about to be written.
 
         Args:
-            position: the output's length in bytes before it.
+            position: the output's length in bytes before it; 0 on standard output.
             model: what scored the file, in words.
             without_map: whether its heat map could not be written, and may be another time.
         """
         self._run(
-            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at, model, without_map) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at, model, without_map, line_sha256) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             self._folder, self._key(name), seen.size_bytes, seen.time_ns, position, model, without_map,
+            hashlib.sha256(_bytes_of(line)).digest(),
         )  # fmt: skip
 
     def finish(self, name: str) -> None:
@@ -206,35 +218,71 @@ def left_out_words(models: Sequence[str | None]) -> str:
 def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
     """Open the file that takes the lines, for appending and for one process alone; None for standard output.
 
+    What stands after its last line end is settled first: half a line of ours is cut off, anything else is ended.
+
     Raises:
         StorageError: another process holds it; after a crash nobody could tell whose its last line is.
     """
     if path is None:
         yield None
         return
+    new = not path.exists()
     with path.open("a+b") as file:
         busy = StorageError(f"another edgefl watch writes to {path}; give each its own file", "busy")
         with suppress(OSError):  # a share that knows no locks
             hold(file.fileno(), busy)
+        if new:
+            flush_to_disk(path.parent)
+        _end_last_line(file)
         yield file
 
 
 def write_line(output: BinaryIO, line: str) -> None:
     """Append a line and flush it to the disk."""
-    output.write(line.encode() + b"\n")
+    _append(output, _bytes_of(line))
+
+
+def _bytes_of(line: str) -> bytes:
+    return line.encode() + b"\n"
+
+
+def _append(output: BinaryIO, data: bytes) -> None:
+    output.write(data)
     output.flush()
     os.fsync(output.fileno())
 
 
-def _was_written(output: BinaryIO, position: int) -> bool:
-    """Tell whether a whole line follows a position; half a line after it is cut off."""
-    end = output.seek(0, os.SEEK_END)
-    if end <= position:
-        return False
-    output.seek(end - 1)
-    if output.read(1) == b"\n":
+def _line_sha256(output: BinaryIO, position: int) -> bytes:
+    """Give the SHA-256 of the line that begins at a position; of nothing where the output ends before."""
+    output.seek(position)
+    return hashlib.sha256(output.readline()).digest()
+
+
+def _end_last_line(output: BinaryIO) -> None:
+    """Cut off half a line of ours at the end of an output; end any other that has no line end."""
+    end = start = output.seek(0, os.SEEK_END)
+    last, most = b"", _READ_BYTES
+    while start and b"\n" not in last:
+        start, most = max(0, end - most), 2 * most
+        output.seek(start)
+        last = output.read(end - start)
+    last = last[last.rfind(b"\n") + 1 :]
+    if not last:
+        return
+    if _is_half(last):
+        output.truncate(end - len(last))
+    else:
+        _append(output, b"\n")
+
+
+def _is_half(last: bytes) -> bool:
+    """Tell whether the end of an output is half a line of ours; one that lacks its line end alone is whole."""
+    if not last.startswith(_BEGINNING):
+        return _BEGINNING.startswith(last)
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
         return True
-    output.truncate(position)
     return False
 
 

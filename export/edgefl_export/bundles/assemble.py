@@ -177,6 +177,7 @@ def build_members(
     int8: Calibration | None = None,
     shown: ShownMap | None = None,
     tried: TriedQuestions | None = None,
+    not_refused: NDArray[np.bool_] | None = None,
     taught: TaughtWords | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Members:
@@ -186,6 +187,7 @@ def build_members(
         images: at least 64 prepared pictures for the export gates, (n, S, S, 3); drawn ones by default.
         questions: what is asked about each of them, of a model that answers questions; drawn ones by default.
         tried: how that did on the site's `tune` questions.
+        not_refused: which of these a device may answer, as `OwnQuestions` has it.
         taught: which words it was taught; None leaves the bundle silent, and no device refuses one for it.
         int8: pictures for an 8-bit graph; None for fp32.
         shown: the map that a device shows, of `measured_map`; None leaves the card silent, and no map is drawn.
@@ -209,7 +211,7 @@ def build_members(
         facts = {**card.metrics, "int8": _int8_facts(choice, found, int8)}
         card = replace(card, metrics=facts, suspicion=suspicion)
         card = _with_reported_rule(model, card, _reported_anew(model, data, tensors, int8))
-        tried = _tried_anew(model, data, tensors, int8, tried, taught)
+        tried = _tried_anew(model, data, tensors, int8, tried, not_refused)
     files = {
         "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
@@ -295,15 +297,15 @@ def _tried_anew(
     tensors: Mapping[str, NDArray[np.float32]],
     pictures: Calibration,
     tried: TriedQuestions | None,
-    taught: TaughtWords | None,
+    not_refused: NDArray[np.bool_] | None,
 ) -> TriedQuestions | None:
     """Count the answers of the 8-bit graph; what another picture changes was measured with the float one."""
     unsure_above = model.card.refer_above
     if tried is None or pictures.questions.tune is None or unsure_above is None:
         return tried
     found = graph_scores(open_session(graph), tensors, pictures.tune, BATCH, pictures.questions.tune)["probabilities"]
-    whole = None if taught is None else taught.read_whole
-    return tried_questions(found, pictures.targets, model.predictor.seen, unsure_above, tried.other_picture, whole)
+    seen, other = model.predictor.seen, tried.other_picture
+    return tried_questions(found, pictures.targets, seen, unsure_above, other, not_refused)
 
 
 def _chosen_anew(

@@ -33,6 +33,9 @@ class OwnQuestions:
     images: Pictures | None = None
     questions: AskedWords | None = None
     tried: TriedQuestions | None = None
+    # (n,) of the site's `tune` questions, which a device refuses neither for their words nor for the picture's light;
+    # None: all
+    not_refused: NDArray[np.bool_] | None = None
     taught: TaughtWords | None = None
 
 
@@ -53,15 +56,15 @@ def own_questions(run: FinishedRun, site: str, predictor: Predictor, report: Cal
     if federation is not None and site in federation.sites:
         report("asking the tune questions with another picture, too …")
         other = other_picture(predictor, examples_of(federation, federation.sites[site].tune), federation.lesions)
+    not_refused = None if taught is None else taught.read_whole
+    usual = None if federation is None or site not in federation.sites else _usual_light(run, federation, site)
+    if usual is not None:
+        not_refused = usual if not_refused is None else not_refused & usual
     tried = None
     if kept is not None:
-        whole = None if taught is None else taught.read_whole
-        usual = None if federation is None or site not in federation.sites else _usual_light(run, federation, site)
-        if usual is not None:
-            whole = usual if whole is None else whole & usual
-        tried = tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other, whole)
+        tried = tried_questions(kept.probabilities, kept.targets, predictor.seen, refer_above, other, not_refused)
     images, questions = (None, None) if federation is None else _for_parity(federation, site, run.settings.seed)
-    return OwnQuestions(images, questions, tried, taught)
+    return OwnQuestions(images, questions, tried, not_refused, taught)
 
 
 def _usual_light(run: FinishedRun, federation: Federation, site: str) -> NDArray[np.bool_] | None:

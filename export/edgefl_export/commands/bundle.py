@@ -155,7 +155,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     _say(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 {compared_on(model)} …")
     members = build_members(
         model, asked.images, asked.questions, form=options["form"], int8=int8, shown=shown, tried=asked.tried,
-        taught=asked.taught, report=_say,
+        not_refused=asked.not_refused, taught=asked.taught, report=_say,
     )  # fmt: skip
     files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
     fields = _fields(options, model.task, members.min_runtime)

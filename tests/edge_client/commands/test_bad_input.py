@@ -306,3 +306,20 @@ def test_a_bad_picture_among_those_that_teach(run, device, lab, school, tmp_path
     words = ("train", "--model", bundle, "--threads", "1", "--labels", device / "bad.csv")
     assert "cut.png: " in one_sentence(run(*words), 1)
     assert not (run.home / "learning" / "personal.payload").exists()
+
+
+def test_little_memory_for_an_answer_is_one_sentence(asked, ward, monkeypatch):
+    """docs/reference/pictures.md, `too_large`."""
+
+    def scarce(*_given, **_named):
+        raise MemoryError
+
+    with monkeypatch.context() as little:
+        little.setattr("edgefl_client.scoring.drawing.answer_picture.draw_answer", scarce)
+        code, out, err = asked("which organ?", "--json", "--heatmap", ward / "maps")
+        assert (code, json.loads(out)["answer"]) == (1, "lung") and "no heat map: there is not enough memory" in err
+    for step in ("prepare", "ask_prepared"):
+        with monkeypatch.context() as little:
+            little.setattr(f"edgefl_client.scoring.asker.Asker.{step}", scarce)
+            code, out, _ = asked("which organ?", "--json")
+            assert (code, json.loads(out)["error"]["code"]) == (1, "too_large")

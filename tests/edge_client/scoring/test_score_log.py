@@ -11,11 +11,15 @@ import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from edgefl_client.scoring import score_files, watched_folder
+from edgefl_client.scoring.log_file import LogFile
 from edgefl_client.scoring.scorer import Scorer
+from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pictures.imaging import PREPROCESSING
 
 NUMBERS = ("vacuity", "dissonance", "entropy_nats", "predicted")
@@ -266,6 +270,60 @@ def test_watch_logs_too(run, files, day):
     found = rows(log)
     assert len(found) == len((files / "lines").read_text().splitlines()) == 10
     assert len({row["image_sha256"] for row in found}) == 10
+
+
+@pytest.fixture
+def ward(run, files, lab):
+    """Watches a folder of two pictures once; gives exit code, lines and rows."""
+    (files / "ward").mkdir()
+    for number in range(2):
+        (files / "ward" / f"{number}.png").write_bytes(lab.encoded(lab.photo(60 + number, 40)))
+    options = ("--model", files / "model.edgefl", "--trust", files / "signing.pub", "--once", "--interval", "0.1",
+               "--threads", "1", "--out", files / "lines", "--log", files / "log.sqlite")  # fmt: skip
+
+    def watch(*more):
+        code = run("watch", files / "ward", *options, *more)[0]
+        lines = [json.loads(line) for line in (files / "lines").read_text().splitlines()]
+        return code, lines, rows(files / "log.sqlite")
+
+    return watch
+
+
+@pytest.mark.parametrize("code", ["storage", "missing"])
+def test_what_watch_writes_no_line_of_has_no_row(ward, monkeypatch, code):
+    """docs/reference/scores.md: a file that cannot be read had a row at each try, and one that vanished had one."""
+
+    def refused(path, most, too_long=""):
+        raise StorageError(f"cannot read {path}", code)
+
+    monkeypatch.setattr(score_files, "read_bounded", refused)
+    assert ward() == (int(code == "storage"), [], [])
+
+
+def test_a_heat_map_that_fails_again_adds_no_row(ward, monkeypatch):
+    """docs/reference/scores.md: each start had one more row of the picture, and no line."""
+
+    def full(path, data, mode=0o644):
+        raise StorageError("the disk is full", "disk_full")
+
+    with monkeypatch.context() as busy:
+        busy.setattr(score_files, "write_atomic", full)
+        for _ in range(3):
+            code, lines, found = ward("--heatmap", "maps")
+            assert (code, len(lines), len(found)) == (1, 2, 2)
+    code, lines, found = ward("--heatmap", "maps")
+    assert (code, len(lines), len(found)) == (0, 4, 4)
+
+
+@pytest.mark.parametrize(("where", "rows_more"), [("append", 0), ("write_line", 1)])
+def test_a_crash_between_row_and_line_gives_a_second_row(ward, monkeypatch, where, rows_more):
+    """docs/reference/scores.md: one line of each picture; a row more only where the crash came after the row."""
+    with monkeypatch.context() as crash:
+        crash.setattr(LogFile if where == "append" else watched_folder, where, lambda *_: sys.exit(9))
+        assert ward() == (9, [], [mock.ANY] * rows_more)
+    code, lines, found = ward()
+    assert (code, len(lines), len(found)) == (0, 2, 2 + rows_more)
+    assert len({row["image_sha256"] for row in found}) == 2
 
 
 def test_a_log_in_a_home_that_is_not_begun_is_refused(run, files, day):
