@@ -1,14 +1,15 @@
 """Which classes a model's values never predict, because no picture of them was among those that taught the values.
 
-Guarantees: the sentence names every such class by its full name, whether it is benign, and the suspicious ones first:
-whoever reads a benign prediction learns which cancers it cannot be told apart from. Source: docs/methods.md 1.3.
+Guarantees: the sentence names every suspicious one of these classes, and after them the benign ones, of many the
+first: by the full name, and with whether it is benign. So whoever reads a benign prediction learns which cancers it
+cannot be told apart from, however many they are. Source: docs/methods.md 1.3.
 """
 
 from dataclasses import dataclass
 
 from edgefl_protocol.bundle.model_card import Labels
 from edgefl_protocol.pictures.class_info import ClassInfo, undescribed
-from edgefl_protocol.sentences import listed
+from edgefl_protocol.sentences import joined_by_and, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class NeverPredicted:
     """The classes that some values never predict."""
 
     suspicious: tuple[str, ...]  # labels of those that are not known to be benign
-    sentence: str | None  # names all of them, the benign ones too; None where every class can be predicted
+    sentence: str | None  # names all of these, and benign ones too; None where every class can be predicted
 
     @property
     def warning(self) -> str | None:
@@ -36,8 +37,9 @@ def never_predicted(labels: Labels, *, learned_here: bool = False) -> NeverPredi
     suspicious = [name for name in names if told[name].suspicious]
     if not names:
         return NeverPredicted(suspicious=(), sentence=None)
-    first = [*suspicious, *(name for name in names if not told[name].suspicious)]
-    which = listed([_titled(name, told[name]) for name in first])
+    titles = {name: _titled(name, told[name]) for name in names}
+    benign = listed([titles[name] for name in names if not told[name].suspicious])
+    which = ", nor ".join(filter(None, [joined_by_and([titles[name] for name in suspicious]), benign]))
     whose, they = (
         ("The values learned on this device never predict", "they")
         if learned_here

@@ -8,13 +8,14 @@ opened here. The order of checks on a photograph is fixed; the first that fails 
     (3) PNG chunk walk: whole, checksums right, not animated, bounded    truncated, unreadable, animated, too_large
     (4) header parsed by exactly that format's reader, Pillow's warnings counted as errors   unreadable
     (5) width x height <= 40 megapixels, before any pixel is decoded     too_large
-    (6) JPEG progressive scans x pixels bounded (a scan costs a pass over the whole picture)   too_large
+    (6) JPEG ends by its marker; progressive scans x pixels bounded (a scan costs a pass over the whole
+        picture)   truncated, too_large
     (7) pixels decoded; every exception of Pillow becomes one ImageError; a JPEG whose rest is the grey of what is
         missing is refused   truncated, unreadable
     (8) EXIF orientation applied; damaged EXIF counts as "upright"
     (9) grey, CMYK, palette and 16-bit pixels become RGB; transparency is laid on white
 
-Sixteen-bit samples keep their high byte, in grey as in colour; a transparent colour is compared with all their bits.
+Sixteen-bit samples keep their high byte, in grey as in colour; a transparent colour is compared in all its bits.
 Transparent pixels are laid on white because that is what a person sees in a viewer: colours hidden under alpha 0 must
 not be scored. Embedded colour profiles are ignored, as in the training sets. Of a multi-picture JPEG (phones add depth
 and gain maps) the main picture is read.
@@ -41,12 +42,12 @@ from PIL.JpegImagePlugin import JpegImageFile
 from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.transparent_colour import loaded
-from edgefl_protocol.pictures.whole_files import PNG_START, rest_is_missing, walk_png
+from edgefl_protocol.pictures.whole_files import PNG_START, has_no_end, rest_is_missing, walk_png
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 require("pillow", PIL.__version__)
-PREPROCESSING = 2  # number of this image path: one more whenever the same file would give other pixels
+PREPROCESSING = 3  # number of this image path: one more whenever the same file would give other pixels
 MAX_FILE_BYTES = 20_000_000
 REDUCE = "reduce it in a program for pictures, for example to 4,000 pixels on its longer side"
 MAX_PIXELS = 40_000_000
@@ -151,6 +152,8 @@ def open_photo(data: bytes) -> Image.Image:
     _check_pixels(image)  # (5)
     # (6)
     if reader is JpegImageFile:
+        if has_no_end(image, data):
+            raise ImageError("the JPEG has no end; copy the file again", code="truncated")
         scans = data.count(b"\xff\xda")
         if scans * image.width * image.height > MAX_SCAN_PIXELS:
             raise _too_large(f"{scans} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG")

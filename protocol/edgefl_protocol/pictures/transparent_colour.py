@@ -1,9 +1,10 @@
-"""The transparent colour of a PNG with 16 bits a sample, in all its bits.
+"""The transparent colour of a PNG, in all bits of its samples.
 
 The chunk tRNS names one colour, and a pixel is transparent where all 16 bits of each sample are those of the colour
 (W3C PNG 3rd edition, 11.3.1.1). Pillow keeps the high byte of such samples and compares it with the colour's low byte:
 a colour that no pixel has would whiten a lesion. So the low bytes are decoded here as well, in the rare file that has
-such a colour. Grey pictures keep their 16 bits in Pillow (`imaging`).
+such a colour. Grey pictures keep their 16 bits in Pillow (`imaging`). Grey samples of 2 or 4 bits it spreads over 0 to
+255, and leaves their colour as it is in the file: so the colour is spread alike.
 """
 
 from io import BytesIO
@@ -14,6 +15,7 @@ from PIL import Image
 from PIL.ImageFile import ImageFile
 
 _HIGH_BYTES, _LOW_BYTES = "RGB;16B", "RGB;16L"  # what Pillow keeps of each pair of bytes, by its names of raw modes
+_FEW_BITS = {"L;2": 2, "L;4": 4}
 _MOST = 255
 
 
@@ -30,6 +32,9 @@ def loaded(image: Image.Image) -> Image.Image:
     deep = kept == [_HIGH_BYTES]
     low = _low_bytes(image) if deep and isinstance(image, ImageFile) and colour is not None else None
     image.load()
+    if len(kept) == 1 and (bits := _FEW_BITS.get(str(kept[0]))) and isinstance(image.info.get("transparency"), int):
+        most = 2**bits - 1
+        image.info["transparency"] = (image.info["transparency"] & most) * _MOST // most  # its higher bits say nothing
     lost = not kept and image.mode == "RGB" and isinstance(colour, tuple) and max(colour) > _MOST
     # A colour that is told only after the pixels is against the standard, and counts for nothing.
     if not lost and not (deep and "transparency" in image.info):

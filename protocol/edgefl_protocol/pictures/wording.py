@@ -1,11 +1,10 @@
 """What a score says in words: reasons to refer, or the rules that were tried; how much evidence the model has; classes.
 
 Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence says that this is no
-all-clear, and how many pictures of suspicious classes passed when that was tried; rules that were asked are named, and
-those that could not be. Beside
-a prediction stands what the suspicious classes have together. Two numbers that are compared are told apart, by one
-digit more or as "just below", and one number is written alike everywhere. Device and trainer print these same
-sentences.
+all-clear, how many pictures of suspicious classes were tried, and how many of these passed; rules that were asked are
+named, and those that could not be. Beside a prediction stands what the suspicious classes have together. Two numbers
+that are compared are told apart, by one digit more or as "just below", and one number is written alike everywhere.
+Device and trainer print these same sentences.
 """
 
 from collections.abc import Sequence
@@ -198,7 +197,7 @@ def outcome(score: Score) -> str:
         elif faults:
             said.append("If you cannot, refer to a dermatologist. A new picture that passes is no all-clear either.")
         return " ".join(said)
-    return " ".join([NO_ALL_CLEAR, passed_words(score) or NOT_COUNTED, *not_set(score)])
+    return " ".join([NO_ALL_CLEAR, *passed_words(score), *not_set(score)])
 
 
 def tried_words(score: Score) -> str | None:
@@ -215,29 +214,36 @@ def in_brief(score: Score) -> str:
         how = f"{how_again(score, faults)}{'' if reasons else ', or refer'}"
         again = [f"take the picture again{how}: {'; '.join(faults)}"] if faults else []
         return "; ".join([*again, *([f"refer: {'; '.join(reasons)}"] if reasons else [])])
-    worth = [passed_words(score) or NOT_COUNTED, *not_set(score)]
+    worth = [*passed_words(score), *not_set(score)]
     said = "; ".join(f"{sentence[0].lower()}{sentence[1:-1]}" for sentence in worth)
     limit = "" if score.suspicious_from is None else f" ({_asking_kind(score)} ask from {_against_limit(score)[1]})"
     return f"no rule asks for a look{limit}; that is no all-clear: {said}"
 
 
-def passed_words(score: Score) -> str | None:
-    """Say in a sentence what passing was worth when it was tried; None where nobody tried.
+def passed_words(score: Score) -> list[str]:
+    """Say in sentences what passing was worth when it was tried, or that nobody tried.
 
-    That is the share of suspicious ones among the pictures that passed: it is what a pass of this picture says.
+    First, of the suspicious pictures tried, how many passed: without their number nobody knows how far the next
+    sentence goes. That tells of all that passed how many were suspicious: it is what a pass of this picture says.
     """
     tried = score.suspicious_tried
     if tried is None or "suspicious_class" not in score.rules_tried:
-        return None
+        return [NOT_COUNTED]
     before = ", before this device learned" if score.model.state_kind == "personal" else ""
     whose = "" if score.model.site is None else f" at the site {score.model.site}"
-    kept, rule = f"kept from learning{whose}{before}", "passed the rule for suspicious classes"
-    what = _suspicious_kind(score)
-    if tried.benign_passed is None:
-        return f"Of {counted(tried.pictures, 'picture')} {what}, {kept}, {tried.passed} {rule}."
-    passed = counted(tried.passed + tried.benign_passed, "picture")
-    were = "was" if tried.passed == 1 else "were"
-    return f"Of {passed}, {kept}, that {rule}, {tried.passed} {were} {what}."
+    said = [
+        f"Of {counted(tried.pictures, 'picture')} {_suspicious_kind(score)}, kept from learning{whose}{before}, "
+        f"{tried.passed} passed the rule for suspicious classes."
+    ]
+    passed = tried.passed + (tried.benign_passed or 0)
+    if passed == 0:
+        said.append("No tried picture passed, so nobody knows how often a pass is wrong.")
+    elif tried.benign_passed is not None:
+        were = "was" if tried.passed == 1 else "were"
+        one = sum(score.info_of(label).suspicious for label in score.probabilities) == 1
+        these = "this class" if one else "these classes"
+        said.append(f"Of {counted(passed, 'picture')} that passed in all, {tried.passed} {were} of {these}.")
+    return said
 
 
 def _suspicious_kind(score: Score) -> str:

@@ -104,6 +104,7 @@ def test_csv_has_the_same_numbers(run, files):
     assert (good["predicted"], good["refer"]) == (value["predicted"], "false")
     assert (good["predicted_name"], good["malignancy"]) == (value["predicted_name"], value["malignancy"])
     assert good["rules_tried"].split() == value["rules_tried"] and good["exposure"] == ""
+    assert list(good)[-1] == "site" and good["site"] == value["model"]["site"] == "one" and bad["site"] == ""
     assert (bad["image"], bad["predicted"], bad["error_code"]) == ("text.jpg", "", "unsupported_format")
     assert [row["image"] for row in (good, bad) if row["refer"] != "false"] == [
         "text.jpg"

@@ -193,10 +193,20 @@ def test_what_speaks_against_the_answer_stays_pale():
     np.testing.assert_array_equal(against, nothing)
 
 
-def test_a_level_map_has_no_outline():
+def test_the_colours_end_at_the_strongest_part_also_where_a_part_speaks_more_against_the_answer():
+    """A map of shares is scaled by its largest magnitude: the legend calls its last colour "most in this picture"."""
+    placed = place_map(np.array([-1.0, 0.0, 0.1, 0.6], np.float32), 400, 400, "squash")
+    assert (placed.low, placed.high) == (0.0, pytest.approx(0.6))
+    grey = np.full((400, 400, 3), 150, np.uint8)
+    strongest = overlay(grey, placed, 2)[350, 350]  # inside the outline
+    np.testing.assert_array_equal(strongest, tint(grey[:1, :1], np.ones((1, 1), np.float32))[0, 0])
+
+
+def test_a_level_map_has_no_outline_and_stays_pale():
     """Noise must not be shown as a finding."""
     level = (0.97 + 0.03 * np.random.default_rng(3).random(49)).astype(np.float32)
-    assert not place_map(level, 100, 100, "squash").marked.any()
+    placed = place_map(level, 100, 100, "squash")
+    assert not placed.marked.any() and placed.values.max() - placed.low < 0.5 * (placed.high - placed.low)
 
 
 def test_the_caption_counts_what_is_outlined(said):

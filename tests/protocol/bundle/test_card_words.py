@@ -18,7 +18,7 @@ from edgefl_protocol.bundle.card_words import (
 from edgefl_protocol.bundle.figures import learned_from
 from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules, rule_tried
 from edgefl_protocol.bundle.question_table import QuestionTable
-from edgefl_protocol.pictures.class_info import known_among
+from edgefl_protocol.pictures.class_info import ClassInfo, known_among
 from edgefl_protocol.pictures.suspicious import Suspicion, TriedRule
 from edgefl_protocol.rules.questions import Questions
 from edgefl_protocol.strict_json import parse_json, write_json
@@ -270,13 +270,23 @@ def test_suspicious_classes_that_are_never_predicted_speak_against_a_model():
     names = ("DF", "SCC", "odd", "MEL", "NV")
     labels = Labels(names, (False, False, False, True, True), known_among(names))
     assert weaknesses(CARD, labels) == (
-        "This model never predicts Squamous cell carcinoma (SCC, malignant), odd (not known to be benign) and "
+        "This model never predicts Squamous cell carcinoma (SCC, malignant) and odd (not known to be benign), nor "
         "Dermatofibroma (DF, benign), whatever a picture shows: no picture that it learned from showed one.",
     )
     assert card_lines(CARD, labels)[-1] == weaknesses(CARD, labels)[0]
     assert weaknesses(CARD, replace(labels, seen=(False, True, True, True, True))) == ()
     (unknown,) = weaknesses(CARD, Labels(("a", "b"), (True, False)))  # a bundle from before class information
     assert "never predicts b (not known to be benign)" in unknown
+
+
+def test_every_suspicious_class_that_is_never_predicted_is_named():
+    """After eight a list stops, and "2 more" may be cancers. Of benign ones the first are enough."""
+    asking, benign = [f"c{number}" for number in range(10)], [f"b{number}" for number in range(10)]
+    info = known_among(("NV",)) | {name: ClassInfo(name, "Harmless.", "benign") for name in benign}
+    labels = Labels((*benign, *asking, "NV"), (False,) * 20 + (True,), info | known_among(asking))
+    (told,) = weaknesses(CARD, labels)
+    assert all(f"{name} (not known to be benign)" in told for name in asking)
+    assert ", nor b0 (benign), b1 (benign)" in told and "b7 (benign) and 2 more, whatever a picture shows" in told
 
 
 @pytest.mark.parametrize(("figures", "untested"), [

@@ -206,6 +206,23 @@ def test_a_jpeg_whose_rest_is_missing_is_refused(mode: str) -> None:
         assert caught.value.code == "truncated"
 
 
+def test_a_jpeg_whose_last_part_was_never_written_is_refused() -> None:
+    """Check (6): a copy that stopped leaves zeros at the file's end, which decode to colours. A thumbnail has an end of
+    its own (EXIF 2.32, 4.5.8), and so may what a phone appends, of which no byte counts (ITU-T T.81, B.1.1.3)."""
+    small = encoded(photograph(16, 16), "JPEG")
+    whole = encoded(photograph(120, 160), "JPEG", quality=96, subsampling=0, exif=exif(1) + small)
+    begin = whole.rindex(b"\xff\xda") + 20
+    assert small in whole and begin > whole.index(small) + len(small)
+    for place in range(begin, len(whole) // 2, len(whole) // 9):
+        unwritten = whole[:place] + bytes(len(whole) - place)
+        with Image.open(BytesIO(unwritten)) as opened:
+            opened.load()  # Pillow says nothing: there are zeros enough for all blocks
+        with pytest.raises(ImageError, match="the JPEG has no end; copy the file again") as caught:
+            decode(unwritten)
+        assert caught.value.code == "truncated"
+    np.testing.assert_array_equal(decode(whole + b"video\xff\xda" + bytes(99)), decode(whole))
+
+
 def test_a_grey_picture_and_a_grey_frame_are_whole() -> None:
     """The grey of missing data is no fault where a picture begins with it too."""
     grey = np.full((64, 96, 3), 128, np.uint8)

@@ -203,6 +203,24 @@ def test_a_transparent_colour_of_16_bits_is_matched_in_all_of_them(
     assert found.white == pytest.approx(clear.mean()) and clear.any() == (colour == LESION)
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("colour", [0, 1, 2, 3, 9, 15])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_transparent_grey_of_few_bits_is_compared_as_it_is_stored(bits: int, colour: int, orientation: int) -> None:
+    """PNG specification, 11.3.1.1 and 13.12: samples match in their own bits, of the colour the lowest ones count, and
+    a sample is shown as its share of the largest. A lesion of grey 15 of 15 under white was scored as it was."""
+    samples = np.arange(8 * 16).reshape(8, 16) % 2**bits
+    packed = np.packbits((samples[:, :, None] >> np.arange(bits)[::-1]) & 1, axis=None).reshape(8, -1)
+    body = chunk(b"IDAT", zlib.compress(b"".join(b"\x00" + row.tobytes() for row in packed)))
+    head = struct.pack(">IIBBBBB", 16, 8, bits, 0, 0, 0, 0)
+    made = png(head, chunk(b"tRNS", struct.pack(">H", colour)), chunk(b"eXIf", exif(orientation)[6:]), body)
+    clear = samples == colour % 2**bits
+    expected = np.where(clear, 255, samples * 255 // (2**bits - 1))[:, :, None].repeat(3, axis=2)
+    found = flattened(open_photo(made))
+    np.testing.assert_array_equal(found.pixels, ORIENTED[orientation](expected))
+    assert found.white == pytest.approx(clear.mean())
+
+
 def test_where_the_low_bytes_are_lost_no_colour_is_transparent() -> None:
     """Whoever has decoded a picture hands over its high bytes alone; a colour after the pixels is against 5.6."""
     samples = np.full((4, 4, 3), LESION)

@@ -50,28 +50,43 @@ def test_a_class_that_hardly_a_test_picture_showed_asks_for_a_look(shares, reaso
 
 
 def test_beside_a_pass_stands_how_many_suspicious_pictures_passed() -> None:
-    """docs/reference/scores.md: of 92 suspicious pictures four passed, and 26 of 131 benign: 4 of 30 that passed."""
+    """docs/reference/scores.md: of 92 suspicious pictures four passed, and 26 of 131 benign: 4 of 30 that passed. Both
+    are told: "of 30 pictures that passed, 4" stood alike beside 5 suspicious pictures tried and beside 500."""
     chosen = Suspicion(
         threshold=0.25, sensitivity=88 / 92, specificity=26 / 131, suspicious=92, benign=131, statement="as chosen"
     )
     rules = replace(THREE, suspicious_tried=chosen.tried)
-    said = "f 30 pictures, kept from learning, that passed the rule for suspicious classes, 4 were of malignant classes"
+    first = "f 92 pictures of malignant classes, kept from learning, 4 passed the rule for suspicious classes"
+    then = "f 30 pictures that passed in all, 4 were of these classes"
     passing = a_score(CALM, rules, info=DESCRIBED)
-    assert f" O{said}." in outcome(passing) and f"; that is no all-clear: o{said}; " in in_brief(passing)
+    assert f" O{first}. O{then}." in outcome(passing)
+    assert f"; that is no all-clear: o{first}; o{then}; " in in_brief(passing)
     assert passing.to_json()["suspicious_tried"] == {"pictures": 92, "passed": 4, "benign_passed": 26}
     learned = replace(passing, model=replace(MODEL, state_kind="personal"))
-    assert "kept from learning, before this device learned, that passed the rule for suspicious" in outcome(learned)
+    assert "kept from learning, before this device learned, 4 passed the rule for suspicious" in outcome(learned)
     one = a_score(
         CALM, replace(rules, suspicious_tried=TriedRule(pictures=50, passed=1, benign_passed=0)), info=DESCRIBED
     )
-    assert "Of 1 picture, kept from learning, that passed the rule for suspicious classes, 1 was of" in outcome(one)
+    assert "classes. Of 1 picture that passed in all, 1 was of these classes." in outcome(one)
     alone = replace(chosen, benign=0, specificity=None).tried
     told = outcome(a_score(CALM, replace(THREE, suspicious_tried=alone), info=DESCRIBED))
-    assert "Of 92 pictures of malignant classes, kept from learning, 4 passed the rule for suspicious" in told
+    assert f"O{first}. " in told and "in all" not in told
     referred = a_score(MELANOMA, rules, info=DESCRIBED)
     assert "92" not in outcome(referred) and "92" not in in_brief(referred)
     assert replace(chosen, suspicious=0, sensitivity=None).tried is None
     assert "kept from learning" not in outcome(a_score(CALM, THREE, info=DESCRIBED))
+
+
+@pytest.mark.parametrize("benign", [0, None])
+def test_where_no_tried_picture_passed_nobody_knows_what_a_pass_is_worth(benign: int | None) -> None:
+    """ "Of 0 pictures that passed, 0 were of the class Melanoma" read like a rule without an error."""
+    tried = TriedRule(pictures=40, passed=0, benign_passed=benign)
+    rules = replace(rules_for((True, False)), suspicious_tried=tried)
+    told = outcome(a_score((0.05, 0.95), rules, info=DESCRIBED))
+    assert (
+        "Of 40 pictures of the class Melanoma (MEL), kept from learning, 0 passed the rule for suspicious classes. "
+        "No tried picture passed, so nobody knows how often a pass is wrong. "
+    ) in told and "Of 0" not in told
 
 
 BARE = replace(rules_for((True, False, True), above=None, start=None), untested=(False,) * 3)
@@ -101,7 +116,11 @@ def test_a_class_that_may_hold_cancers_is_said_to_beside_a_pass() -> None:
     mixed = {"MEL": ClassInfo("Other than a nevus", "Both are mixed.", "unknown"), "NV": DESCRIBED["NV"]}
     tried = TriedRule(pictures=50, passed=7, benign_passed=30)
     score = a_score((0.05, 0.95), replace(rules_for((True, False)), suspicious_tried=tried), info=mixed)
-    assert "7 were of the class Other than a nevus (MEL), which may hold cancers." in outcome(score)
+    told = outcome(score)
+    assert (
+        "Of 50 pictures of the class Other than a nevus (MEL), which may hold cancers, kept from learning, 7 " in told
+    )
+    assert "Of 37 pictures that passed in all, 7 were of this class." in told
 
 
 def test_one_result_says_not_known_to_be_benign_once() -> None:
@@ -144,7 +163,7 @@ def test_the_other_sites_of_a_federation_are_elsewhere() -> None:
 def test_what_passed_says_at_which_site() -> None:
     tried = replace(THREE, suspicious_tried=TriedRule(pictures=50, passed=7, benign_passed=23))
     score = replace(a_score(CALM, tried), model=replace(MODEL, site="a"))
-    assert "Of 30 pictures, kept from learning at the site a, that passed the rule" in outcome(score)
+    assert "kept from learning at the site a, 7 passed the rule" in outcome(score)
 
 
 @pytest.mark.parametrize(("faults", "told"), [

@@ -77,7 +77,7 @@ class Placed:
     marked: NDArray[np.bool_]  # the pixels of the outlined cells
     outlined: tuple[int, int]  # how many cells are outlined, of how many
     edge: str | None  # where at the edge of what the network saw the strongest cell lies; None further in
-    high: float = 1.0  # map value at the strong end
+    high: float  # map value at the strong end: its largest
 
     @property
     def framed(self) -> bool:
@@ -115,9 +115,10 @@ def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
     rows, columns = (np.arange(length) * side // length for length in (bottom - top, right - left))
     marked = np.zeros(values.shape, dtype=np.bool_)
     marked[top:bottom, left:right] = cells.reshape(side, side)[np.ix_(rows, columns)]
-    low = min(ground(shown), 1 - LEAST_SPREAD)
-    outlined = int(cells.sum()), shown.size
-    return Placed(values, box, low=low, marked=marked, outlined=outlined, edge=_edge(int(shown.argmax()), side))
+    low = ground(shown)
+    high = max(float(shown.max()), low + LEAST_SPREAD)  # a level map stays pale
+    outlined, edge = (int(cells.sum()), shown.size), _edge(int(shown.argmax()), side)
+    return Placed(values, box, low=low, high=high, marked=marked, outlined=outlined, edge=edge)
 
 
 def _edge(cell: int, side: int) -> str | None:
@@ -270,8 +271,10 @@ def map_lines(
         )
         if placed.edge is not None:
             seen = "the white frame" if placed.framed else "the picture"
-            hangs = f"The answer hangs most on a part {placed.edge} of {seen}. Look at the photo itself."
-            lines.append(CaptionLine(hangs, BODY, WARN))
+            # Only where parts were hidden is it known what the answer hangs on.
+            hidden = explanation.without is not None
+            what = "The answer hangs most on a part" if hidden else "The strongest part of the map is"
+            lines.append(CaptionLine(f"{what} {placed.edge} of {seen}. Look at the photo itself.", BODY, WARN))
         note += f" The map shows {_map_words(explanation).lower()}, not where disease is."
         if placed.framed:
             size_words += " Nothing outside the white frame was looked at."
