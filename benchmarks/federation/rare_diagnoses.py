@@ -4,7 +4,7 @@ RUNS holds finished runs with `--task all`, one of each seed (`rare-alone2000-s0
 federation whose centres took batch norm's statistics from home; and one whose centres fitted head and batch norm at
 home. Each centre's model answers its own reported rows. For each diagnosis stands the share of its rows, of all
 centres, that the first and the last name rightly, and the difference over the same draws of lesions. Below: how many
-rows whose diagnosis asks for a look are named as such a one, and how many of the others as none of them. Of several
+rows whose diagnosis is suspicious are named as such a one, and how many of the others as none of them. Of several
 seeds each figure is the mean, and the last column has the difference of each. Between two other marks stands what all
 three refer (`referred_diagnoses.py`).
 
@@ -65,13 +65,13 @@ def line(label: str, apart: Sequence[Scored], joined: Sequence[Scored], group: S
 
 
 def figures(classes: Sequence[str], together: Sequence[Centres], alone: Sequence[Centres]) -> str:
-    """The table of diagnoses, the rarest first, then what asks for a look, and the mean of the centres."""
+    """The table of diagnoses, the rarest first, then what is suspicious, and the mean of the centres."""
     joined, apart = ([pooled([seed[name] for name in sorted(seed)]) for seed in arm] for arm in (together, alone))
     counts = np.bincount(joined[0].target, minlength=len(classes))
     body = [line(classes[k], apart, joined, [int(k)]) for k in np.argsort(counts, kind="stable") if counts[k]]
     suspicious = [k for k, name in enumerate(classes) if name not in KNOWN or KNOWN[name].suspicious]
     groups = {
-        "asks for a look, named so": suspicious,
+        "suspicious, named so": suspicious,
         "benign, named so": sorted(set(range(len(classes))) - {*suspicious}),
     }
     body += [

@@ -128,11 +128,11 @@ def table(classes: Sequence[str], arms: Arms) -> str:
     first = arms[0][0].scores
     target = np.concatenate([first[name].target for name in sorted(first)])
     lesions = [lesion for name in sorted(first) for lesion in first[name].lesions]
-    body = [areas(label, arms, one, len(target)) for label, one in (("asks for a look", asks), (MELANOMA, melanoma))]
+    body = [areas(label, arms, one, len(target)) for label, one in (("suspicious", asks), (MELANOMA, melanoma))]
     lines = (("by the rule of `edgefl score`", True), (f"where {SPARED:.0%} of benign tune rows are spared", False))
     for told, by_product in lines:
         hits = [np.array([referred(seed, asks, by_product=by_product) for seed in arm]) for arm in arms]
-        body.append(shares(f"referred {told}: asks for a look", lesions, hits, asks[target]))
+        body.append(shares(f"referred {told}: suspicious", lesions, hits, asks[target]))
         body.append(shares(f"referred {told}: {MELANOMA}", lesions, hits, melanoma[target]))
         body.append(shares(f"spared {told}: benign", lesions, [~one for one in hits], ~asks[target]))
     head = [

@@ -82,7 +82,7 @@ def test_the_table_begins_with_the_rarest_and_ends_with_the_mean():
     lines = figures(CLASSES, [{"x": GOOD}], [{"x": POOR}]).splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines]
     assert [row[0] for row in cells] == [
-        "MEL", "DF", "NV", "asks for a look, named so", "benign, named so", "balanced accuracy, mean of centres",
+        "MEL", "DF", "NV", "suspicious, named so", "benign, named so", "balanced accuracy, mean of centres",
     ]  # fmt: skip
     assert cells[1][:5] == ["DF", "2", "2", "0.0", "50.0"] and cells[3][1:5] == ["2", "2", "50.0", "100.0"]
     assert cells[4][1:5] == ["6", "5", "66.7", "83.3"]

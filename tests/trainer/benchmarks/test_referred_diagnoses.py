@@ -63,7 +63,7 @@ def test_a_shift_of_all_scores_changes_what_is_named_and_no_area_nor_the_equal_l
         for text in table(CLASSES, [[one], [other], [other]]).splitlines()[2:]
     ]
     assert [line[-2].split(" ")[0] for line in lines if line[0].startswith("area") or "80%" in line[0]] == ["+0.0"] * 5
-    assert lines[2][:2] == ["referred by the rule of `edgefl score`: asks for a look", "2"]
+    assert lines[2][:2] == ["referred by the rule of `edgefl score`: suspicious", "2"]
     assert lines[2][2:5] == ["50.0", "50.0", "50.0"]
     assert lines[4][2:5] == ["66.7", "66.7", "66.7"]
 
