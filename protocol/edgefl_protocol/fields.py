@@ -49,6 +49,12 @@ def expect_names(payload: Payload, what: str, scalars: frozenset[str], arrays: f
         raise bad_message(f"{what} has missing or extra fields ({names}): send exactly the documented ones")
 
 
+def own_scalars(kind: "type[DataclassInstance]", payload: Payload, what: str) -> Mapping[str, Scalar]:
+    """Return the scalars of a payload that has exactly the fields of a message and no array; refuse another."""
+    expect_names(payload, what, frozenset(field.name for field in fields(kind)))
+    return payload.scalars
+
+
 def text(value: object, field: str, form: re.Pattern[str]) -> str:
     """Return text that matches `form` from end to end."""
     if not isinstance(value, str) or form.fullmatch(value) is None:

@@ -42,19 +42,23 @@ def invoke(command: object, *words: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory, shared: Shared) -> tuple[Path, Path, Path]:
+def signed(shared: Shared) -> tuple[Path, Path, Path]:
     """A finished run, its signed bundle, and the signer's public key."""
-    out = tmp_path_factory.mktemp("parity")
+    out = shared.made("parity", lambda folder: run_and_bundle(folder, shared))
+    return out / "run", out / "site.edgefl", out / "signer" / "signing.pub"
+
+
+def run_and_bundle(out: Path, shared: Shared) -> None:
     invoke(
         trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
         "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", SIDE, "--rounds", 1, "--epochs", 1,
         "--colour", "shades_of_grey_6", "--out", out / "run",
     )  # fmt: skip
     invoke(export_cli, "keygen", out / "signer")
-    bundle = out / "site.edgefl"
     with shared.traces():
-        invoke(export_cli, "bundle", out / "run", "--site", "site-1", "--sign", out / "signer", "-o", bundle)
-    return out / "run", bundle, out / "signer" / "signing.pub"
+        invoke(
+            export_cli, "bundle", out / "run", "--site", "site-1", "--sign", out / "signer", "-o", out / "site.edgefl"
+        )  # fmt: skip
 
 
 def photo(shape: tuple[int, int], orientation: int = 1) -> bytes:
@@ -97,6 +101,21 @@ FAULTS = {
 LIGHT = {"4:3": None, "in blue light": None, "a stop and a half darker": "darker"}
 
 
+@pytest.fixture(scope="module")
+def said(signed, tmp_path_factory) -> dict[str, tuple[dict, dict]]:
+    """What the trainer and what the device says of each photograph, where they are given all of them."""
+    run, bundle, public = signed
+    folder = tmp_path_factory.mktemp("photos")
+    files = [folder / f"{number}.jpg" for number, _ in enumerate(PHOTOS)]
+    for file, made in zip(files, PHOTOS.values(), strict=True):
+        file.write_bytes(made())
+    trainer = invoke(trainer_cli, "predict", run, *files, "--site", "site-1", "--json").splitlines()
+    asked = ("--model", bundle, "--trust", public, "--home", folder / "home", "--json")
+    device = invoke(device_cli, "score", *files, *asked).splitlines()
+    told = [(json.loads(one), json.loads(other)) for one, other in zip(trainer, device, strict=True)]
+    return dict(zip(PHOTOS, told, strict=True))
+
+
 @pytest.mark.slow
 def test_a_single_row_of_prompts_has_a_fused_form(signed):
     """docs/methods.md 1.2: four patches have one prompt, 50 · 4/196 rounded; onnxruntime takes that graph too."""
@@ -107,16 +126,10 @@ def test_a_single_row_of_prompts_has_a_fused_form(signed):
 
 
 @pytest.mark.parametrize("kind", PHOTOS)
-def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_path):
-    run, bundle, public = signed
-    file = tmp_path / "photo.jpg"
-    file.write_bytes(PHOTOS[kind]())
-    expected = json.loads(invoke(trainer_cli, "predict", run, file, "--site", "site-1", "--json"))
-    found = json.loads(
-        invoke(device_cli, "score", file, "--model", bundle, "--trust", public, "--home", tmp_path / "home", "--json")
-    )
+def test_a_photograph_scores_the_same_in_trainer_and_device(kind, said):
+    expected, found = said[kind]
     assert found.keys() == expected.keys()
-    said = (
+    names = (
         "predicted",
         "refer",
         "refer_reasons",
@@ -130,7 +143,7 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         "learned_from",
         "suspicious_tried",
     )
-    for name in (*said, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
+    for name in (*names, "suspicious_from", "suspicious_rule", "vacuity_from", "dissonance_from", "entropy_from"):
         assert found[name] == expected[name], name
     assert found["model"]["better_than_chance"] is expected["model"]["better_than_chance"]
     assert found["model"]["warnings"] == expected["model"]["warnings"]

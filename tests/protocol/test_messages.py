@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_protocol import Payload, PayloadError
+from edgefl_protocol.envelopes.blob import BlobReference
+from edgefl_protocol.messages.blob_messages import MAX_PIECE_BYTES, BlobGet, BlobGetReply, BlobPut, BlobPutReply
+from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
 from edgefl_protocol.messages.requests import (
     REFUSAL_STATUS,
     ROUTES,
@@ -38,6 +41,12 @@ ENROL = EnrolRequest(
     idem="i" * 16, token=b"t" * 32, name="clinic-a", role="site", signing_public=b"s" * 32, sealing_suite=2,
     sealing_public=b"p" * 1216,
 )  # fmt: skip
+PUT = BlobPut(blob="ab" * 16, size=1000, sha256="cd" * 32, offset=10, data=b"piece")
+PUT_REPLY = BlobPutReply(have=0, piece_bytes=1)
+GET = BlobGet(blob="ab" * 16, offset=0, length=MAX_PIECE_BYTES)
+REFERENCE = BlobReference(blob="ab" * 16, size=1016, sha256="cd" * 32, key=bytes(range(32)))
+REPLY = ReplyRequest(idem="i" * 16, reply=REFERENCE)
+ROTATE_REPLY = RotateReply(old_until_ms=1_790_000_000_000, fingerprint="0123456789ABCDEFGHJK")
 MESSAGES = [
     ENROL,
     EnrolReply(state="pending", nonce=b"n" * 32),
@@ -53,6 +62,16 @@ MESSAGES = [
     BundleReply(bundle=bytes(range(256))),
     Refusal(code="seq_behind", message="continue above that", highest=9),
     Refusal(code="pending", message="not yet"),
+    PUT,
+    BlobPut(blob="ab" * 16, size=16, sha256="cd" * 32, offset=0, data=b""),
+    PUT_REPLY,
+    GET,
+    BlobGetReply(data=b"piece"),
+    BlobGetReply(data=b""),
+    REPLY,
+    RotateRequest(idem="i" * 16, record=b"body.signature"),
+    ROTATE_REPLY,
+    IndexReply(index=b"body.signature", revoked=b"other.signature"),
 ]
 
 
@@ -65,7 +84,7 @@ def test_there_and_back(message) -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_missing_and_extra_fields(message) -> None:
-    """Exactly the documented names; a method's reply alone is free beside `idem`."""
+    """Exactly the documented names; a method's reply in the message alone is free beside `idem`."""
     payload = message.to_payload()
     wrong = [
         Payload({name: array for name, array in payload.arrays.items() if name != gone}, payload.scalars)
@@ -75,7 +94,7 @@ def test_missing_and_extra_fields(message) -> None:
         for gone in payload.scalars
         if gone not in ("error", "highest")
     ]
-    if isinstance(message, ReplyRequest):
+    if isinstance(message, ReplyRequest) and isinstance(message.reply, Payload):
         wrong = [Payload(payload.arrays, {})]
     else:
         wrong.append(Payload(payload.arrays, {**payload.scalars, "extra": 1}))
@@ -108,6 +127,13 @@ WRONG = [
     (Refusal(code="pending", message="x"), "error", "Not A Code"),
     (Refusal(code="pending", message="x"), "message", "line\nbreak"),
     (Refusal(code="pending", message="x"), "message", "a" * 501),
+    (PUT, "blob", "../x"), (PUT, "blob", "AB" * 16), (PUT, "size", 15), (PUT, "size", 2**53), (PUT, "sha256", "cd"),
+    (PUT, "offset", -1), (PUT, "offset", 996), (PUT, "offset", 1.0), (PUT, "size", 14),
+    (GET, "length", 0), (GET, "length", MAX_PIECE_BYTES + 1), (GET, "offset", -1), (GET, "blob", ""),
+    (PUT_REPLY, "have", -1), (PUT_REPLY, "piece_bytes", 0),
+    (REPLY, "idem", "short"), (REPLY, "blob_key", "00"), (REPLY, "blob_bytes", 15), (REPLY, "blob", "x"),
+    (RotateRequest(idem="i" * 16, record=b"x"), "idem", "short"),
+    (ROTATE_REPLY, "old_until_ms", -1), (ROTATE_REPLY, "fingerprint", "O" * 20),
 ]
 # fmt: on
 

@@ -100,26 +100,15 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        ("fedavgg", "--data {ward}", "did you mean fedavg"),
         ("local", "", "give --data SPEC"),
-        ("local", "--data lesion:", "is not a data SPEC"),
-        ("local", "--data lesions:foo=3 --backbone run:{mae}", "has the unknown option foo"),
-        ("local", "--data lesions:sites=0 --backbone run:{mae}", "sites=0 is not allowed"),
-        ("local", "--data {ward} --task moles", "Task 'moles' is not known; allowed: all, nevus, or NAME=A,B:REST"),
-        ("local", "--data {ward} --rounds 0", "rounds is 0; allowed: at least 1"),
         ("local", "--data {ward} --participation 2", "participation is 2.0; allowed: above 0, at most 1"),
-        ("local", "--data {ward} --set lr_haed=1", "lr_head"),
-        ("local", "--data {ward} --set lr_head=7", "lr_head is 7.0; allowed: 0 to 1"),
         ("fedmae", "--data {ward} --balance class", "uses no labels"),
-        ("local", "--data {ward} --backbone tinny", "there is no backbone 'tinny'"),
         ("local", "--data {ward} --backbone tiny", "is untrained"),
         ("local", "--data {ward} --backbone vit:64x4/12 --preset paper", "is untrained"),
         ("local", "--data {ward} --backbone run:{mae} --image-px 84", "cannot take images of 84 px: use --image-px 36"),
         ("fedmae", "--data {ward} --backbone tiny --image-px 40", "use --image-px 36 or 48"),
-        ("local", "--data {ward} --backbone run:{out}", "there is no backbone at"),
         ("fedmae", "--data {ward} --backbone timm:vit_tiny_patch16_224", "fixed position embeddings"),
         ("fedclf", "--data {ward} --backbone timm:no_such_net", "timm could not give 'no_such_net'"),
-        ("random-init", "--data {ward} --backbone tiny --set lr=1", "this method has no hyper-parameter"),
         (  # as a default of 3 with two blocks
             "local",
             "--data {ward} --backbone vit:64x2/12 --preset tiny --image-px 36",
@@ -135,8 +124,9 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_had_ends_with_2_and_leaves_nothing(method, options, words, ward, mae, tmp_path):
+    """What is refused before PyTorch is imported stands in `test_quick_refusals`."""
     out = tmp_path / "run"
-    outcome = edgefl_train("run", method, "--out", out, *options.format(out=out, ward=ward, mae=mae).split())
+    outcome = edgefl_train("run", method, "--out", out, *options.format(ward=ward, mae=mae).split())
     assert outcome.code == 2
     assert words in outcome.sentence()
     assert outcome.err.count("\n") == 1

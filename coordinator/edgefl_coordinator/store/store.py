@@ -206,12 +206,6 @@ class Store:
             raise StorageError(f"the blob {name} is longer than {max_bytes} bytes", "too_large")
         return b"".join(self.pieces(name))
 
-    def blob_names(self) -> set[str]:
-        """Return the names of all blobs that are there, files and rows."""
-        with self.transaction() as connection:
-            small = connection.scalars(select(tables.small_blobs.c.name)).all()
-        return {*small, *self.payloads.names()}
-
     def drop_blobs(self, names: Iterable[str]) -> None:
         """Remove blobs that no row names: their transaction was refused, or has struck them out and is committed.
 

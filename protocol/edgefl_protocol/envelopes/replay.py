@@ -76,11 +76,6 @@ class ReplayWindow:
         self._seen: set[tuple[str, str]] = set()
         self._by_expiry: list[tuple[int, tuple[str, str]]] = []
 
-    @property
-    def remembered(self) -> int:
-        """How many message ids are kept now."""
-        return len(self._seen)
-
     def admit(self, header: Header, now_ms: int) -> None:
         """Admit this envelope once."""
         identity = (header.skid, header.mid)

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from edgefl_protocol.envelopes.blob import BLOB_ID, SHA256, TAG_BYTES
-from edgefl_protocol.fields import bad_message, expect_names, octet_array, octets, text, whole
+from edgefl_protocol.fields import (
+    bad_message,
+    expect_names,
+    octet_array,
+    octets,
+    own_scalars,
+    scalar_payload,
+    text,
+    whole,
+)
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.strict_json import MAX_INT
 
@@ -62,17 +71,15 @@ class BlobPutReply:
     have: int  # bytes from the beginning on that lie durably; the next piece begins there
     piece_bytes: int  # longest piece that it takes
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return Payload({}, {"have": self.have, "piece_bytes": self.piece_bytes})
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "blob's answer", frozenset({"have", "piece_bytes"}))
+        scalars = own_scalars(cls, payload, "blob's answer")
         return cls(
-            have=whole(payload.scalars["have"], "have", 0, MAX_INT),
-            piece_bytes=whole(payload.scalars["piece_bytes"], "piece_bytes", 1, MAX_INT),
+            have=whole(scalars["have"], "have", 0, MAX_INT),
+            piece_bytes=whole(scalars["piece_bytes"], "piece_bytes", 1, MAX_INT),
         )
 
 
@@ -84,18 +91,16 @@ class BlobGet:
     offset: int  # where the piece begins
     length: int  # bytes wanted; the last piece is shorter
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return Payload({}, {"blob": self.blob, "offset": self.offset, "length": self.length})
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "blob", frozenset({"blob", "offset", "length"}))
+        scalars = own_scalars(cls, payload, "blob")
         return cls(
-            blob=text(payload.scalars["blob"], "blob", BLOB_ID),
-            offset=whole(payload.scalars["offset"], "offset", 0, MAX_INT),
-            length=whole(payload.scalars["length"], "length", 1, MAX_PIECE_BYTES),
+            blob=text(scalars["blob"], "blob", BLOB_ID),
+            offset=whole(scalars["offset"], "offset", 0, MAX_INT),
+            length=whole(scalars["length"], "length", 1, MAX_PIECE_BYTES),
         )
 
 

@@ -10,7 +10,17 @@ Guarantees: those of `messages`: a value from `from_payload` has exactly the nam
 from dataclasses import dataclass
 from typing import Self
 
-from edgefl_protocol.fields import FINGERPRINT, IDEM, expect_names, octet_array, octets, scalar_payload, text, whole
+from edgefl_protocol.fields import (
+    FINGERPRINT,
+    IDEM,
+    expect_names,
+    octet_array,
+    octets,
+    own_scalars,
+    scalar_payload,
+    text,
+    whole,
+)
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.records.record_form import MAX_RECORD_BYTES
 from edgefl_protocol.strict_json import MAX_INT
@@ -41,17 +51,15 @@ class RotateReply:
     old_until_ms: int  # Unix milliseconds until which the old signing key goes on counting
     fingerprint: str  # of the new keys, 20 Crockford base32 characters
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "rotate reply", frozenset({"old_until_ms", "fingerprint"}))
+        scalars = own_scalars(cls, payload, "rotate reply")
         return cls(
-            old_until_ms=whole(payload.scalars["old_until_ms"], "old_until_ms", 0, MAX_INT),
-            fingerprint=text(payload.scalars["fingerprint"], "fingerprint", FINGERPRINT),
+            old_until_ms=whole(scalars["old_until_ms"], "old_until_ms", 0, MAX_INT),
+            fingerprint=text(scalars["fingerprint"], "fingerprint", FINGERPRINT),
         )
 
 

@@ -39,6 +39,7 @@ from edgefl_protocol.fields import (
     hex_bytes,
     octet_array,
     octets,
+    own_scalars,
     scalar_payload,
     text,
     whole,
@@ -73,16 +74,12 @@ class EnrolRequest:
     def __repr__(self) -> str:
         return f"EnrolRequest(name={self.name!r}, role={self.role!r})"
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        fields = {"idem", "token", "name", "role", "signing_public", "sealing_suite", "sealing_public"}
-        expect_names(payload, "enrol", frozenset(fields))
-        scalars = payload.scalars
+        scalars = own_scalars(cls, payload, "enrol")
         suite = whole(scalars["sealing_suite"], "sealing_suite", 1, 2)
         return cls(
             idem=text(scalars["idem"], "idem", IDEM),
@@ -102,17 +99,15 @@ class EnrolReply:
     state: str  # "pending"
     nonce: bytes  # 32 bytes
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "enrol reply", frozenset({"state", "nonce"}))
+        scalars = own_scalars(cls, payload, "enrol reply")
         return cls(
-            state=choice(payload.scalars["state"], "state", MEMBER_STATES),
-            nonce=hex_bytes(payload.scalars["nonce"], "nonce", 32),
+            state=choice(scalars["state"], "state", MEMBER_STATES),
+            nonce=hex_bytes(scalars["nonce"], "nonce", 32),
         )
 
 
@@ -123,17 +118,15 @@ class EnrolProofRequest:
     idem: str
     nonce: bytes  # 32 bytes
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "enrol-proof", frozenset({"idem", "nonce"}))
+        scalars = own_scalars(cls, payload, "enrol-proof")
         return cls(
-            idem=text(payload.scalars["idem"], "idem", IDEM),
-            nonce=hex_bytes(payload.scalars["nonce"], "nonce", 32),
+            idem=text(scalars["idem"], "idem", IDEM),
+            nonce=hex_bytes(scalars["nonce"], "nonce", 32),
         )
 
 
@@ -147,17 +140,15 @@ class EnrolProofReply:
     state: str  # "pending" or "approved"
     fingerprint: str  # 20 Crockford base32 characters
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "enrol-proof reply", frozenset({"state", "fingerprint"}))
+        scalars = own_scalars(cls, payload, "enrol-proof reply")
         return cls(
-            state=choice(payload.scalars["state"], "state", MEMBER_STATES),
-            fingerprint=text(payload.scalars["fingerprint"], "fingerprint", FINGERPRINT),
+            state=choice(scalars["state"], "state", MEMBER_STATES),
+            fingerprint=text(scalars["fingerprint"], "fingerprint", FINGERPRINT),
         )
 
 
@@ -165,14 +156,12 @@ class EnrolProofReply:
 class EmptyRequest:
     """Asks for what the route gives, with no field: `task`, `index`, `keys`."""
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return Payload({}, {})
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "request", frozenset())
+        own_scalars(cls, payload, "request")
         return cls()
 
 
@@ -182,15 +171,13 @@ class BroadcastRequest:
 
     round: int
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "broadcast", frozenset({"round"}))
-        return cls(round=whole(payload.scalars["round"], "round", 1, MAX_ROUND))
+        scalars = own_scalars(cls, payload, "broadcast")
+        return cls(round=whole(scalars["round"], "round", 1, MAX_ROUND))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,17 +218,15 @@ class ReplyReply:
     accepted: bool  # always true; refusals are typed
     first_answer_ms: int  # Unix milliseconds at which the work item was first accepted
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "reply's answer", frozenset({"accepted", "first_answer_ms"}))
+        scalars = own_scalars(cls, payload, "reply's answer")
         return cls(
-            accepted=flag(payload.scalars["accepted"], "accepted"),
-            first_answer_ms=whole(payload.scalars["first_answer_ms"], "first_answer_ms", 0, MAX_INT),
+            accepted=flag(scalars["accepted"], "accepted"),
+            first_answer_ms=whole(scalars["first_answer_ms"], "first_answer_ms", 0, MAX_INT),
         )
 
 
@@ -270,18 +255,16 @@ class BundleRequest:
     task: str
     version: int
 
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+    to_payload = scalar_payload
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "bundle", frozenset({"line", "task", "version"}))
+        scalars = own_scalars(cls, payload, "bundle")
         return cls(
-            line=text(payload.scalars["line"], "line", NAME),
-            task=text(payload.scalars["task"], "task", NAME),
-            version=whole(payload.scalars["version"], "version", 0, MAX_INT),
+            line=text(scalars["line"], "line", NAME),
+            task=text(scalars["task"], "task", NAME),
+            version=whole(scalars["version"], "version", 0, MAX_INT),
         )
 
 

@@ -160,11 +160,6 @@ def open_photo(data: bytes) -> Image.Image:
     return image
 
 
-def from_pillow(image: Image.Image) -> Pixels:
-    """Turn a Pillow image into the same array that `decode` makes of its file; as `flattened`."""
-    return flattened(image).pixels
-
-
 def flattened(image: Image.Image) -> DecodedPicture:
     """Turn a Pillow image into upright pixels, and tell how much of them was transparent.
 

@@ -68,13 +68,18 @@ HELD = ("median", "trimmed-mean", "mixed-mean")
 OPEN = ("sign flip", "scaled update", "a little is enough", "label flip", "backdoor")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(poisoning, world) -> dict[str, float]:
+    """The accuracy of honest members alone, by the rule that bounds them."""
+    return {rule: poisoning.federation(world, "no attack", poisoning.RULES[rule], 20).accuracy for rule in HELD}
+
+
 @pytest.mark.parametrize("attack", OPEN)
 @pytest.mark.parametrize("rule", HELD)
-def test_twenty_rounds_with_a_hostile_fifth(poisoning, world, attack, rule) -> None:
+def test_twenty_rounds_with_a_hostile_fifth(poisoning, world, undisturbed, attack, rule) -> None:
     """Check 47: accuracy falls by at most 3 points, with claims of a million pictures each."""
-    settings = poisoning.RULES[rule]
-    honest = poisoning.federation(world, "no attack", settings, 20)
-    assert poisoning.federation(world, attack, settings, 20).accuracy >= honest.accuracy - 0.03
+    found = poisoning.federation(world, attack, poisoning.RULES[rule], 20)
+    assert found.accuracy >= undisturbed[rule] - 0.03
 
 
 def test_a_backdoor_works_and_the_gate_refuses_it(poisoning, world) -> None:

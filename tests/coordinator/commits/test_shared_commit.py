@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, select, text
 from tests.coordinator.carried import together as at_once
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.commits.crowd import CarriedOut
 from edgefl_coordinator.commits.shared_commit import MOST
@@ -258,14 +259,14 @@ def test_no_reply_is_acknowledged_where_the_commit_fails(make_coordinator, tools
     coordinator = make_coordinator(rounds={"quorum_target": 100})
     crowd = [tools.quick_member(coordinator, f"clinic-{number}") for number in range(4)]
     tools.start_rounds(coordinator)
-    before = coordinator.store.blob_names()
+    before = blob_names(coordinator.store)
     with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
         patch.setattr(coordinator.store._engine.dialect, "do_commit", broken)
         answers = list(pool.map(lambda one: one.reply(1), crowd))
     assert {answer.code for answer in answers} == {"internal"}
     with coordinator.store.transaction() as connection:
         assert connection.execute(select(replies)).all() == []
-    assert coordinator.store.blob_names() == before
+    assert blob_names(coordinator.store) == before
     assert all(isinstance(one.reply(1), Payload) for one in crowd)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.coordinator.kept_blobs import blob_names
 from tests.coordinator.on_postgresql.conftest import events, rows, stored_round
 
 from edgefl_coordinator.errors import OperatorError
@@ -221,4 +222,4 @@ def test_a_sweep_leaves_what_others_write(federated, another) -> None:
         assert federated.store.sweep() == 2
     finally:
         store.time.time = real  # type: ignore[assignment]
-    assert named.name not in federated.store.blob_names() and not list(federated.store.home.blobs.iterdir())
+    assert named.name not in blob_names(federated.store) and not list(federated.store.home.blobs.iterdir())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import select
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.rounds.aggregation import step
@@ -162,7 +163,7 @@ class Site:
 
 
 def files(coordinator: Any) -> set[str]:
-    return coordinator.store.blob_names()
+    return blob_names(coordinator.store)
 
 
 def rows(coordinator: Any, table: Any) -> list[Any]:

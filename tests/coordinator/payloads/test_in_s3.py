@@ -21,6 +21,7 @@ from typing import Any
 import obstore
 import pytest
 from benchmarks.coordinator import s3_gateway
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.founding.folder import check_payloads
@@ -143,15 +144,15 @@ def test_two_machines_on_postgresql(postgres, make_coordinator, lab, small_envel
 
 def test_a_put_that_nobody_names_is_swept_an_hour_later(federation) -> None:
     """Killed between put and commit: nothing was acknowledged, and nothing stays for ever."""
-    orphan, named = federation.store.put_blob(b"its transaction never came"), federation.store.blob_names()
-    assert federation.store.sweep() == 0 and federation.store.blob_names() == named
+    orphan, named = federation.store.put_blob(b"its transaction never came"), blob_names(federation.store)
+    assert federation.store.sweep() == 0 and blob_names(federation.store) == named
     real = time.time
     try:
         store_module.time.time = lambda: real() + 4000
         assert federation.store.sweep() == 1
     finally:
         store_module.time.time = real
-    assert orphan.name not in federation.store.blob_names()
+    assert orphan.name not in blob_names(federation.store)
 
 
 def test_a_piece_of_a_blob_that_was_pushed_out_meanwhile_goes(federation, pair, clock, lab, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal
@@ -115,8 +116,8 @@ def test_no_more_maps_than_travel_together(make_coordinator, tools, monkeypatch)
     first, second = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
     tools.start_rounds(coordinator)
     assert isinstance(first.reply(1, payload=tools.maps_payload(1)), Payload)
-    blobs = sorted(coordinator.store.blob_names())
+    blobs = sorted(blob_names(coordinator.store))
     answer = second.reply(1, payload=tools.maps_payload(2))
     assert isinstance(answer, Refusal) and answer.code == "too_large" and "the federation is full" in answer.message
-    assert sorted(coordinator.store.blob_names()) == blobs
+    assert sorted(blob_names(coordinator.store)) == blobs
     assert isinstance(second.reply(1, payload=tools.maps_payload(2, classes=(1,))), Payload)

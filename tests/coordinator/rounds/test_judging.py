@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import func, select
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
@@ -276,7 +277,7 @@ def test_one_bad_site_blocks_no_round(federation) -> None:
     with coordinator.store.transaction() as connection:
         told = list(connection.scalars(select(audit.c.detail).where(audit.c.event == "reply_refused")))
         others = connection.execute(select(audit.c.event).where(audit.c.event == "job_failed")).all()
-    assert len(coordinator.store.blob_names()) == 1 + 3  # the last state and the final broadcasts
+    assert len(blob_names(coordinator.store)) == 1 + 3  # the last state and the final broadcasts
     assert len(told) == 3 and "shape (1,)" in json.loads(told[0])["reason"] and not others
     assert rows(coordinator) == 6
 

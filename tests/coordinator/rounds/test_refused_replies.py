@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import select
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
@@ -166,7 +167,7 @@ def test_the_round_went_on_without_it(federation) -> None:
     assert step(coordinator, worker)
     told = task_of(members[3])
     assert told.stuck == f"the reply of round 1 was refused: {FAR}; the round went on without it" and not told.replied
-    assert len(coordinator.store.blob_names()) == 1 + 4  # the state and four broadcasts
+    assert len(blob_names(coordinator.store)) == 1 + 4  # the state and four broadcasts
     ReplyReply.from_payload(members[3].reply(2, payload=reply()))
     assert task_of(members[3]).stuck == "" and task_of(members[0]).stuck == ""
 
@@ -176,7 +177,7 @@ def test_who_was_shut_out_is_not_judged_again(federation, tools) -> None:
     OPERATIONS["revoke"](coordinator, {"name": "big"})
     approve(coordinator, tools, members[0], 60)
     assert OPERATIONS["status"](coordinator, {})["replies"] == 3
-    assert len(coordinator.store.blob_names()) == 1 + 4 + 3
+    assert len(blob_names(coordinator.store)) == 1 + 4 + 3
 
 
 def test_a_reply_of_the_wrong_form_is_corrected_in_its_round(misshapen) -> None:
@@ -185,9 +186,9 @@ def test_a_reply_of_the_wrong_form_is_corrected_in_its_round(misshapen) -> None:
     told = task_of(members[3])
     assert told.refused and told.correctable and told.refusal.startswith(f"the reply of round 1 was refused: {SHAPE}; ")
     assert not task_of(members[0]).refused and not task_of(members[0]).correctable
-    before = coordinator.store.blob_names()
+    before = blob_names(coordinator.store)
     ReplyReply.from_payload(members[3].reply(1, payload=reply(), idem="the-corrected-one"))
-    assert len(before - coordinator.store.blob_names()) == 1  # the refused one is deleted
+    assert len(before - blob_names(coordinator.store)) == 1  # the refused one is deleted
     assert not task_of(members[3]).refusal and task_of(members[3]).replied
     assert step(coordinator, worker)
     assert task_of(members[3]).round == 2 and not OPERATIONS["status"](coordinator, {})["refused"]

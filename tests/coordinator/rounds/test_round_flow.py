@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from sqlalchemy import func, select
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import aggregation
@@ -262,11 +263,10 @@ def test_a_job_done_twice_counts_once(coordinator, tools, four, tmp_path) -> Non
     _, second = run(coordinator, tools.toy_worker, tmp_path / "two")
     assert tools.content(first) == tools.content(second)
     commit(coordinator, due, first)
-    before = [count(coordinator, table) for table in (states, rounds, broadcasts)]
-    kept = coordinator.store.blob_names()
+    before, kept = [count(coordinator, table) for table in (states, rounds, broadcasts)], blob_names(coordinator.store)
     commit(coordinator, due, second)
     assert [count(coordinator, table) for table in (states, rounds, broadcasts)] == before == [2, 2, 8]
-    assert coordinator.store.blob_names() == kept
+    assert blob_names(coordinator.store) == kept
 
 
 def test_a_second_run_without_one_of_the_cohort_is_refused(coordinator, tools, four, tmp_path) -> None:
@@ -285,9 +285,9 @@ def test_a_second_run_without_one_of_the_cohort_is_refused(coordinator, tools, f
     assert tools.content(first) != tools.content(second)
     commit(coordinator, due, first)
     state, given = newest(coordinator), [broadcast(member, 2).to_bytes() for member in four]
-    kept = coordinator.store.blob_names()
+    kept = blob_names(coordinator.store)
     commit(coordinator, due, second)
-    assert newest(coordinator) == state and coordinator.store.blob_names() == kept
+    assert newest(coordinator) == state and blob_names(coordinator.store) == kept
     assert [broadcast(member, 2).to_bytes() for member in four] == given
     assert next_job(coordinator) is None and four[3].reply(1, idem="again-work-item-1").code == "round_closed"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text
+from tests.coordinator.kept_blobs import blob_names
 from tests.coordinator.payloads.conftest import CNN, Blob, averaging_worker, reply_of
 
 from edgefl_coordinator.rounds.aggregation import step
@@ -106,7 +107,7 @@ def state_of(coordinator: Any) -> str:
         found = connection.scalar(select(states.c.sha256).where(states.c.number == 1))
     assert events.count("state") == 2 and all(store.get_blob(name) for name in named)
     store.sweep()  # as the next start does: a file whose name could not be flushed is an orphan until then
-    assert store.blob_names() == named and not list(store.home.jobs.iterdir())
+    assert blob_names(store) == named and not list(store.home.jobs.iterdir())
     return str(found)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator import cli
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
@@ -91,7 +92,7 @@ def test_a_check_that_was_forgotten_can_be_made_afterwards(make_coordinator) -> 
         OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": ["11" * 32]})
     with pytest.raises(OperatorError, match="is published already"):
         OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
-    assert len(coordinator.store.blob_names()) == 1
+    assert len(blob_names(coordinator.store)) == 1
 
 
 def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
@@ -108,7 +109,7 @@ def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
     cut.write_bytes(data[:-10])
     with pytest.raises(BundleError):
         OPERATIONS["publish"](coordinator, {"path": str(cut), "trust": []})
-    assert len(coordinator.store.blob_names()) == 1
+    assert len(blob_names(coordinator.store)) == 1
 
 
 @pytest.mark.parametrize(("bundle_of", "word"), [(None, "no federation"), ("another", "federation another")])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, delete, inspect, select, text
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
@@ -275,7 +276,7 @@ def test_disk_full_under_the_database(coordinator, tools) -> None:
             connection.execute(text(f"PRAGMA max_page_count = {limit if limit is not None else 2**30}"))
             return int(count)
 
-    blobs = sorted(coordinator.store.blob_names())
+    blobs = sorted(blob_names(coordinator.store))
     pages(pages(None))
     refusals = 0
     for attempt in range(200):  # requests fill the last pages, then one of them does not fit
@@ -289,7 +290,7 @@ def test_disk_full_under_the_database(coordinator, tools) -> None:
         assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
         kept = list(connection.scalars(select(replies.c.blob)))
     assert len(kept) <= 1
-    assert len(coordinator.store.blob_names()) == len(blobs) + len(kept)
+    assert len(blob_names(coordinator.store)) == len(blobs) + len(kept)
     pages(None)
     assert isinstance(member.call("task", Payload()), Payload)
 

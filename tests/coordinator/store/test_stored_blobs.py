@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import tables
@@ -23,7 +24,7 @@ def test_sweep(make_coordinator, tools) -> None:
     tools.start_rounds(coordinator)
     member.reply(1)
     home = coordinator.store.home
-    named = coordinator.store.blob_names()
+    named = blob_names(coordinator.store)
     coordinator.store.put_blob(b"its transaction never came")
     with coordinator.store.transaction() as connection:
         coordinator.store.put_small(connection, b"no reply names it")
@@ -31,7 +32,7 @@ def test_sweep(make_coordinator, tools) -> None:
     (home.root / ".config.toml.0123456789abcdef.tmp").write_bytes(b"half")
     (home.jobs / "aggregate-1-0123").mkdir()
     coordinator.store.close()
-    assert make_coordinator().store.blob_names() == named
+    assert blob_names(make_coordinator().store) == named
     assert not list(home.jobs.iterdir())
     assert not list(home.root.glob("*.tmp")) + list(home.root.glob(".*.tmp"))
 
@@ -52,7 +53,7 @@ def test_names_of_files_taken_over_are_flushed(make_coordinator, tmp_path, monke
 
 
 def blobs(coordinator) -> set[str]:
-    return coordinator.store.blob_names()
+    return blob_names(coordinator.store)
 
 
 def named(coordinator) -> set[str]:
@@ -125,7 +126,7 @@ def test_disk_full_under_a_blob(coordinator, tools, monkeypatch, call) -> None:
     """Check 59: a typed refusal, nothing stored, no leftover; the same work item passes when space returns."""
     member = tools.approved_member(coordinator, "clinic-a")
     tools.start_rounds(coordinator)
-    blobs = sorted(coordinator.store.blob_names())
+    blobs = sorted(blob_names(coordinator.store))
     with monkeypatch.context() as patch:
         patch.setattr(reply_route, "SMALL_BYTES", 0)  # a small one is no file
         if call == "fsync":
@@ -134,5 +135,5 @@ def test_disk_full_under_a_blob(coordinator, tools, monkeypatch, call) -> None:
             patch.setattr(Path, "replace", full_disk)
         refused = member.reply(1, idem="work-item-00000001")
     assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("storage_full", 507)
-    assert sorted(coordinator.store.blob_names()) == blobs
+    assert sorted(blob_names(coordinator.store)) == blobs
     assert isinstance(member.reply(1, idem="work-item-00000001"), Payload)

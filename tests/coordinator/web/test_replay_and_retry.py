@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select
+from tests.coordinator.kept_blobs import blob_names
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store.coordinator import Coordinator, load_keys
@@ -22,7 +23,7 @@ def stored(coordinator) -> int:
 
 
 def blobs(coordinator) -> int:
-    return len(coordinator.store.blob_names())
+    return len(blob_names(coordinator.store))
 
 
 def codes(answers) -> set[str]:

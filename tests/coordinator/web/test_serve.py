@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 from tests.coordinator.conftest import settings_table
+from tests.coordinator.kept_blobs import blob_names
 from tests.coordinator.web.served import Served, cpu_s, memory_kib
 
 from edgefl_coordinator.errors import OperatorError
@@ -266,7 +267,7 @@ def test_kills_in_a_round(prepared, serve, tools, kills) -> None:
                 assert row.accepted_ms == acknowledged[member.name].first_answer_ms
                 assert Payload.from_bytes(store.get_blob(row.blob)) == payloads[member.name]
         assert len(rows) - len(acknowledged) in (0, 1)  # at most one stored whose answer was cut
-        assert len(store.blob_names()) == len(rows) + members + 1  # replies, broadcasts, state: no orphans
+        assert len(blob_names(store)) == len(rows) + members + 1  # replies, broadcasts, state: no orphans
 
 
 def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:

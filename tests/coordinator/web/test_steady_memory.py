@@ -15,7 +15,7 @@ from edgefl_coordinator.web import service
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import ROUTES, ReplyRequest
 
-LOT = 40  # times four messages
+LOT = 20  # times four messages
 STORE = """
 import sys
 from pathlib import Path
@@ -129,7 +129,7 @@ def test_requests_leave_no_objects(coordinator, asgi, tools, caplog) -> None:
 
     tracemalloc.start()
     try:
-        found = [ask() for _ in range(5)]
+        found = [ask() for _ in range(4)]
     finally:
         tracemalloc.stop()
     more = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(found)]

@@ -277,19 +277,6 @@ def test_a_threshold_that_nothing_can_exceed_is_a_usage_error(run, files, lab, s
     assert run(*options, most * 0.99)[0] == 0
 
 
-def test_help_loads_nothing_heavy():
-    """docs/security.md and docs/design.md, section 2: no torch, ever; start-up imports nothing heavy."""
-    code = (
-        "import sys, edgefl_client, edgefl_client.cli\n"
-        "try: edgefl_client.cli.main(['score', '--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'timm', 'onnx', 'onnxruntime', 'numpy', 'PIL', 'cryptography', 'requests', 'sqlite3'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_scoring_and_exchange_load_no_learning_framework(files):
     """docs/design.md, section 2: both import neither torch, timm nor onnx; scoring needs no network library."""
     code = (

@@ -187,4 +187,4 @@ def test_strips_are_the_picture(width, height, strip, seed):
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(imaging, "STRIP_PIXELS", strip)
-        assert (imaging.from_pillow(Image.fromarray(pixels)) == pixels).all()
+        assert (imaging.flattened(Image.fromarray(pixels)).pixels == pixels).all()

@@ -20,7 +20,7 @@ from tests.protocol.pictures.conftest import chunk, encoded, exif, photograph, p
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures import imaging
-from edgefl_protocol.pictures.imaging import decode, from_pillow
+from edgefl_protocol.pictures.imaging import decode, flattened
 
 CODES = {"too_large", "empty", "unsupported_format", "truncated", "unreadable", "animated"}
 
@@ -237,8 +237,8 @@ def test_a_grey_picture_and_a_grey_frame_are_whole() -> None:
     np.testing.assert_array_equal(decode(encoded(framed)), framed)
 
 
-def test_too_many_pixels_from_pillow() -> None:
+def test_too_many_pixels_of_an_opened_image() -> None:
     """Check (5) holds for an opened image too."""
     with pytest.raises(ImageError) as caught:
-        from_pillow(Image.new("1", (8_000, 5_001)))
+        flattened(Image.new("1", (8_000, 5_001)))
     assert caught.value.code == "too_large"

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.protocol.pictures.conftest import chunk, encoded, exif, photograph, png
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.pictures.imaging import decode, flattened, from_pillow, open_photo, resize, shades_of_grey
+from edgefl_protocol.pictures.imaging import decode, flattened, open_photo, resize, shades_of_grey
 from edgefl_protocol.pictures.preprocess import Preprocess, prepare
 
 
@@ -279,10 +279,10 @@ def test_main_picture_of_a_multi_picture_jpeg() -> None:
     assert decode(many).shape == first.shape
 
 
-def test_from_pillow_equals_decode() -> None:
+def test_an_opened_image_equals_its_file() -> None:
     """One image path: an opened image and its file give the same array."""
     data = encoded(photograph(), "JPEG", exif=exif(6))
-    np.testing.assert_array_equal(from_pillow(Image.open(io.BytesIO(data))), decode(data))
+    np.testing.assert_array_equal(flattened(Image.open(io.BytesIO(data))).pixels, decode(data))
 
 
 def test_shades_of_grey_formula() -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl_trainer.audit.bounds import LEAST_UNITS, share_bounds, unit_bounds
+from edgefl_trainer.audit.bounds import LEAST_UNITS, unit_bounds
+from edgefl_trainer.evaluate.intervals import share_bounds
 
 
 def by_hand(values: np.ndarray, units: list[str]) -> np.ndarray:
@@ -99,10 +100,3 @@ def test_a_rare_hit_of_one_item_a_picture_has_the_exact_interval() -> None:
     """Draws of 1 hit in 60 end at 5.0 %, the target; Clopper and Pearson's interval ends at 8.9 %."""
     found, _ = unit_bounds(np.eye(1, 60)[0], np.zeros(60), [str(row) for row in range(60)], shares=True)
     assert found == pytest.approx((0.0004, 0.0894), abs=1e-4)
-
-
-def test_an_exact_interval() -> None:
-    """Clopper and Pearson 1934: 10 of 100 lies in 4.9 % to 17.6 %; none and all have one open end."""
-    assert share_bounds(10, 100) == pytest.approx((0.0490, 0.1762), abs=1e-4)
-    assert share_bounds(0, 30) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
-    assert share_bounds(30, 30) == (pytest.approx(0.025 ** (1 / 30)), 1.0)

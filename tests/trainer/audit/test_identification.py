@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_trainer.audit.bounds import share_bounds
 from edgefl_trainer.audit.identification import (
     MEASURES,
     Game,
@@ -17,6 +16,7 @@ from edgefl_trainer.audit.identification import (
     knowing_classes,
     together,
 )
+from edgefl_trainer.evaluate.intervals import share_bounds
 
 QUERIES, RIVALS, WIDTH = 300, 199, 24
 

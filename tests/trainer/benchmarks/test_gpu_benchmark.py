@@ -28,10 +28,19 @@ def test_the_work_of_fedmae_is_that_of_its_blocks(script, monkeypatch) -> None:
     def blocks(tokens: int, width: int, depth: int) -> int:
         return depth * (24 * tokens * width**2 + 4 * tokens**2 * width)
 
-    embed = 2 * 196 * 768 * 384
-    between = 2 * 50 * 384 * 512 + 2 * 197 * 512 * 768
-    expected = 3 * (blocks(50, 384, 12) + blocks(197, 512, 8) + between) + 2 * embed
-    assert script["counted_work"]()["FedMAE"] == pytest.approx(expected, rel=0.02)
+    embed = 2 * 196 * 768 * 48
+    between = 2 * 50 * 48 * 64 + 2 * 197 * 64 * 768
+    expected = 3 * (blocks(50, 48, 2) + blocks(197, 64, 2) + between) + 2 * embed
+    assert script["fedmae_work"]("vit:48x2/16", width=64, depth=2) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_work_that_is_told_is_of_the_network_that_is_timed(script, monkeypatch) -> None:
+    """The sizes are those of the row; nothing is counted here, the formula holds for any size."""
+    backbone, width, depth = script["fedmae_work"].__defaults__
+    assert {backbone, f"{width}x{depth}"} <= set(script["ROWS"]["FedMAE"][1])
+    monkeypatch.setattr(gpu, "fedmae_work", lambda: 3.0)
+    monkeypatch.setattr(gpu, "flops_of_an_image", lambda epoch, images: 7.0)
+    assert script["counted_work"]() == {"FedMAE": 3.0, "FedCLF": 7.0}
 
 
 def test_share_and_ratio_belong_together(script) -> None:

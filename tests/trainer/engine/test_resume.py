@@ -13,6 +13,9 @@ from tests.trainer.conftest import MAE, TINY, edgefl_train, make_ward
 from tests.trainer.engine.conftest import files_of
 from tests.trainer.engine.test_run import metrics, summary
 
+from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.errors import RunError
+
 
 def command(method: str, folder: Path, ward: str, mae: Path, *more: str) -> list[object]:
     backbone = ["--backbone", "tiny", *MAE] if method == "fedmae" else ["--backbone", f"run:{mae}"]
@@ -62,6 +65,16 @@ def test_kill_9_and_resume_is_the_undisturbed_run(method, moment, tmp_path, mae,
     assert found["state_sha256"] == summary(undisturbed)["state_sha256"]
     assert found["bytes_up_per_round"] == summary(undisturbed)["bytes_up_per_round"]
     assert timeless(folder) == timeless(undisturbed)
+
+
+def stop(*_: object) -> None:
+    """What a person does with Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What a folder holds, by file: one that stays the same can be resumed as before."""
+    return {name: (folder / name).read_bytes() for name in files_of(folder)}
 
 
 def timeless(folder):
@@ -139,11 +152,11 @@ def test_a_default_that_is_spelled_out_is_no_difference(begun, tmp_path, finishe
 def test_a_folder_with_a_run_is_not_taken_twice(begun, tmp_path, finished):
     for folder, arguments in ((tmp_path / "run", begun), (finished["local"], None)):
         given = arguments or ["run", "local", "--config", folder / "config.toml", "--out", folder]
-        before = {name: (folder / name).read_bytes() for name in files_of(folder)}
+        before = contents(folder)
         outcome = edgefl_train(*given)
         assert outcome.code == 2
         assert "already holds a run" in outcome.sentence() and "--resume" in outcome.sentence()
-        assert {name: (folder / name).read_bytes() for name in files_of(folder)} == before
+        assert contents(folder) == before
 
 
 def test_a_finished_run_is_not_computed_again(finished, monkeypatch):
@@ -173,16 +186,14 @@ def test_a_cut_checkpoint_is_named_and_nothing_is_lost(begun, tmp_path):
     file = tmp_path / "run" / "checkpoints" / latest["sites"]["west"]
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    before = files_of(tmp_path / "run")
+    before = contents(tmp_path / "run")
     outcome = edgefl_train(*begun, "--resume")
     assert outcome.code == 1
     assert str(file) in outcome.sentence()
-    assert files_of(tmp_path / "run") == before
-    file.write_bytes(whole)
-    assert edgefl_train(*begun, "--resume").code == 0
+    assert contents(tmp_path / "run") == before  # with the file put back it is the run of `begun`
 
 
-def test_inputs_that_changed_cannot_be_resumed_and_are_named(tmp_path, cached, mae, kill_after):
+def test_inputs_that_changed_cannot_be_resumed_and_are_named(tmp_path, cached, mae, kill_after, monkeypatch):
     """Rows that moved to another class, a backbone that was learned anew: the same command, another run."""
     root = make_ward(tmp_path / "ward", {"east": {"nevus": 8, "other": 8}, "west": {"nevus": 8, "other": 8}})
     shutil.copytree(mae, tmp_path / "mae")
@@ -204,14 +215,24 @@ def test_inputs_that_changed_cannot_be_resumed_and_are_named(tmp_path, cached, m
     outcome = edgefl_train(*arguments, "--resume")
     assert outcome.code == 1 and "inputs.json is damaged" in outcome.sentence()
     (tmp_path / "run" / "inputs.json").write_bytes(inputs)
-    assert edgefl_train(*arguments, "--resume").code == 0
+    with monkeypatch.context() as patched:  # nothing is refused any more; that it goes on, others show
+        patched.setattr("edgefl_trainer.engine.run.run_phases", stop)
+        assert "stopped; " in edgefl_train(*arguments, "--resume").err
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"phases": "x", "server": "", "sites": {}}', '{"phases": 1}'])
-def test_a_damaged_book_of_checkpoints_is_a_sentence(text, begun, tmp_path):
-    (tmp_path / "run" / "checkpoints" / "latest.json").write_text(text)
+def test_a_damaged_book_of_checkpoints_is_a_sentence(begun, tmp_path):
+    (tmp_path / "run" / "checkpoints" / "latest.json").write_text("{")
     outcome = edgefl_train(*begun, "--resume")
     assert outcome.code == 1 and "latest.json is damaged" in outcome.sentence()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"phases": "x", "server": "", "sites": {}}', '{"phases": 1}'])
+def test_a_book_of_checkpoints_may_be_damaged_in_many_ways(text, tmp_path):
+    """The command tells each as the one above."""
+    (tmp_path / "latest.json").write_text(text)
+    with pytest.raises(RunError, match=r"latest\.json is damaged .*: start the run anew in another folder") as found:
+        Checkpoints(tmp_path).progress()
+    assert found.value.code == "damaged"
 
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
@@ -223,11 +244,12 @@ def test_two_processes_never_work_in_one_folder(begun, tmp_path):
         [sys.executable, "-c", HOLD, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         holder.stdout.readline()
+        before = contents(tmp_path / "run")
         outcome = edgefl_train(*begun, "--resume")
         assert outcome.code == 2 and "another process works on the run" in outcome.sentence()
         assert "data:" not in outcome.err  # asked before minutes of reading
+        assert contents(tmp_path / "run") == before
         holder.communicate("\n")
-    assert edgefl_train(*begun, "--resume").code == 0
 
 
 def test_a_disk_that_fills_up_loses_nothing(tmp_path, ward, mae, finished, monkeypatch):
@@ -300,9 +322,6 @@ def test_a_folder_with_something_else_is_never_taken(tmp_path, ward, mae):
 
 
 def test_stopped_says_the_exact_command_that_goes_on(tmp_path, ward, mae, monkeypatch):
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     folder = tmp_path / "my run"
     with monkeypatch.context() as patched:
         patched.setattr("edgefl_trainer.engine.run.run_phases", stop)

@@ -19,6 +19,7 @@ from edgefl_trainer.evaluate.intervals import (
     pooled,
     recall_intervals,
     resample,
+    share_bounds,
     weighted_figures,
 )
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
@@ -142,6 +143,13 @@ def test_where_all_draws_are_alike_a_share_has_the_exact_interval_of_its_lesions
     for figures in (found["sites"]["a"], found["pooled"]):
         assert figures["accuracy_interval"] == pytest.approx([expected.low, expected.high])
     assert found["sites"]["a"]["balanced_accuracy_interval"] == [right / lesions] * 2  # no share of rows
+
+
+def test_an_exact_interval() -> None:
+    """Clopper and Pearson 1934: 10 of 100 lies in 4.9 % to 17.6 %; none and all have one open end."""
+    assert share_bounds(10, 100) == pytest.approx((0.0490, 0.1762), abs=1e-4)
+    assert share_bounds(0, 30) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
+    assert share_bounds(30, 30) == (pytest.approx(0.025 ** (1 / 30)), 1.0)
 
 
 def test_lesions_that_are_all_half_right_are_no_certainty():

@@ -60,7 +60,7 @@ def test_a_site_gathers_its_classes_into_the_federations() -> None:
     malignant = np.isin(plain.federation.labels, [CLASSES.index(name) for name in ("MEL", "BCC")])
     assert work.task.classes == ("mal", "rest")
     assert np.array_equal(work.federation.labels == 0, malignant) and malignant.any()
-    with pytest.raises(TaskError, match="the data has the class 'BCC', but the federation's classes are mal, rest"):
+    with pytest.raises(TaskError, match="the data has the class 'BCC', but the federation's classes are mal and rest"):
         prepare(told(task="mal-rest", classes=("mal", "rest")), OPTIONS)
 
 
@@ -105,11 +105,11 @@ def test_what_the_federation_asks_and_cannot_be_done_is_refused(task: Any, optio
 
 
 ASKED = [
-    ({}, {"site": ""}, "has the sites site-1, site-2: name this site with --site"),
+    ({}, {"site": ""}, "has the sites site-1 and site-2: name this site with --site"),
     (
         {"task": "all", "classes": ("MEL", "NV")},
         {},
-        "the class 'A?[A-Z]+', but the federation's classes are MEL, NV",
+        "the class 'A?[A-Z]+', but the federation's classes are MEL and NV",
     ),
     ({"backbone": {**facts(seed=7), "name": "run:first"}}, {}, "name your copy with --backbone"),
     ({"method": "fedclf", "settings": {}, "travels": ()}, {"balance": "class"}, "uses no labels"),

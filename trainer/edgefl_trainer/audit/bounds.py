@@ -13,26 +13,12 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import betaincinv
 
-from edgefl_trainer.evaluate.intervals import LEVEL, RESAMPLES, interval, lesion_weights
+from edgefl_trainer.evaluate.intervals import RESAMPLES, interval, lesion_weights, share_bounds
 
 Between = tuple[float, float]
 LEAST_UNITS: Final = 10  # below which draws say little of how sure a figure is
 ROUNDING: Final = 1e-9  # within which draws are alike
-
-
-def share_bounds(hits: float, trials: int) -> Between:
-    """Compute Clopper and Pearson's 95 % interval (Biometrika 26, 1934) of a share of independent trials.
-
-    Args:
-        hits: may be broken, where ties were shared out.
-        trials: at least 1.
-    """
-    tail = (1 - LEVEL) / 2
-    low = 0.0 if hits <= 0 else float(betaincinv(hits, trials - hits + 1, tail))
-    high = 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - tail))
-    return low, high
 
 
 def unit_bounds(

@@ -97,9 +97,8 @@ def share_interval(values: Float[np.ndarray, " R"], share: float, lesions: int) 
     """Return the interval of a share of right answers; ``None`` below two lesions.
 
     Where all draws give the same, as with no right answer, they say nothing of how sure it is: Clopper and Pearson's
-    interval (Biometrika 26, 1934) takes their place, with lesions as trials. It covers the share as often as it says
-    however alike the answers inside a lesion are, if lesions have equally many rows: answers that are all alike are
-    the worst case.
+    interval takes their place, with lesions as trials. It covers the share as often as it says however alike the
+    answers inside a lesion are, if lesions have equally many rows: answers that are all alike are the worst case.
 
     Args:
         values: the share in each draw.
@@ -109,10 +108,20 @@ def share_interval(values: Float[np.ndarray, " R"], share: float, lesions: int) 
     found = interval(values)
     if found is None or lesions < 2 or found[0] < found[1]:
         return found if lesions > 1 else None
-    right, tail = share * lesions, (1 - LEVEL) / 2
-    low = 0.0 if right == 0 else float(betaincinv(right, lesions - right + 1, tail))
-    high = 1.0 if right == lesions else float(betaincinv(right + 1, lesions - right, 1 - tail))
-    return [low, high]
+    return list(share_bounds(share * lesions, lesions))
+
+
+def share_bounds(hits: float, trials: int) -> tuple[float, float]:
+    """Compute Clopper and Pearson's 95 % interval (Biometrika 26, 1934) of a share of independent trials.
+
+    Args:
+        hits: may be broken, where ties were shared out, or rows of a lesion differ.
+        trials: at least 1.
+    """
+    tail = (1 - LEVEL) / 2
+    low = 0.0 if hits <= 0 else float(betaincinv(hits, trials - hits + 1, tail))
+    high = 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - tail))
+    return low, high
 
 
 def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.errors import TaskError
@@ -159,7 +160,7 @@ def settings_of(told: TaskReply, options: SiteOptions, *, asked: bool = False) -
     if told.travels and set(told.travels) != set(method.travels):
         raise FederationRefused(
             f"the federation says that {listed(told.travels)} leave a site, but {told.method} of this version sends "
-            f"{listed(method.travels)}: {UPDATE}."
+            f"{listed(method.travels) or 'nothing'}: {UPDATE}."
         )
     return settings
 
@@ -246,7 +247,7 @@ def check_site(options: SiteOptions) -> None:
 
 def _chosen(names: Sequence[str], site: str) -> str:
     if site and site not in names:
-        raise SettingError(f"the data has no site {site!r}; it has {listed(names)}.")
+        raise SettingError(f"the data has no site {site!r}; it has {listed(names) or 'nothing'}.")
     if not site and len(names) > 1:
         raise SettingError(f"the data has the sites {listed(names)}: name this site with --site NAME.")
     return site or names[0]
@@ -265,8 +266,3 @@ def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
         )
     index = np.array([*(classes.index(name) for name in federation.classes), -1], dtype=np.int64)
     return replace(federation, classes=tuple(classes), labels=index[federation.labels])
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names with commas; "nothing" for none."""
-    return ", ".join(names) or "nothing"

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from tests.trainer.conftest import TINY, Outcome, make_ward
 
+from edgefl_trainer.data.partitions.partition import read_partition
 from edgefl_trainer.engine.folder import read_metrics
 from edgefl_trainer.engine.models import open_run, predict
+from edgefl_trainer.engine.run import what_was_asked
+from edgefl_trainer.engine.settings import read_settings, resolve
 from edgefl_trainer.learning.unusual_features import everything_usual
 
 METHODS = ("fedavg", "fedevprompt")  # one that has a model for a held-out site, one that has none
@@ -200,6 +203,9 @@ def test_runs_over_dealt_sites(four, mae, train, tmp_path) -> None:
     assert {name: site["n_train"] for name, site in found["sites"].items()} == {
         name: site["n_train"] for name, site in made["sites"].items()
     }
+    settings = read_settings(tmp_path / "run" / "config.toml")
+    asked = what_was_asked(settings, settings.build_method(), read_partition(path))
+    assert found["settings_sha256"] == asked["settings_sha256"]
     path.unlink()
     again = train("evaluate", tmp_path / "run", "--data", four, "--json").json()
     assert again["sites"].keys() == found["sites"].keys()
@@ -207,17 +213,18 @@ def test_runs_over_dealt_sites(four, mae, train, tmp_path) -> None:
 
 
 def test_repetitions_share_their_settings_whatever_the_seed_of_the_partition(four, mae, train, tmp_path) -> None:
-    """Runs compare like with like: one plan with two seeds is one setting, another plan another."""
+    """Runs compare like with like: one plan with two seeds is one setting, another plan another.
+
+    As `run` begins its summary; `test_runs_over_dealt_sites` looks at a summary.
+    """
     digests = []
     for name, plan in (("x", ("--seed", 1)), ("y", ("--seed", 2)), ("z", ("--seed", 1, "--holdout-sites", 0.4))):
         path = tmp_path / f"{name}.json"
         assert train("partition", "--data", four, "--scheme", "iid", "--sites", 3, *plan, "-o", path).code == 0
-        outcome = train(
-            "run", "local", "--data", four, "--partition", path, "--out", tmp_path / name, "--rounds", 1,
-            "--images-per-site", 4,
-            "--backbone", f"run:{mae}", *TINY, "--json",
-        )  # fmt: skip
-        digests.append((outcome.json()["settings_sha256"], outcome.json()["partition_sha256"]))
+        given = {"data": (four,), "partition": str(path), "preset": "tiny", "backbone": f"run:{mae}"}
+        settings, partition = resolve("local", given, None, []), read_partition(path)
+        asked = what_was_asked(settings, settings.build_method(), partition)
+        digests.append((asked["settings_sha256"], partition.sha256))
     assert digests[0][0] == digests[1][0] != digests[2][0]
     assert len({partition for _, partition in digests}) == 3
 

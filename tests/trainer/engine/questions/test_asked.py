@@ -7,13 +7,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from tests.trainer.conftest import edgefl_train, make_asked
 
 from edgefl_protocol.pictures.light import measure_light
 from edgefl_trainer.engine.models import open_run, predict_rows
 from edgefl_trainer.engine.settings import resolve
-from edgefl_trainer.engine.sites import load_data, report_rows
+from edgefl_trainer.engine.sites import load_data, read_sites, report_rows
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.backbones import load_backbone
 
 TINY = ("--preset", "tiny", "--image-px", "36", "--backbone", "tiny", "--device", "cpu")
 SMALL = ("--set", "width=32", "--set", "heads=2", "--set", "batch=8")
@@ -211,15 +213,26 @@ def test_a_run_of_one_kind_is_not_judged_on_the_other(learned, asked, ward, fini
 
 
 def test_a_folder_and_its_zip_are_one_run(tmp_path, cached):
+    """All that a method is given is the same: the task, and of each site its name, pictures, questions and answers."""
     root = make_asked(tmp_path / "folder", {"HEAD": 12, "ABD": 12}, test=6)
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for path in sorted(root.rglob("*.*")):
             archive.write(path, path.relative_to(root))
-    digests = set()
-    for name, data in (("a", root), ("b", tmp_path / "all.zip")):
-        assert run("local", f"vqa-rad:{data}", tmp_path / name, "--rounds", 1).code == 0
-        digests.add(summary(tmp_path / name)["state_sha256"])
-    assert len(digests) == 1
+    given = []
+    for data in (root, tmp_path / "all.zip"):
+        settings = resolve("local", {"data": (f"vqa-rad:{data}",), "preset": "tiny", "device": "cpu"}, None, [])
+        network = load_backbone("tiny", image_px=36, seed=settings.seed)
+        given.append(read_sites(settings, settings.build_method(), network, None)[1:])
+    (task, sites), (same, others) = given
+    assert task == same and list(sites) == list(others) == ["rad-abdomen", "rad-head"]
+    for name in sites:
+        assert len(sites[name].train) > 0
+        for kind in ("train", "tune", "unlabelled"):
+            one, two = (getattr(of[name], kind) for of in (sites, others))
+            assert len(one) == len(two)
+            every = np.arange(len(one))
+            pairs = zip((*one.read(every), one.asked(every)), (*two.read(every), two.asked(every)), strict=True)
+            assert all(torch.equal(mine, other) for mine, other in pairs)
 
 
 def test_the_prediction_of_a_picture_alone_is_refused(learned, tmp_path):

@@ -11,13 +11,14 @@ from benchmarks.causes import map_reach
 from click.testing import CliRunner
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import State, declared
+from edgefl_trainer.contract import MeasuredBefore, State, declared
 from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.maps.reach import IMAGES, STEPS, measured_reach
+from edgefl_trainer.learning.maps import reach as maps_reach
+from edgefl_trainer.learning.maps.reach import IMAGES, NAME, STEPS, measured_reach
 from edgefl_trainer.learning.maps.sharing import distillation
 from edgefl_trainer.methods import METHODS
 
@@ -107,14 +108,42 @@ def test_only_methods_that_share_maps_measure(sites):
         assert (declared(method).measured_before(method, sites) is not None) == measures
 
 
-def test_the_benchmark_prints_the_pages_table():
-    """docs/methods.md 1.5: twelve rows, in which what is moved grows with the rate; a wrong site is one sentence."""
+def test_what_is_moved_grows_with_the_rate(sites):
+    """docs/methods.md 1.5, the table's first column."""
+    moved = [reach(sites, lr_b=lr_b, lr_t=lr_t).figures["moved"] for lr_b, lr_t in map_reach.RATES.values()]
+    assert moved == sorted(set(moved)) and len(moved) == 3
+
+
+def test_the_benchmark_prints_the_pages_table(monkeypatch):
+    """docs/methods.md 1.5: twelve rows, each of its own rates, blocks and steps; a wrong site is one sentence.
+
+    What is measured is pretended: the rate of the b-prompts, and of the four blocks the first that is rolled out.
+    """
+    asked = []
+
+    def pretended(recipe, sharing, sites, steps):
+        asked.append((recipe.lr_b, recipe.lr_t, sharing.rollout_from, steps))
+        return MeasuredBefore(NAME, {"moved": recipe.lr_b, "variance": sharing.rollout_from / 100})
+
+    monkeypatch.setattr(maps_reach, "measured_reach", pretended)
     main = map_reach.main
     given = ["--data", "lesions:sites=2,images=12,px=36", "--backbone", "tiny"]
     printed = CliRunner().invoke(main, given).output.splitlines()
-    assert len(printed) == 4 + 12 and printed[2].startswith("| prompt rates | blocks | steps | moved | variance |")
-    moved = {tuple(line.split(" | ")[:3]): float(line.split(" | ")[3].rstrip(" %")) for line in printed[4:]}
-    assert moved["| the paper's", "all", "12"] < moved["| `bench84`", "all", "12"] < moved["| 0.1", "all", "12"]
+    assert printed[2].startswith("| prompt rates | blocks | steps | moved | variance |")
+    paper = {"all": 0, "all but the first three": 3, "last three": 1, "last": 3}
+    assert printed[4:] == [
+        *(f"| the paper's | {blocks} | 12 | 0.025 % | {first} % |" for blocks, first in paper.items()),
+        *(
+            f"| {rate} | {blocks} | {steps} | {moved} % | {first} % |"
+            for rate, moved in (("`bench84`", "0.25"), ("0.1", "10"))
+            for blocks, first in (("all", 0), ("last", 3))
+            for steps in (12, 48)
+        ),
+    ]
+    assert asked == [
+        *((2.5e-4, 5e-4, first, 12) for first in paper.values()),
+        *((*rates, first, steps) for rates in ((2.5e-3, 5e-3), (0.1, 0.1)) for first in (0, 3) for steps in (12, 48)),
+    ]
     wrong = CliRunner().invoke(main, [*given, "--sites", "nowhere,else"])
     assert wrong.exit_code == 1 and "the data has no site nowhere; it has" in wrong.output
 
