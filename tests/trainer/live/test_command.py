@@ -45,7 +45,7 @@ def _used(*_: object) -> None:
     ("given", "sentence"),
     [
         (("--site", "nowhere"), "has no site nowhere; the sites of the data are site-1, site-2"),
-        ((), "has the sites site-1, site-2: name this site with --site NAME"),
+        ((), "has the sites site-1 and site-2: name this site with --site NAME"),
     ],
 )
 def test_an_invite_is_not_spent_on_a_site_that_is_not_there(given, sentence, tmp_path: Path, monkeypatch) -> None:
