@@ -23,7 +23,7 @@ from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import init_prompts
 
-CLASSES = ("mel", "nv", "bkl")
+CLASSES = ("MEL", "NV", "BKL")
 
 
 def make_predictor(backbone: str = "vit:64x2/12", image_px: int = 36, **options) -> Predictor:
@@ -64,7 +64,7 @@ def write_run(folder: Path, predictor: Predictor, backbone: Backbone | None = No
     folder.mkdir()
     settings = RunSettings(
         method="fedevprompt",
-        data=("lesions:sites=2,images=4",),
+        data=("lesions:sites=2,images=4,classes=NV+MEL+BKL",),
         backbone="tiny",
         image_px=frozen.spec.image_px,
         preset="tiny",

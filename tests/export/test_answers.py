@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -9,14 +10,15 @@ import pytest
 import torch
 from tests.conftest import true_map
 from tests.export.conftest import CLASSES, write_run
+from tests.trainer.conftest import make_asked
 
 from edgefl_export.bundles.assemble import _tried_anew, build_members, site_model
 from edgefl_export.bundles.bundle_text import bundle_text, model_facts
 from edgefl_export.bundles.licence import answers_licence
-from edgefl_export.bundles.taught import TaughtWords
+from edgefl_export.bundles.taught import TaughtWords, taught_words
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.score import export_answer_graph
-from edgefl_export.int8.calibration import AskedSets, Calibration
+from edgefl_export.int8.calibration import AskedSets, Calibration, federation_of
 from edgefl_export.parity.score_parity import (
     check_parity,
     graph_scores,
@@ -25,13 +27,16 @@ from edgefl_export.parity.score_parity import (
     parity_questions,
     trainer_scores,
 )
-from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
-from edgefl_protocol.bundle.question_table import OtherPicture, TriedQuestions
+from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bundle
+from edgefl_protocol.bundle.question_table import OtherPicture, QuestionTable, TriedQuestions
 from edgefl_protocol.envelopes.keys import SigningKey
-from edgefl_protocol.rules.questions import Questions
+from edgefl_protocol.rules.questions import FIRST, Questions
 from edgefl_trainer.contract import Predictor
+from edgefl_trainer.data import load_federation
+from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.models import open_run, save_questions
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.flower.vocabulary import together
 from edgefl_trainer.models.answers import AnswerModule, AnswerOptions, fresh_tensors
 from edgefl_trainer.models.backbones import load_backbone
 
@@ -182,6 +187,29 @@ def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, 
     assert tried.answered == int((~unsure & even).sum()) > 0
 
 
+def test_names_that_no_device_reads_are_refused_before_the_tracing(answering, tmp_path):
+    """They ended the command with a traceback, after minutes: `Labels` takes 200 characters, the trainer more."""
+    folder = write_run(tmp_path / "run", answering)
+    save_questions(folder, WORDS)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "classes": ["no", "yes", "a" * 201]}))
+    with pytest.raises(ExportError, match=r"printable name of 1 to 200 characters, and 'a{40}' is not, with 201"):
+        site_model(open_run(folder), "north")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    save_questions(folder, Questions(("a b",), 6))
+    with pytest.raises(ExportError, match="no device could read this model: words must be 1 to 20000 printable"):
+        site_model(open_run(folder), "north")
+
+
+def test_as_many_words_as_are_allowed_can_be_written_and_read():
+    """20,000 words of eight characters were 340,047 bytes of `questions.json`, where 262,144 were read."""
+    words = tuple(f"word{number:04x}" for number in range(20_000))
+    table = QuestionTable(Questions(words, 20), TRIED, (False,) * len(words))
+    assert len(table.to_bytes()) > 1 << 18 and QuestionTable.from_bytes(table.to_bytes()) == table
+    labels = Labels(tuple(f"an answer of some words, number {number}" for number in range(10_000)), (True,) * 10_000)
+    assert len(labels.to_bytes()) > 1 << 18 and Labels.from_bytes(labels.to_bytes()) == labels
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_the_8_bit_graph_is_counted_without_what_a_device_refuses(answer_run, answering, answer_graph, known):
     """As the float one is (`own_questions`): for words, and for the picture's light. The float graph stands for it."""
@@ -220,6 +248,28 @@ def test_what_cannot_be_exported_is_one_sentence(answer_run):
         build_members(replace(model, predictor=blind))
     with pytest.raises(ExportError, match="picture=hidden"):
         measured_map(run, "north", blind, print)
+
+
+def test_a_site_of_flower_asks_in_the_words_of_all_sites(tmp_path, monkeypatch):
+    """docs/guides/flower.md: it learned with all words and answers; its own data numbers them otherwise."""
+    monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path / "cache"))
+    source = f"vqa-rad:{make_asked(tmp_path / 'rad', {'CHEST': 40})}"
+    own = load_federation([source], image_px=12)
+    another = Vocabulary(("acute",), Questions(("acute", "brain")))
+    known = together([Vocabulary(own.classes, own.questions.vocabulary), another])
+    settings = RunSettings(method="pfl-vqa", data=(source,), backbone="tiny", image_px=12, preset="tiny")
+    run = SimpleNamespace(
+        folder=tmp_path, settings=settings, summary={"partition_sha256": own.partition_sha256},
+        backbone=load_backbone("tiny", image_px=12), classes=known.answers, questions=known.questions,
+    )  # fmt: skip
+    found, (site,) = federation_of(run), own.sites.values()
+    for row in site.tune:
+        told = [known.questions.words[token - FIRST] for token in found.questions.tokens[row] if token >= FIRST]
+        assert told == own.questions.texts[row].lower().split()
+        assert known.answers[found.labels[row]] == own.classes[own.labels[row]]
+    taught = taught_words({"travels": ["prompts"], "sites": {}}, found, site.name)
+    table = QuestionTable(known.questions, None, taught.words)
+    assert {"red", "it"} <= table.taught_words and "brain" not in table.taught_words
 
 
 def test_a_person_is_told_that_no_map_is_drawn_where_a_model_was_not_found_to_look(answer_run, shared):

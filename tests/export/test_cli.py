@@ -72,6 +72,24 @@ def test_a_site_that_took_part_in_no_round_is_exported_only_where_that_is_said(t
     assert_refused(call(*words, "--took-no-part"), 1, "on to the graph")
 
 
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [((1_700_000_000, "--expires-days", 30), "warning: the bundle expired "), ((1_700_000_000,), ""),
+     ((4_000_000_000,), " days ahead of this clock, so a device refuses it")],
+)  # fmt: skip
+def test_a_bundle_that_no_device_takes_today_is_told_of_first(built, run_folder, tmp_path, monkeypatch, times, told):
+    """It may be made all the same, for SOURCE_DATE_EPOCH makes an old one anew: the same bytes."""
+
+    def traced(*_):
+        raise ExportError("on to the graph")
+
+    monkeypatch.setattr("edgefl_export.bundles.shown_map.measured_map", traced)
+    words = ("bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl")
+    result = call(*words, "--created", *times)
+    assert_refused(result, 1, told, "on to the graph")
+    assert ("a device refuses it" in result.stderr) is bool(told)
+
+
 @pytest.mark.parametrize("way", ["file", "environment"])
 def test_keygen_encrypts_under_a_passphrase_and_bundle_needs_it(tmp_path, run_folder, way):
     """docs/design.md, section 5: passphrase from a file or EDGEFL_KEY_PASSPHRASE, never asked for."""
@@ -121,7 +139,7 @@ def test_bundle_loads_under_its_key_and_carries_the_runs_model(built, run_folder
     loaded = load_bundle(data, trust, now_ms=2**41)
     run = open_run(run_folder)
     predictor = run.predictor("north")
-    assert loaded.labels.classes == ("mel", "nv", "bkl") and loaded.labels.seen == (True, True, False)
+    assert loaded.labels.classes == ("MEL", "NV", "BKL") and loaded.labels.seen == (True, True, False)
     assert loaded.preprocess == run.preprocess and loaded.preprocess.size == 36
     assert set(loaded.weights) == set(predictor.module.options.tensors)
     assert all((loaded.weights[name] == predictor.tensors[name]).all() for name in loaded.weights)
@@ -169,7 +187,7 @@ def test_a_bundle_says_what_its_classes_mean_and_why_it_has_no_threshold(built, 
     """docs/reference/scores.md: HAM10000's labels are known; a run from before its tune scores were kept warns."""
     loaded = load_bundle(built["file"].read_bytes(), [bytes.fromhex(built["pub"].read_text())], now_ms=2**41)
     assert {name: info.malignancy for name, info in loaded.labels.info.items()} == {
-        "mel": "malignant", "nv": "benign", "bkl": "benign",
+        "MEL": "malignant", "NV": "benign", "BKL": "benign",
     }  # fmt: skip
     suspicion = json.loads(built["out"].read_text())["suspicion"]
     assert suspicion["threshold"] is None and suspicion["statement"].startswith("WARNING: no threshold was chosen")
@@ -194,7 +212,7 @@ def test_whoever_signs_is_told_what_speaks_against_the_model(run_folder, low, to
         assert len(said) == 1 and said[0].startswith("how right it was: balanced accuracy 0.700")
 
 
-SKIN = '[bkl]\nname = "Warty mole"\nmeaning = "Not looked into."\nmalignancy = "unknown"\n'
+SKIN = '[BKL]\nname = "Warty mole"\nmeaning = "Not looked into."\nmalignancy = "unknown"\n'
 
 
 def test_damaged_tune_scores_are_one_sentence(tmp_path, predictor):
@@ -219,10 +237,10 @@ def test_a_card_says_that_the_network_was_never_trained(run_folder, predictor, t
 
 def test_class_information_that_is_wrong_stops_before_the_tracing(tmp_path, run_folder):
     """One sentence and exit 2; no bundle."""
-    (tmp_path / "classes.toml").write_text(SKIN.replace("bkl", "wart"))
+    (tmp_path / "classes.toml").write_text(SKIN.replace("BKL", "wart"))
     arguments = ["bundle", run_folder, "--site", "north", "--sign", make_key(tmp_path), "-o", tmp_path / "m.edgefl"]
     result = call(*arguments, "--class-info", tmp_path / "classes.toml")
-    assert_refused(result, 2, "no class 'wart'", "mel, nv, bkl")
+    assert_refused(result, 2, "no class 'wart'", "MEL, NV, BKL")
     assert "tracing" not in result.stderr and not (tmp_path / "m.edgefl").exists()
     assert_refused(call(*arguments, "--class-info", tmp_path / "none.toml"), 1, "none.toml")
 
@@ -286,7 +304,7 @@ def test_inspect_shows_claims_and_says_they_are_unchecked(built):
     text = call("inspect", built["file"]).stdout
     assert text.startswith("not verified; the file claims:") and "score.onnx" in text and "fedevprompt" in text
     facts = json.loads(call("inspect", built["file"], "--json").stdout)
-    assert facts["verified"] is False and facts["labels"]["classes"] == ["mel", "nv", "bkl"]
+    assert facts["verified"] is False and facts["labels"]["classes"] == ["MEL", "NV", "BKL"]
     assert facts["sha256"] == json.loads(built["out"].read_text())["sha256"]
 
 
@@ -309,8 +327,9 @@ def test_failed_gate_leaves_no_bundle(built, run_folder, graph, tmp_path, monkey
 
 @pytest.mark.parametrize(
     "option",
-    [("--line", "Über"), ("--version", "0"), ("--federation", "a b"), ("--precision", "int4"), ("--float-layers", "4")],
-)
+    [("--line", "Über"), ("--version", "0"), ("--federation", "a b"), ("--precision", "int4"), ("--float-layers", "4"),
+     ("--version", "3000000000"), ("--expires-days", "36501"), ("--created", "253402300800")],
+)  # fmt: skip
 def test_wrong_options_are_usage_errors(built, run_folder, tmp_path, option):
     """Exit 2 before any work."""
     result = call(
@@ -351,6 +370,7 @@ def test_a_bundle_is_never_written_over_a_file_nor_beside_its_like(built, run_fo
     copy.write_bytes(built["file"].read_bytes())
     given = ["bundle", run_folder, "--site", "north", "--sign", built["keys"]]
     assert_refused(call(*given, "-o", copy), 1, "exists already", "--force")
+    assert_refused(call(*given, "-o", here / "none" / "m.edgefl", "--force"), 1, "none is no folder", "m.edgefl")
     assert_refused(call(*given, "-o", here / "second.edgefl"), 1, "first.edgefl already is version 1", "--version 2")
     assert [path.name for path in here.iterdir()] == ["first.edgefl"]
     assert copy.read_bytes() == built["file"].read_bytes()

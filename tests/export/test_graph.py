@@ -48,7 +48,7 @@ def test_graph_scores_as_pytorch_does(make, graph, images, options):
         graph = export_score_graph(predictor.module, predictor.tensors).onnx
     figures = check_parity(graph, predictor.module, predictor.tensors, images)
     assert [figure.quantity for figure in figures] == list(predictor.module.options.outputs)
-    declared = check_score_graph(graph, predictor.tensors, 36, ("mel", "nv", "bkl"))
+    declared = check_score_graph(graph, predictor.tensors, 36, ("MEL", "NV", "BKL"))
     assert list(declared.inputs) == ["image", *predictor.module.options.tensors]
     assert tuple(declared.outputs) == predictor.module.options.outputs
 
@@ -147,7 +147,7 @@ def test_external_data_would_be_refused_by_the_device(predictor, graph):
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="/etc/passwd")
     with pytest.raises(BundleError) as refusal:
-        check_score_graph(model.SerializeToString(), predictor.tensors, 36, ("mel", "nv", "bkl"))
+        check_score_graph(model.SerializeToString(), predictor.tensors, 36, ("MEL", "NV", "BKL"))
     assert refusal.value.code == "external_data"
 
 

@@ -51,7 +51,7 @@ def test_the_traced_graph_shows_the_trainers_map(make, images, readout, kind, fo
     graph = export_score_graph(module, predictor.tensors, form).onnx
     figures = check_parity(graph, module, predictor.tensors, images)
     assert [figure.quantity for figure in figures] == list(module.outputs) and module.outputs[-1] == "shown"
-    assert tuple(check_score_graph(graph, predictor.tensors, 36, ("mel", "nv", "bkl")).outputs) == module.outputs
+    assert tuple(check_score_graph(graph, predictor.tensors, 36, ("MEL", "NV", "BKL")).outputs) == module.outputs
 
 
 def test_the_gate_of_the_shown_map_asks_for_the_same_class_alone():
@@ -89,7 +89,7 @@ def measured_run(run_folder, tmp_path_factory):
     """The run, with a drawn federation behind it that names its site `north`."""
     folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("maps") / "run")
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace("lesions:sites=2,images=4", "lesions:sites=1,images=400"))
+    config.write_text(config.read_text().replace("sites=2,images=4,", "sites=1,images=400,"))
     return folder
 
 
@@ -115,7 +115,7 @@ def test_maps_are_measured_on_tune_rows_alone(measured_run, monkeypatch):
     config = measured_run / "config.toml"
     before = config.read_text()
     try:
-        config.write_text(before.replace("lesions:sites=1,images=400", "manifest:/gone.zip"))
+        config.write_text(before.replace("lesions:sites=1,images=400,classes=NV+MEL+BKL", "manifest:/gone.zip"))
         said: list[str] = []
         assert measured_map(open_run(measured_run), site, predictor, said.append).why == "no_pictures"
         assert "no map will be shown" in said[0]

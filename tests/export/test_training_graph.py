@@ -93,8 +93,8 @@ def a_round_apart(
     predictor: Predictor, score: bytes, graph: bytes, plan: FedEvPromptPlan, method: FedEvPrompt, folder: Path
 ) -> dict[str, float]:
     """‖Δ‖₂/‖reference‖₂ of everything that round 2 leaves, from the trainer's state after round 1: what
-    `FedEvPrompt.local_round` gives against what a device does with these two graphs. Temperature is 1, as the trainer
-    has it until a model is calibrated."""
+    `FedEvPrompt.local_round` gives against what a device does with these two graphs. The device's bundle is calibrated,
+    the trainer's model is not yet; both send the same pictures' maps."""
     losses: list[float] = []
     module = predictor.module
     site = a_site(module.backbone, 3, plan.seed, losses)
@@ -109,7 +109,7 @@ def a_round_apart(
     losses.clear()
     reference, reply = method.local_round(site, before, second)
 
-    weights["temperature"] = np.ones((), np.float32)
+    weights["temperature"] = np.full((), 0.2, np.float32)
     manifest, labels = SimpleNamespace(min_runtime="1.23"), SimpleNamespace(classes=site.task.classes)
     bundle = SimpleNamespace(
         weights=weights, extras={GRAPH: graph}, manifest=manifest, labels=labels, training=plan, score_onnx=score,

@@ -14,6 +14,8 @@ from tests.protocol.bundle.conftest import OTHER, VECTOR, GoodBundle
 from tests.protocol.bundle.test_bundle import WAYS_TO_BE_WRONG
 
 from edgefl_export.cli import main
+from edgefl_protocol.bundle.archive import read_archive, write_archive
+from edgefl_protocol.strict_json import parse_json, write_json
 
 GOOD = GoodBundle(VECTOR.read_bytes())
 # Every word by which a person or a script could take a refusal for a success.
@@ -62,6 +64,16 @@ def test_every_cut_says_so(cut, trust, tmp_path):
     """docs/security.md checks 31 and 60: the file cut at every 64th byte."""
     (tmp_path / "wrong.edgefl").write_bytes(GOOD.data[:cut])
     assert_says_no(verify(tmp_path / "wrong.edgefl", trust), 3)
+
+
+def test_what_nobody_checked_is_printed_without_control_characters(tmp_path):
+    """`inspect` shows unverified text: no key of labels or card clears the screen or begins a line."""
+    members = read_archive(GOOD.data)
+    card = write_json(parse_json(members["card.json"]) | {"\x1b[2J\nverified main/all version 9": 1})
+    (tmp_path / "evil.edgefl").write_bytes(write_archive({**members, "card.json": card}))
+    shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "evil.edgefl")])
+    assert shown.exit_code == 0 and r"\u001b[2J\nverified main/all" in shown.stdout
+    assert all(line.isprintable() and not line.startswith("verified") for line in shown.stdout.splitlines())
 
 
 def test_other_failures_say_so(trust, tmp_path):

@@ -1,6 +1,8 @@
 """`edgefl use`: put a bundle from a file into use, at the command line."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,12 +34,18 @@ def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: b
     keys = [read_public_key(pub) for pub in trusted]
     found = run_use(device_of(context, home_dir, None), file, keys)
     text = f"{bundle_text(found)}, signed by {', '.join(found['signers'])}"
-    gone = [_replaced(found["replaced"], same_line=found["same_line"])] if found.get("replaced") else []
+    gone = [_replaced(found)] if found.get("replaced") else []
     report(found, as_json, "\n".join([text, *gone, *found["quality"], "the whole card: edgefl status --card"]))
 
 
-def _replaced(before: str, *, same_line: bool) -> str:
+def _replaced(found: Mapping[str, Any]) -> str:
     """Say what gave way, and whether it can come back."""
-    if same_line:
+    before = found["replaced"]
+    if found["same_version"]:
+        return (
+            f"it replaces another model of the same version: SHA-256 {found['replaced_sha256'][:16]}… before, "
+            f"{found['sha256'][:16]}… now; to go back, edgefl use with its file"
+        )
+    if found["same_line"]:
         return f"it replaces {before}, to which this device never goes back"
     return f"it replaces {before}, which is no longer kept here: to go back, edgefl use with its file"

@@ -21,6 +21,7 @@ from edgefl_exchange.membership import load_membership
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.archive import open_archive
 from edgefl_protocol.bundle.card_words import card_lines
+from edgefl_protocol.bundle.manifest import Manifest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import BundleError
@@ -127,13 +128,19 @@ def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> 
         add_trusted(home, key, None, today())
     if models.is_in_use(home, bundle.sha256):
         return {"changed": False, "file": str(models.current_file(home)), **known}
-    replaced, of_line = models.current_name(home), models.current_line(home) == manifest.line_key
+    before = _replaced_by(home, manifest)
+    return {"changed": True, **before, "file": str(_install(home, data, bundle)), **known}
+
+
+def _replaced_by(home: Home, new: Manifest) -> dict[str, Any]:
+    """Say what gives way to a bundle, and whether its line and version are the same; `replaced` is None for nothing."""
+    before = models.current_manifest(home)
+    same_line = before is not None and before.line_key == new.line_key
     return {
-        "changed": True,
-        "replaced": replaced,
-        "same_line": of_line,
-        "file": str(_install(home, data, bundle)),
-        **known,
+        "replaced": None if before is None else f"{before.name} version {before.version}",
+        "replaced_sha256": None if before is None else models.current_file(home).stem,
+        "same_line": same_line,
+        "same_version": same_line and before is not None and before.version == new.version,
     }
 
 

@@ -57,10 +57,11 @@ class Device:
 
 def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, suite: int) -> dict[str, Any]:
     """Join the federation of an invite, or go on where a joining was cut off."""
-    # This clock may be ahead by as much as signed time corrects; `enrol` judges by the corrected one.
-    invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
-    check_role(invite, "device")
     again = (device.home.member / "membership.json").exists()
+    # A used invite may be past its date. This clock may be ahead by as much as signed time corrects; `enrol` judges by
+    # the corrected one.
+    invite = decode_invite(text, 0 if again else device.clock_ms() - MAX_CORRECTION_MS)
+    check_role(invite, "device")
     dropped = 0 if again else _forget_membership(device.home)
     folder = device.home.prepare(device.home.member)
     own_ca = trust_certificate(folder, invite, None if ca is None else read_ca(ca))

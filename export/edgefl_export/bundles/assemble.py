@@ -7,11 +7,11 @@ graph of the bundle; the same run, site and fields give the same bytes. Source: 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_export.bundles.card_metrics import card_metrics
 from edgefl_export.bundles.licence import PICTURES, answers_licence
 from edgefl_export.bundles.shown_map import with_map
 from edgefl_export.bundles.taught import TaughtWords
@@ -39,6 +39,7 @@ from edgefl_export.parity.score_parity import (
     parity_questions,
 )
 from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.bundle.figures import images_of_sites
 from edgefl_protocol.bundle.model_card import REPORTED_RULE, referral_rules
 from edgefl_protocol.bundle.question_table import MEMBER, QuestionTable, TriedQuestions
 from edgefl_protocol.bundle.shown_map import ShownMap
@@ -83,6 +84,11 @@ class SiteModel:
     task: str
     questions: Questions | None = None  # what it knows of questions; None where it scores pictures alone
     reported: KeptScores | None = None  # what it says of the rows that only report; None where the run kept nothing
+
+    @property
+    def labels(self) -> Labels:
+        """What `labels.json` says; a `ValueError` where it cannot."""
+        return Labels(self.classes, self.predictor.seen, self.info)
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,8 @@ def site_model(
         intended_use=ANSWERS_USE if asked else INTENDED_USE,
         method=str(run.summary["method"]),
         site=site,
-        sites={name: int(facts["n_train"]) for name, facts in figures.items()},
-        metrics={**_metrics(run.summary, site), **_usual(calibration)},
+        sites=images_of_sites(figures),
+        metrics=card_metrics(run.summary, site, calibration),
         temperature=float(np.float32(calibration["temperature"])),
         refer_above=float(calibration["refer_above"]),
         backbone=backbone_name(predictor.module.backbone.spec),
@@ -150,7 +156,18 @@ def site_model(
         questions=run.questions,
         reported=None if info is None else reported_scores(run, site),
     )
+    _check_readable(model)
     return replace(model, card=_with_reported_rule(model, card, model.reported))
+
+
+def _check_readable(model: SiteModel) -> None:
+    """Refuse names that no device would read, before minutes of tracing."""
+    try:
+        Labels.from_bytes(model.labels.to_bytes())
+        if (asked := model.questions) is not None:
+            QuestionTable.from_bytes(QuestionTable(asked, None, (False,) * len(asked.words)).to_bytes())
+    except ValueError as error:
+        raise ExportError(f"no device could read this model: {error}; change that in the data and run again") from error
 
 
 def backbone_name(spec: BackboneSpec) -> str:
@@ -216,7 +233,7 @@ def build_members(
         "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
         "preprocess.json": write_json(model.preprocess.to_json()),
-        "labels.json": Labels(model.classes, model.predictor.seen, model.info).to_bytes(),
+        "labels.json": model.labels.to_bytes(),
         "card.json": card.to_bytes(),
     }
     if model.questions is not None:
@@ -281,8 +298,9 @@ def _other_referral(model: SiteModel, scores: BothScores, suspicion: Suspicion |
     """
     if (seen := _seen(model)) is None:
         return None
-    labels = Labels(model.classes, seen, model.info)
-    before, after = (referral_rules(labels, card) for card in (model.card, replace(model.card, suspicion=suspicion)))
+    before, after = (
+        referral_rules(model.labels, card) for card in (model.card, replace(model.card, suspicion=suspicion))
+    )
     return other_referral(scores, seen, (before, after))
 
 
@@ -364,22 +382,3 @@ def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
     if missing:
         raise ExportError(f"the model lacks the tensors {', '.join(missing)}; run `edgefl-train run` again")
     return {name: np.array(model.predictor.tensors[name], dtype=np.float32, order="C", copy=True) for name in names}
-
-
-def _usual(calibration: Mapping[str, object]) -> dict[str, object]:
-    """Return the metrics of what is usual in the site's pictures; none in runs from before they were measured."""
-    names = {"refer_unlit_above": "unlit_above", "refer_light_outside": "light"}
-    return {metric: calibration[name] for metric, name in names.items() if name in calibration}
-
-
-def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:
-    """Return the site's figures with their intervals by lesion, and the federation's means."""
-    figures = dict(summary.get("sites", {}).get(site, {}))
-    federation = (
-        "mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "mean_accuracy", "worst_accuracy",
-        "reported_rows",
-    )  # fmt: skip
-    travelled = {"travels": summary["travels"]} if "travels" in summary else {}
-    return {
-        "site": figures, "federation": {name: summary[name] for name in federation if name in summary}, **travelled,
-    }  # fmt: skip

@@ -102,7 +102,7 @@ def _date(time_ms: int | None) -> str:
 
 
 def inspect_text(facts: Mapping[str, Any]) -> str:
-    """Write what a file claims to be, for a person."""
+    """Write what a file claims to be, for a person; nobody's text moves the cursor or looks like a line of ours."""
     lines = ["not verified; the file claims:"]
     plain = ("federation", "line", "task", "version", "min_client", "min_runtime", "sha256")
     lines += [f"  {name:<14}{'-' if facts[name] is None else facts[name]}" for name in plain]
@@ -111,5 +111,5 @@ def inspect_text(facts: Mapping[str, Any]) -> str:
     lines += [f"  {member['name']:<22}{member['size']:>14,} bytes" for member in facts["members"]]
     for name in ("labels", "card"):
         if isinstance(facts[name], dict):
-            lines += [f"  {key:<18}{json.dumps(value, ensure_ascii=True)}" for key, value in facts[name].items()]
+            lines += [f"  {json.dumps(key)[1:-1]:<18}{json.dumps(value)}" for key, value in facts[name].items()]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ A device takes a bundle by its federation, line, task and version. Two that shar
 folder of the new one is looked through for such a bundle. What lies elsewhere is not known here.
 """
 
+import os
 from pathlib import Path
 
 from edgefl_export.errors import ExportError
@@ -13,6 +14,15 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 
 SUFFIX = ".edgefl"
+
+
+def check_folder(output: Path) -> None:
+    """Refuse, by an `ExportError`, a folder that is not there, or that nothing can be written into."""
+    folder = output.parent
+    if not folder.is_dir():
+        raise ExportError(f"{folder} is no folder, so {output.name} cannot be written there: make it, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ExportError(f"this user cannot write into {folder}: allow it, or name another folder")
 
 
 def check_new(output: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.bundle.figures import rounds_without
 from edgefl_protocol.pictures.answer import read_question
 from edgefl_protocol.rules.questions import FIRST
 from edgefl_protocol.rules.travels import kind_of
@@ -40,7 +41,8 @@ def taught_words(summary: Mapping[str, Any], federation: Federation, site: str) 
     if asked is None or site not in federation.sites:
         return None
     others = federation.sites if kind_of(WORDS) in summary["travels"] else ()
-    teaching = [name for name in {*others, site} - {*federation.held_out} if _took_part(summary, name)]
+    trained = {*others, site} - {*federation.held_out}
+    teaching = [name for name in trained if rounds_without(summary["sites"].get(name, {})) is None]
     rows = np.concatenate([np.zeros(0, np.int64), *(federation.sites[name].train for name in teaching)])
     read = frozenset(np.unique(asked.tokens[rows]).tolist())
     words = asked.vocabulary.words
@@ -48,9 +50,3 @@ def taught_words(summary: Mapping[str, Any], federation: Federation, site: str) 
     tune = federation.sites[site].tune
     whole = [read_question(asked.texts[row], asked.vocabulary, known).whole for row in tune]
     return TaughtWords(tuple(word in known for word in words), np.array(whole, dtype=np.bool_))
-
-
-def _took_part(summary: Mapping[str, Any], site: str) -> bool:
-    """Whether a site took part in a round; a run from before that was counted had all sites in every round."""
-    part = summary["sites"].get(site, {}).get("took_part")
-    return part is None or part["rounds"] > 0

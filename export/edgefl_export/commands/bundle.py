@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 WORD = r"[a-z0-9-]{1,32}"
 DAY_MS = 86_400_000
+MOST_DAYS = 36_500  # a hundred years
+LAST_S = 253_402_300_799  # the end of the year 9999
 
 
 def _word(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -75,7 +77,7 @@ def _word(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 )
 @click.option(
     "--version",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**31),
     default=1,
     show_default=True,
     metavar="N",
@@ -103,10 +105,12 @@ def _word(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     help="Line of the bundle: devices replace a bundle by a later one of its line.",
 )
 @click.option("--federation", callback=_word, metavar="NAME", help="Federation of the bundle.  [default: none]")
-@click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Time it is valid.  [default: no end]")
+@click.option(
+    "--expires-days", type=click.IntRange(1, MOST_DAYS), metavar="DAYS", help="Time it is valid.  [default: no end]"
+)
 @click.option(
     "--created",
-    type=click.IntRange(0),
+    type=click.IntRange(0, LAST_S),
     envvar="SOURCE_DATE_EPOCH",
     metavar="SECONDS",
     help="Time of publication since 1970, also read from SOURCE_DATE_EPOCH; fix it to get the same bytes again.  "
@@ -129,7 +133,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
     from edgefl_export.bundles.bundle_text import bundle_text, compared_on, model_facts
-    from edgefl_export.bundles.destination import check_alone, check_new
+    from edgefl_export.bundles.destination import check_alone, check_folder, check_new
     from edgefl_export.bundles.questions import OwnQuestions, own_questions
     from edgefl_export.bundles.shown_map import measured_map
     from edgefl_export.errors import ExportError
@@ -139,6 +143,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
 
     if options["float_layers"] is not None and options["precision"] != "int8":
         raise click.UsageError("--float-layers needs --precision int8")
+    check_folder(output)
     if not options["force"]:
         check_new(output)
     passphrase = read_passphrase(options["passphrase_file"])
@@ -149,6 +154,8 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     model = site_model(finished, site, info, took_no_part=options["took_no_part"])
     if not options["force"]:
         check_alone(output, options["federation"], options["line"], model.task, options["version"])
+    fields = _fields(options, model.task)
+    _tell_out_of_time(fields)
     int8 = _int8_pictures(finished, site, options["float_layers"]) if options["precision"] == "int8" else None
     asked = OwnQuestions() if model.questions is None else own_questions(finished, site, model.predictor, _say)
     shown = measured_map(finished, site, model.predictor, _say)
@@ -158,9 +165,8 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         not_refused=asked.not_refused, taught=asked.taught, report=_say,
     )  # fmt: skip
     files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
-    fields = _fields(options, model.task, members.min_runtime)
     try:
-        data = build_bundle(files, fields, keys)
+        data = build_bundle(files, replace(fields, min_runtime=members.min_runtime), keys)
     except BundleError as error:  # our own members were refused: a failure here, not a matter of trust
         raise ExportError(f"the bundle would not load on a device: {error}") from error
     write_atomic(output, data)
@@ -199,8 +205,8 @@ def _check_run(run: Path, site: str) -> None:
     check_model(run, site)
 
 
-def _fields(options: dict[str, Any], task: str, min_runtime: str) -> "BundleFields":
-    """What the manifest says besides its members."""
+def _fields(options: dict[str, Any], task: str) -> "BundleFields":
+    """What the manifest says besides its members, with the oldest runtime of any bundle."""
     from edgefl_protocol.bundle import BundleFields
 
     created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
@@ -212,8 +218,22 @@ def _fields(options: dict[str, Any], task: str, min_runtime: str) -> "BundleFiel
         version=options["version"],
         created_ms=created_ms,
         expires_ms=None if days is None else created_ms + days * DAY_MS,
-        min_runtime=min_runtime,
     )
+
+
+def _tell_out_of_time(fields: "BundleFields") -> None:
+    """Warn where no device takes a bundle today: made anew for the same bytes, it may well be out of time."""
+    from edgefl_protocol.records.record_form import MAX_AHEAD_MS
+    from edgefl_protocol.sentences import expiry, span
+
+    now_ms = int(time.time() * 1000)
+    if fields.expires_ms is not None and fields.expires_ms <= now_ms:
+        told = expiry(fields.expires_ms - now_ms)
+    elif fields.created_ms > now_ms + MAX_AHEAD_MS:
+        told = f"is dated {span(fields.created_ms - now_ms)} ahead of this clock"
+    else:
+        return
+    _say(f"warning: the bundle {told}, so a device refuses it: look at --created and SOURCE_DATE_EPOCH")
 
 
 def _class_info(file: Path | None, finished: "FinishedRun") -> "dict[str, ClassInfo]":

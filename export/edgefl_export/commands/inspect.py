@@ -43,13 +43,14 @@ def inspect(file: Path, as_json: bool) -> None:
 def _unverified_card(data: bytes) -> dict[str, Any]:
     """Return labels, card and words of questions as the file states them, None where they are not in their form."""
     from edgefl_protocol.bundle.archive import read_archive
+    from edgefl_protocol.bundle.model_card import MAX_NAMES_BYTES
     from edgefl_protocol.strict_json import parse_json
 
     members = read_archive(data)
     found: dict[str, Any] = {}
     for name in ("labels", "card", "questions"):
         try:
-            found[name] = parse_json(members[f"{name}.json"])
+            found[name] = parse_json(members[f"{name}.json"], max_bytes=MAX_NAMES_BYTES)
         except (KeyError, ValueError):
             found[name] = None
     return found

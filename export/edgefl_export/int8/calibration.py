@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_export.errors import ExportError
-from edgefl_export.parity.score_parity import AskedWords, Pictures
+from edgefl_export.errors import ExportError, GateError
+from edgefl_export.parity.score_parity import MIN_IMAGES, AskedWords, Pictures
 from edgefl_trainer.data import DataError, Federation
-from edgefl_trainer.data.partitions.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.engine.judging.own_data import own_data
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.sites import load_data, report_rows
+from edgefl_trainer.engine.sites import report_rows
 
 RANGES = 128
 CHOICE = 256
@@ -63,34 +63,35 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
     """Return the pictures for one site of a run.
 
     Raises:
-        ExportError: the data is gone or has changed, or has too few `tune` rows.
+        ExportError: the data is gone or has changed, or has too few `tune` rows, or too few for the gate.
     """
     try:
         federation = federation_of(run)
     except ExportError as error:
         raise ExportError(f"int8 needs the images of the run: {error}; use --precision fp32") from error
-    return split_pictures(federation, site, run.settings.seed)
+    found = split_pictures(federation, site, run.settings.seed)
+    check_gate(found.gate)
+    return found
+
+
+def check_gate(pictures: Pictures) -> None:
+    """Refuse, by a `GateError`, too few pictures for the gate of 8 bits."""
+    if len(pictures) < MIN_IMAGES:
+        raise GateError(
+            f"the int8 gate needs {MIN_IMAGES} images, but {len(pictures)} were found; use --precision fp32"
+        )
 
 
 def federation_of(run: FinishedRun) -> Federation:
-    """Return the very rows of a run, each in the split it had: what learned and what did not.
-
-    Args:
-        run: the opened run; its data is read from where it learned, dealt by its partition where it had one.
+    """Return the very rows of a run, each in the split it had, numbered as the run numbered it (`own_data`).
 
     Raises:
         ExportError: the data is gone or has changed.
     """
-    path = run.folder / PARTITION_FILE
     try:
-        partition = read_partition(path) if path.exists() else None
-        federation = load_data(run.settings, run.backbone.spec.image_px, partition)
+        return own_data(run)
     except DataError as error:
         raise ExportError(f"the images of the run cannot be read: {error}") from error
-    learned = run.summary.get("partition_sha256")
-    if learned is not None and learned != federation.partition_sha256:
-        raise ExportError("the images have changed since the run learned from them")
-    return federation
 
 
 def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
@@ -109,7 +110,8 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
             "--precision fp32"
         )
     ranges = next((at for at in begins if at >= min(RANGES, len(tune) // 2)), begins[-1])
-    choice = min(CHOICE, len(tune) - ranges)
+    ends = (at for at in (*begins, len(tune)) if at >= min(ranges + CHOICE, len(tune)))
+    choice = next(ends) - ranges
     reported = _drawn((one.rows(federation.report_split) for one in known), draw)
     gate = np.concatenate([reported, tune[ranges + choice :]])[:GATE]
 

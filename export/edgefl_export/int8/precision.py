@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_export.errors import ExportError, GateError
+from edgefl_export.int8.calibration import check_gate
 from edgefl_export.int8.quantise import CONVOLUTION, LINEAR, Quantiser
-from edgefl_export.parity.score_parity import MIN_IMAGES, Arrays, AskedWords, Pictures, graph_scores, open_session
+from edgefl_export.parity.score_parity import Arrays, AskedWords, Pictures, graph_scores, open_session
 from edgefl_protocol.pictures.referral import JudgedPicture, Measures, ReferralRules, entropy_nats, refer_reasons
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.evaluate.metrics import predicted_classes
@@ -189,10 +190,7 @@ def check_agreement(
     Raises:
         GateError: too few pictures, or a figure beyond the gate.
     """
-    if len(pictures) < MIN_IMAGES:
-        raise GateError(
-            f"the int8 gate needs {MIN_IMAGES} images, but {len(pictures)} were found; use --precision fp32"
-        )
+    check_gate(pictures)
     scores = (
         graph_scores(open_session(graph), tensors, pictures, BATCH, questions),
         graph_scores(open_session(made), tensors, pictures, BATCH, questions),

@@ -30,8 +30,8 @@ from edgefl_protocol.errors import BundleError
 
 MAX_ARCHIVE_BYTES = 1 << 30
 MAX_MEMBERS = 16
+MEMBER_NAME = re.compile(r"[a-z0-9_]{1,40}(\.[a-z0-9_]{1,20}){1,2}")
 
-_NAME = re.compile(r"[a-z0-9_]{1,40}(\.[a-z0-9_]{1,20}){1,2}")
 _VERSION = 20  # needed to extract; 2.0
 _MADE_BY = (3 << 8) | _VERSION  # 3: Unix, so that the attributes below are a file mode
 _DATE = (1 << 5) | 1  # 1 January 1980, the earliest a zip can say
@@ -51,7 +51,7 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
     directory: list[bytes] = []
     place = 0
     for name, content in members.items():
-        if not _NAME.fullmatch(name):
+        if not MEMBER_NAME.fullmatch(name):
             raise _refused(f"a member is named {name[:80]!r}")
         checksum = zlib.crc32(content)
         header = _local_header(name.encode(), len(content), checksum)
@@ -149,7 +149,7 @@ def _read_directory(directory: bytes, count: int) -> list[tuple[str, int, int, i
         if directory[position:end] != _entry(raw, size, checksum, place):
             raise _refused("a member is compressed, encrypted, a link, or carries extra fields")
         name = raw.decode("ascii", "replace")
-        if not _NAME.fullmatch(name) or any(name == other for other, *_ in claims):
+        if not MEMBER_NAME.fullmatch(name) or any(name == other for other, *_ in claims):
             raise _refused(f"the member {name[:80]!r} has a forbidden name, or is listed twice")
         claims.append((name, size, checksum, place))
         position = end

@@ -17,6 +17,7 @@ from edgefl_protocol.bundle.figures import (
     number,
     rounds_without,
     site_figures,
+    taught_elsewhere,
     temperature_at_bound,
 )
 from edgefl_protocol.bundle.model_card import REPORTED_RULE, Card, Labels, rule_tried
@@ -92,7 +93,7 @@ def weaknesses(
     if questions is not None:
         without = filter(None, [_took_no_part(figures, card.site)])
         return (*first, *without, *question_weaknesses(card, labels, questions))
-    never = never_predicted(labels, learned_here=learned_here).warning
+    never = never_predicted(labels, learned_here=learned_here, site=taught_elsewhere(card)).warning
     found = (*first, *figures_against(figures, card.site, labels.classes, card.temperature, never))
     chosen = card.suspicion is not None and card.suspicion.threshold is not None
     return (*found, _NO_THRESHOLD) if _has_suspicious(labels) and not chosen else found

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edgefl_protocol.bundle.model_card import Card
+from edgefl_protocol.fields import NAME
 from edgefl_protocol.rules.bounds import TEMPERATURE_BOUNDS
 from edgefl_protocol.rules.travels import WEIGHTS
 
 HALF: Final = 0.5  # of the answers
+LIVE: Final = "live_federation"  # metric: the name of the live federation whose sites do not know one another
 _NEAR_BOUND: Final = 1.01  # a search that is stopped by its bound ends within this factor of it
 
 
@@ -53,27 +55,65 @@ def rounds_without(figures: Mapping[str, object]) -> Mapping[str, Any] | None:
     return part
 
 
+def images_of_sites(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Give the training images of each site of a run but those that learned in no round: these taught nothing.
+
+    Args:
+        figures: `sites` of its summary.
+    """
+    return {name: int(one["n_train"]) for name, one in figures.items() if rounds_without(one) is None}
+
+
 def learned_from(card: Card) -> tuple[str, ...]:
     """Give the sites whose pictures a model learned from, see `taught_by`."""
     return taught_by(card.site, card.sites, site_figures(card), card.metrics.get("travels"))
 
 
+def learned_from_federation(card: Card) -> str | None:
+    """Give the live federation whose unnamed sites taught a model, see `taught_by_federation`."""
+    return taught_by_federation(card.metrics.get(LIVE), card.metrics.get("travels"))
+
+
+def taught_elsewhere(card: Card) -> str | None:
+    """Give the site of a model that other sites taught, too; None of a shared one, and where it learned alone.
+
+    Only that site's own pictures then decide which classes the model names.
+    """
+    others = learned_from_federation(card) is not None or set(learned_from(card)) - {card.site}
+    return card.site if others else None
+
+
+def taught_by_federation(live: object, travels: object) -> str | None:
+    """Give the live federation whose other sites taught a model, too: there no site learns who the others are.
+
+    Args:
+        live: the name that the card states; None of a run that knew all of its sites, and on a card from before.
+        travels: as for `taught_by`.
+    """
+    named = isinstance(live, str) and NAME.fullmatch(live) is not None
+    return str(live) if named and _shared(travels) else None
+
+
+def _shared(travels: object) -> bool:
+    """Whether weights travelled, so that a model is the average of what all sites learned."""
+    return isinstance(travels, list) and WEIGHTS in travels
+
+
 def taught_by(
     site: str | None, sites: Mapping[str, int], figures: Mapping[str, object], travels: object
 ) -> tuple[str, ...]:
-    """Give the sites whose pictures a model learned from: its own one, and where weights travel all that had pictures.
+    """Give the sites whose pictures a model learned from: its own one, and where weights travel all that taught it.
 
     Of a shared model, or where its site took no part, these are the others.
 
     Args:
         site: whose model it is; None for a shared one.
-        sites: numbers of training images.
+        sites: numbers of training images of those that took part.
         figures: of that site.
         travels: a list of the kinds that travelled in the run (`rules.travels`); None where the card does not say.
     """
     if site is not None and sites.get(site) != 0 and rounds_without(figures) is None:
-        shared = isinstance(travels, list) and WEIGHTS in travels
-        return tuple(name for name, count in sites.items() if count) if shared else (site,)
+        return tuple(name for name, count in sites.items() if count) if _shared(travels) else (site,)
     return tuple(name for name, count in sites.items() if count and name != site)
 
 

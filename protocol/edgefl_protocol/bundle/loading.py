@@ -6,7 +6,8 @@ The checks run in this order and the first that fails decides; nothing of a step
     (2) manifest.json and signatures.json are there, the latter a strict list    bad_archive, bad_signatures
     (3) at least `threshold` trusted keys signed the manifest's bytes  no_trusted_key, untrusted_key, bad_signature
     (4) the manifest is the strict record of a known format           unknown_format, bad_manifest
-    (5) in time, readable by this version, not older than one seen    expired, client_too_old, rolled_back
+    (5) in time, readable by this version, not older than one seen    expired, from_future, client_too_old,
+                                                                      rolled_back
     (6) members are exactly those of the manifest, from the known names, with its sizes and SHA-256   wrong_members,
                                                                       wrong_hash
     (7) preprocess, labels, card and questions are the strict records    bad_preprocess, bad_labels, bad_card,

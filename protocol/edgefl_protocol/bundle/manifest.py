@@ -15,9 +15,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from edgefl_protocol.bundle.archive import MEMBER_NAME
 from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.sentences import expiry
+from edgefl_protocol.records.record_form import MAX_AHEAD_MS
+from edgefl_protocol.sentences import expiry, span
 from edgefl_protocol.strict_json import MAX_INT, UnknownKeysError, check_keys, parse_json, write_json
 
 FORMAT = 1
@@ -101,6 +103,7 @@ class Manifest:
         names = [member.name for member in self.members]
         _expect(names == sorted(set(names)), "members are not in the order of their names, or one is listed twice")
         for member in self.members:
+            _expect(MEMBER_NAME.fullmatch(member.name), "a member's name is not one like score.onnx")
             _expect(_whole(member.size, 0, MAX_INT), "a member's size is not a whole number")
             _expect(isinstance(member.sha256, str) and _HASH.fullmatch(member.sha256), "a sha256 is not 64 hex digits")
 
@@ -214,10 +217,19 @@ def write_signatures(signatures: Sequence[Signature]) -> bytes:
 def check_validity(
     manifest: Manifest, now_ms: int, last_seen: Mapping[tuple[str | None, str, str], int] | None
 ) -> None:
-    """Refuse a bundle that is past its time, needs a newer version, or is older than one seen before."""
+    """Refuse a bundle past its time or from the future, that needs a newer version, or is older than one seen before.
+
+    A number that a wrong date brought into use would be in the way of every later one.
+    """
     if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
         told = expiry(manifest.expires_ms - now_ms)
         raise BundleError(f"the bundle {told}; fetch a newer one, or check this clock", "expired")
+    if (ahead_ms := manifest.created_ms - now_ms) > MAX_AHEAD_MS:
+        raise BundleError(
+            f"the bundle is dated {span(ahead_ms)} ahead of this machine's clock; set the clock if it is behind, else "
+            "ask the publisher for a bundle with the right date",
+            "from_future",
+        )
     if release(manifest.min_client) > release(CLIENT_VERSION):
         raise BundleError(
             f"the bundle needs edgefl-derm {manifest.min_client} or newer, and this is {CLIENT_VERSION}; update "

@@ -35,6 +35,7 @@ from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_j
 
 MAX_TEXT = 10_000
 MAX_SITES = 10_000
+MAX_NAMES_BYTES = 1 << 20  # of labels.json and questions.json, which name thousands
 REPORTED_RULE = "suspicious_reported"  # metric: how the rule for suspicious classes did on rows that only report
 
 _TEXTS = ("intended_use", "method", "backbone", "licence_note")
@@ -57,10 +58,12 @@ class Labels:
     def __post_init__(self) -> None:
         if not 2 <= len(self.classes) <= MAX_CLASSES or len(set(self.classes)) != len(self.classes):
             raise ValueError(f"classes must be 2 to {MAX_CLASSES} distinct names")
-        if not all(
-            _is_text(name, MAX_CLASS_NAME) and name.isprintable() and name.strip() == name for name in self.classes
-        ):
-            raise ValueError(f"a class must be a printable name of 1 to {MAX_CLASS_NAME} characters")
+        for name in self.classes:
+            if not (_is_text(name, MAX_CLASS_NAME) and name.isprintable() and name.strip() == name):
+                raise ValueError(
+                    f"a class must be a printable name of 1 to {MAX_CLASS_NAME} characters, and {str(name)[:40]!r} is "
+                    f"not, with {len(str(name))}"
+                )
         if len(self.seen) != len(self.classes) or not all(type(s) is bool for s in self.seen) or not any(self.seen):
             raise ValueError("seen must hold true or false for each class, at least one of them true")
         if self.info is not None and not set(self.info) <= set(self.classes):
@@ -84,7 +87,7 @@ class Labels:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Labels":
         """Read `labels.json`."""
-        record = check_keys(parse_json(data), {"classes", "seen"}, {"info"})
+        record = check_keys(parse_json(data, max_bytes=MAX_NAMES_BYTES), {"classes", "seen"}, {"info"})
         classes, seen = record["classes"], record["seen"]
         if not isinstance(classes, list) or not isinstance(seen, list):
             raise ValueError("classes and seen must be lists")

@@ -1,4 +1,4 @@
-"""Which classes a model's values never predict, because no picture of them was among those that taught the values.
+"""Which classes a model's values never predict: their site, or this device, had no training picture of them.
 
 Guarantees: the sentence names every suspicious one of these classes, and after them the benign ones, of many the
 first: by the full name, and with whether it is benign. So whoever reads a benign prediction learns which cancers it
@@ -25,12 +25,13 @@ class NeverPredicted:
         return self.sentence if self.suspicious else None
 
 
-def never_predicted(labels: Labels, *, learned_here: bool = False) -> NeverPredicted:
+def never_predicted(labels: Labels, *, learned_here: bool = False, site: str | None = None) -> NeverPredicted:
     """Find the classes that values never predict, and say so in a sentence.
 
     Args:
         labels: the classes; `seen` is that of the values.
         learned_here: whether a device learned the values; else they are the bundle's.
+        site: whose training pictures decide, of bundle values that other sites taught, too; None where none did.
     """
     told = {name: (labels.info or {}).get(name) or undescribed(name) for name in labels.classes}
     names = [name for name, seen in zip(labels.classes, labels.seen, strict=True) if not seen]
@@ -45,7 +46,12 @@ def never_predicted(labels: Labels, *, learned_here: bool = False) -> NeverPredi
         if learned_here
         else ("This model never predicts", "it")
     )
-    said = f"{whose} {which}, whatever a picture shows: no picture that {they} learned from showed one."
+    taught = (
+        f"no picture that {they} learned from showed one"
+        if site is None or learned_here
+        else f"no training picture of the site {site} showed one"
+    )
+    said = f"{whose} {which}, whatever a picture shows: {taught}."
     return NeverPredicted(suspicious=tuple(suspicious), sentence=said)
 
 

@@ -16,6 +16,7 @@ that answers questions has this member. Source: docs/design.md 7, docs/decisions
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from edgefl_protocol.bundle.model_card import MAX_NAMES_BYTES
 from edgefl_protocol.rules.questions import MAX_CHARACTERS, Questions
 from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_json
 
@@ -121,7 +122,7 @@ class QuestionTable:
     @classmethod
     def from_bytes(cls, data: bytes) -> "QuestionTable":
         """Read `questions.json`."""
-        record = check_keys(parse_json(data), {"words", "length", "tried"}, {"taught"})
+        record = check_keys(parse_json(data, max_bytes=MAX_NAMES_BYTES), {"words", "length", "tried"}, {"taught"})
         if not isinstance(record["words"], list) or not all(isinstance(word, str) for word in record["words"]):
             raise ValueError("words must be a list of text")
         if not isinstance(record.get("taught", []), list):

@@ -198,6 +198,7 @@ class PictureAnswer:
             "confidence": self.confidence,
             "measured": None if self.measured is None else self.measured.to_json(),
             "learned_from": list(self.learned_from),
+            "learned_from_federation": self.model.learned_from_federation,
             "answers": [{"answer": name, "confidence": share} for name, share in self.ranked(top)],
             "refused": self.refused,
             "refuse_reasons": list(self.refuse_reasons),

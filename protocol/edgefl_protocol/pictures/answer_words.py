@@ -42,7 +42,7 @@ def headline(answer: PictureAnswer) -> str:
 
 def learned_from(answer: PictureAnswer) -> str:
     """Say whose pictures the model learned from, and whether anything compared this one with them."""
-    whose = taught_words(answer.learned_from)
+    whose = taught_words(answer.learned_from, answer.model.learned_from_federation)
     if "light" in answer.rules_tried:
         return f"{whose}; of this one only brightness and colour were compared with these."
     return f"{whose}; whether this is such a picture is not checked."

@@ -43,7 +43,13 @@ class ModelInfo:
     better_than_chance: bool | None = None
     warnings: tuple[str, ...] = ()  # what its own card says against it, in sentences
     learned_from: tuple[str, ...] = ()  # sites whose pictures it learned from; of an answer they stand beside it
+    learned_from_federation: str | None = None  # a live one, whose other sites it learned from, too, and does not name
     site: str | None = None  # whose model it is, on whose pictures its rules were set; None for a shared one
+
+    @property
+    def taught_elsewhere(self) -> bool:
+        """Whether other sites than its own taught it, too."""
+        return self.learned_from_federation is not None or bool(set(self.learned_from) - {self.site})
 
     def to_json(self) -> dict[str, Any]:
         """Write the `model` object of a score."""
@@ -146,6 +152,7 @@ class Score:
             "learned_from": list(self.model.learned_from),
             "suspicious_tried": None if self.suspicious_tried is None else self.suspicious_tried.to_json(),
             "turned_suspicious_probability": self.turned_suspicious_probability,
+            "learned_from_federation": self.model.learned_from_federation,
         }
 
 

@@ -114,14 +114,23 @@ def without_strongest(score: Score) -> str | None:
     return percent(score.probabilities[score.predicted] - score.heatmap_fall, _digits(score))
 
 
-def taught_words(sites: Sequence[str], *, here: bool = False) -> str:
+def taught_words(sites: Sequence[str], federation: str | None = None, *, here: bool = False) -> str:
     """Say from which sites' pictures a model learned, as the beginning of a sentence.
 
     Args:
+        federation: a live one whose other sites, too, taught it.
         here: whether its values learned on this device, too.
     """
-    whose = f"the {'site' if len(sites) == 1 else 'sites'} {listed(sites)}" if sites else "sites that it does not name"
-    return f"It learned from pictures of {whose}{' and of this device' if here else ''}"
+    whose = [f"the {'site' if len(sites) == 1 else 'sites'} {listed(sites)}"] if sites else []
+    whose += ["this device"] if here and (sites or federation) else []
+    whose += [] if federation is None else [_others_of(federation)]
+    whose = whose or ["sites that it does not name", *(["this device"] if here else [])]
+    return f"It learned from pictures of {' and of '.join(whose)}"
+
+
+def _others_of(federation: str) -> str:
+    """Call the sites of a live federation of which a model does not know the names."""
+    return f"other sites of the federation {federation}, which it does not name"
 
 
 def learned_where(model: ModelInfo) -> str:
@@ -131,12 +140,14 @@ def learned_where(model: ModelInfo) -> str:
     pictures, and it may have been fitted to them.
     """
     here, others = model.state_kind == "personal", [site for site in model.learned_from if site != model.site]
-    if model.site in model.learned_from and others and not here:
+    federation = model.learned_from_federation
+    if model.site in model.learned_from and model.taught_elsewhere and not here:
+        whose = listed(others) if federation is None else _others_of(federation)
         return (
-            f"It is the model of the site {model.site}, and also learned from pictures of {listed(others)}; expect "
+            f"It is the model of the site {model.site}, and also learned from pictures of {whose}; expect "
             f"more wrong answers on pictures of any centre or camera but {model.site}'s."
         )
-    whose = taught_words(model.learned_from, here=here)
+    whose = taught_words(model.learned_from, federation, here=here)
     return f"{whose}; expect more wrong answers on pictures of another centre or camera."
 
 
@@ -288,8 +299,10 @@ def _reason(score: Score, reason: str) -> str:
     if reason == "vacuity" and score.vacuity is None:  # entropy tells how uncertain an answer is, not how much evidence
         return "its answer is too uncertain"
     if reason == "unseen_class":
-        likeliest = max(score.probabilities, key=score.probabilities.__getitem__)
-        return f"it looks most like {class_title(score, likeliest)}, which the model was not trained on"
+        likeliest = class_title(score, max(score.probabilities, key=score.probabilities.__getitem__))
+        if score.model.site is not None and score.model.taught_elsewhere and score.model.state_kind == "bundle":
+            return f"it looks most like {likeliest}, which no training picture of the site {score.model.site} showed"
+        return f"it looks most like {likeliest}, which the model was not trained on"
     if reason == "untested_class" and score.predicted is not None:
         return f"too few test pictures tell how well the model knows {class_title(score, score.predicted)}"
     if reason == "unsteady":

@@ -21,6 +21,19 @@ def test_a_run_says_once_whose_pictures_the_model_learned_from(run, files) -> No
     assert f"the site {told['learned_from'][0]}; {WHOSE}" in err
 
 
+def test_a_live_sites_average_names_the_federation_of_the_others(run, files, lab) -> None:
+    """A bundle of FedAvg from `edgefl-train join` said in each score that it learned from one site's pictures alone."""
+    averaged = lab.bundle_bytes(metrics={"travels": ["weights"], "live_federation": "skin"})
+    (files / "model.edgefl").write_bytes(averaged)
+    others = "also learned from pictures of other sites of the federation skin, which it does not name; expect more"
+    code, _, err = run("score", "good.png", *MODEL)
+    assert code == 0 and f"It is the model of the site one, and {others}" in err
+    told = json.loads(run("score", "good.png", *MODEL, "--json")[1])
+    (row,) = csv.DictReader(io.StringIO(run("score", "good.png", *MODEL, "--csv")[1]))
+    assert told["learned_from"] == ["one"]
+    assert told["learned_from_federation"] == row["learned_from_federation"] == "skin"
+
+
 def test_a_model_given_as_a_picture_is_called_one(run, files) -> None:
     """It was "of an unknown kind by its content; only JPEG and PNG can be read"."""
     code, out, _ = run("score", "model.edgefl", *MODEL)

@@ -1,5 +1,6 @@
 """What a device remembers of its bundles: `current.json` in exactly its form, or a refusal in one sentence."""
 
+import hashlib
 import json
 
 import pytest
@@ -91,3 +92,18 @@ def test_a_model_that_is_gone_is_installed_again(home):
     with pytest.raises(StorageError, match="is gone: install it again with edgefl use FILE, or in a") as error:
         models.read_file(home, None)
     assert error.value.code == "missing"
+
+
+def test_another_model_of_the_same_version_is_told_by_its_digest(run, lab, tmp_path):
+    """Whoever exports with the default `--version` gives two models one name; a device can go back."""
+    files = []
+    for refer_above in (0.9, 0.8):
+        files.append(tmp_path / f"{refer_above}.edgefl")
+        files[-1].write_bytes(lab.bundle_bytes(federation=None, version=3, refer_above=refer_above))
+    first, other = (hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    assert run("use", files[0], "--trust", lab.SIGNER.public.hex())[0] == 0
+    replaced = run("use", files[1])[1].splitlines()[1]
+    assert f"another model of the same version: SHA-256 {first[:16]}… before, {other[:16]}… now" in replaced
+    assert "to go back, edgefl use with its file" in replaced and "never" not in replaced
+    told = json.loads(run("use", files[0], "--json")[1])
+    assert (told["replaced_sha256"], told["sha256"], told["same_version"]) == (other, first, True)

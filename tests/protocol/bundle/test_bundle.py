@@ -18,6 +18,7 @@ from edgefl_protocol.bundle import build_bundle, load_bundle, unverified_manifes
 from edgefl_protocol.bundle.archive import read_archive, write_archive
 from edgefl_protocol.bundle.manifest import Signature, parse_manifest, write_signatures
 from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.errors import BundleError
 from edgefl_protocol.tensors import read_tensors, write_tensors
 
 
@@ -149,6 +150,10 @@ WAYS_TO_BE_WRONG: dict[str, tuple[str, Callable[[Any], bytes]]] = {
         "bad_manifest",
         lambda g: edited(g, members=[{"name": "card.json", "size": 1, "sha256": "A" * 64}]),
     ),
+    "member named like a line of text": (
+        "bad_manifest",
+        lambda g: edited(g, members=[{"name": "a\x1b[2Jverified\n", "size": 1, "sha256": "a" * 64}]),
+    ),
     "manifest twice the same key": (
         "bad_manifest",
         lambda g: g.resign({}, g.manifest.to_bytes().replace(b'"task":', b'"line":"x","task":')),
@@ -157,6 +162,7 @@ WAYS_TO_BE_WRONG: dict[str, tuple[str, Callable[[Any], bytes]]] = {
     "manifest with NaN": ("bad_manifest", lambda g: g.resign({}, g.manifest.to_bytes().replace(b":3", b":NaN"))),
     "manifest not UTF-8": ("bad_manifest", lambda g: g.resign({}, b"\xff" + g.manifest.to_bytes())),
     "expired": ("expired", lambda g: edited(g, expires=g.now_ms)),
+    "dated in the year 2096": ("from_future", lambda g: edited(g, created=4_000_000_000_000)),
     "needs a newer client": ("client_too_old", lambda g: edited(g, min_client="9.0.0")),
     "manifest lists too few": ("wrong_members", lambda g: edited(g, members=[])),
     "a member missing": ("wrong_members", lambda g: g.resign({"card.json": b""})),
@@ -224,6 +230,16 @@ def test_way_to_be_wrong(good: Any, way: str) -> None:
     expected, make = WAYS_TO_BE_WRONG[way]
     data = make(good)
     assert code_of(lambda: good.load(data)) == expected
+
+
+def test_a_clock_that_is_behind_is_told_to_a_person(good: Any) -> None:
+    """docs/security.md 2.8: dated more than 10 minutes ahead. A machine without a battery may think it is 1970."""
+    created = good.manifest.created_ms
+    assert load_bundle(good.data, [good.key.public], created - 600_000).manifest == good.manifest
+    with pytest.raises(BundleError, match=r"is dated 3 days ahead of this machine's clock; set the clock if it is"):
+        load_bundle(good.data, [good.key.public], created - 3 * 86_400_000)
+    for now_ms in (0, created - 600_001):
+        assert code_of(lambda now=now_ms: load_bundle(good.data, [good.key.public], now)) == "from_future"
 
 
 def test_build_refuses_what_would_not_load(good: Any) -> None:

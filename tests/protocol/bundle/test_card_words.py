@@ -15,7 +15,7 @@ from edgefl_protocol.bundle.card_words import (
     quality_lines,
     weaknesses,
 )
-from edgefl_protocol.bundle.figures import learned_from
+from edgefl_protocol.bundle.figures import images_of_sites, learned_from, learned_from_federation
 from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules, rule_tried
 from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among
@@ -322,3 +322,38 @@ def test_where_weights_travel_every_site_taught_the_model(travels, told):
     """An average of weights is of all who sent some (FedAvg), and a card from before does not say."""
     card = replace(CARD, sites={"bcn": 7, "msk": 10, "none": 0}, metrics={"site": GOOD, "travels": travels})
     assert learned_from(card) == told
+
+
+def test_a_site_that_took_part_in_no_round_taught_nobody():
+    """FedAvg's mean (McMahan et al. 2017, algorithm 1) is over those that took part."""
+    part = {"bcn": {"rounds": 2, "of": 2}, "msk": {"rounds": 1, "of": 2}, "late": {"rounds": 0, "of": 2}}
+    run = {name: {"n_train": 10, "took_part": one} for name, one in part.items()} | {"old": {"n_train": 3}}
+    assert images_of_sites(run) == {"bcn": 10, "msk": 10, "old": 3}  # a run from before had all sites in every round
+
+
+@pytest.mark.parametrize(
+    ("live", "travels", "told"),
+    [("skin", ["weights"], "skin"), ("skin", ["maps"], None), ("skin", None, None), (None, ["weights"], None),
+     (3, ["weights"], None), ("\x1b[2J", ["weights"], None)],
+)  # fmt: skip
+def test_a_live_site_names_the_federation_of_those_that_taught_its_model(live, travels, told):
+    """Its summary holds itself alone (docs/design.md 5), and an average of weights is of all (FedAvg)."""
+    card = replace(CARD, metrics={"site": GOOD, "travels": travels, "live_federation": live})
+    assert (learned_from(card), learned_from_federation(card)) == (("msk",), told)
+
+
+@pytest.mark.parametrize("others", [{"sites": {"msk": 10, "bcn": 7}}, {"sites": {"msk": 10}, "live": "skin"}])
+def test_what_other_sites_showed_is_not_denied(others):
+    """`seen` of labels.json is of the site's own rows: where weights travel, others may have shown the class."""
+    labels = Labels(("MEL", "NV"), (False, True), known_among(("MEL", "NV")))
+    metrics = {"site": GOOD, "travels": ["weights"], "live_federation": others.get("live")}
+    averaged = replace(CARD, sites=others["sites"], metrics=metrics)
+    assert weaknesses(averaged, labels)[0] == (
+        "This model never predicts Melanoma (MEL, malignant), whatever a picture shows: no training picture of the "
+        "site msk showed one."
+    )
+    held_out = replace(averaged, sites={"bcn": 7, "msk": 0})
+    assert "no training picture of the site msk" in weaknesses(held_out, labels)[0]
+    for alone in (CARD, replace(averaged, metrics={**metrics, "travels": ["maps"]}), replace(averaged, site=None)):
+        assert "no picture that it learned from showed one" in weaknesses(alone, labels)[0]
+    assert "no picture that they learned from" in weaknesses(averaged, labels, learned_here=True)[0]

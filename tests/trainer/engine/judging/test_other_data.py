@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 from tests.trainer.conftest import edgefl_train, make_ward
 
 COUNTS = {"east": {"nevus": 4, "other": 4}, "west": {"nevus": 4, "other": 4}}
@@ -12,7 +13,10 @@ COUNTS = {"east": {"nevus": 4, "other": 4}, "west": {"nevus": 4, "other": 4}}
 @pytest.fixture
 def other(tmp_path, cached):
     """Pictures of the run's sites that it never saw, in folders: no split is named."""
-    return make_ward(tmp_path / "other", COUNTS, seed=9)
+    root = make_ward(tmp_path / "other", COUNTS, seed=9)
+    for path in [*root.glob("*/*/*.*")]:
+        path.rename(path.with_name(f"new-{path.name}"))
+    return root
 
 
 def listed_in(folder, *, split="", header="image,file,label,center,split"):
@@ -67,6 +71,22 @@ def test_one_picture_that_the_run_learned_from_has_all_dealt(other, ward, finish
         shutil.copy(file, folder / f"known-{place}{file.suffix}")
     found = judged(finished["local"], f"folder:{other}", "--json").json()
     assert found["sites"]["west"]["n_test"] == 2 and found["labelled"] > 16
+
+
+def test_pictures_saved_anew_are_judged_as_the_run_dealt_them(ward, finished, tmp_path):
+    """By their pixels they are new, by their names at their site they are not: all of them were judged."""
+    anew = tmp_path / "anew"
+    shutil.copytree(ward.removeprefix("folder:"), anew)
+    for path in anew.glob("*/*/*.*"):
+        with Image.open(path) as picture:
+            turned = picture.transpose(Image.Transpose.ROTATE_180)
+        turned.save(path)
+    own, found = (judged(finished["local"], data) for data in (ward, f"folder:{anew}"))
+    left = [next(line for line in one.out.splitlines() if "not judged" in line) for one in (own, found)]
+    assert left[0] == left[1] and "warning" not in found.err
+    listed = listed_in(anew, split="test", header="place,image,label,center,split")
+    told = judged(finished["local"], listed).err
+    assert "lesions have the name of a lesion or an image that the same site learned from" in told
 
 
 def test_another_hospitals_data_is_judged_with_the_model_of_one_site(other, finished, tmp_path):

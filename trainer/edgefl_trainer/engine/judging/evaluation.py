@@ -1,16 +1,15 @@
 """Score a finished run's models on other rows than those of the run itself."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.sentences import listed
+from edgefl_protocol.sentences import counted, listed
 from edgefl_trainer.data import DataError, Federation, load_federation
+from edgefl_trainer.data.class_numbers import in_classes
 from edgefl_trainer.data.partitions.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.site_rows import REPORTED
@@ -18,9 +17,10 @@ from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.data.specs import asks_questions
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.judging.held_out import federation_figures
+from edgefl_trainer.engine.judging.own_data import own_data
 from edgefl_trainer.engine.judging.results import score
 from edgefl_trainer.engine.models import FinishedRun, predict
-from edgefl_trainer.engine.sites import choose_device, examples_of, load_data
+from edgefl_trainer.engine.sites import choose_device, examples_of
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.measured_maps import measure_maps
@@ -50,7 +50,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
-    All pictures of a source without splits are `test` rows where the run learned from none of them. Gives the keys of
+    All pictures of a source without splits are `test` rows where the run learned from none of them, by their pixels and
+    by the names of images and lesions at a site. Gives the keys of
     `summary.json` without bytes and seconds, `reported_rows`, `rows_learned_from` (those of them that the run learned
     from or was tuned on; null where that cannot be told), `labelled` (rows of the judged sites that could be judged),
     and `sites_without_model`: sites of the data that are not judged; with foreign pictures `ood`. A site that is judged
@@ -70,26 +71,26 @@ def evaluate(
     federation, learned = _data_to_judge(run, data, site, pictures_alone=bool(foreign) or maps is not None)
     for line in federation.warnings if federation.questions is not None else ():  # of pictures, `run` told
         warn(line)
-    labels = _labels_of_run(run, federation.classes, federation.labels)
+    federation = in_classes(
+        federation, run.classes, whose="the run", advice="choose other data, or train with this class."
+    )
     where = choose_device(device)
     known = _models_of(run, federation, site)
     without = [name for name in federation.sites if name not in known]
     for line in _not_judged(run, without):
         warn(line)
-    scored, facts, seen = _score_sites(run, federation, labels, known, where)
+    scored, facts, seen = _score_sites(run, federation, known, where)
     for line in thin_sites(scored, seen, run.classes, federation.report_split):
         warn(line)
     trained = {name: model for name, model in known.items() if not facts[name].get("held_out")}
-    further = {
-        way: federation_figures(*_score_sites(run, federation, labels, trained, where, way)[:2]) for way in run.further
-    }
+    further = {way: federation_figures(*_score_sites(run, federation, trained, where, way)[:2]) for way in run.further}
     return {
         **{key: run.summary[key] for key in (*KEPT, "backbone_sha256", "taught_pictures") if key in run.summary},
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),
         "rows_learned_from": learned,
-        "labelled": sum(_labelled(federation, labels, name) for name in known),
+        "labelled": sum(_labelled(federation, name) for name in known),
         **({"model_of": site} if site is not None else {}),
         **federation_figures(scored, facts),
         **({"further": further} if further else {}),
@@ -117,7 +118,6 @@ def _not_judged(run: FinishedRun, names: Sequence[str]) -> list[str]:
 def _score_sites(
     run: FinishedRun,
     federation: Federation,
-    labels: NDArray[np.int64],
     models: Mapping[str, str],
     device: torch.device,
     further: str = "",
@@ -140,8 +140,7 @@ def _score_sites(
         facts[name]["classes_learned"] = sum(map(bool, predictor.seen))
         if not further:  # a further model's threshold is not kept
             facts[name]["refer_above"] = float(run.calibration["sites"][model]["refer_above"])
-        examples = replace(examples_of(federation, rows), labels=labels)
-        scored[name] = score(predictor, examples, federation, name, device)
+        scored[name] = score(predictor, examples_of(federation, rows), federation, name, device)
     return scored, facts, seen
 
 
@@ -195,10 +194,10 @@ def _models_of(run: FinishedRun, federation: Federation, site: str | None) -> di
     )
 
 
-def _labelled(federation: Federation, labels: NDArray[np.int64], name: str) -> int:
+def _labelled(federation: Federation, name: str) -> int:
     """Count the rows of a site that have a label, whatever their split."""
     site = federation.sites[name]
-    return sum(int((labels[site.rows(kind)] != -1).sum()) for kind in ("train", "tune", *REPORTED))
+    return sum(int((federation.labels[site.rows(kind)] != -1).sum()) for kind in ("train", "tune", *REPORTED))
 
 
 def _data_to_judge(
@@ -206,22 +205,31 @@ def _data_to_judge(
 ) -> tuple[Federation, int | None]:
     """Data to judge a run on, and of how many of its judged pictures the run learned; None where that cannot be told.
 
-    Sources without splits are judged whole; where the run learned from one of these pictures, or that cannot be told,
-    they are dealt as a run deals them, so that what it learned from is not judged.
+    Sources without splits are judged whole; where the run learned from one of these pictures or lesions, or that cannot
+    be told, they are dealt as a run deals them, so that what it learned from is not judged.
     """
     own = _own_data(run)
+    again, lesions = list[str](), 0
     for all_test in (True, False):
         federation = _read_data(run, data, site, pictures_alone=pictures_alone, all_test=all_test)
         known = _models_of(run, federation, site)
         judged = [row for name in known for row in federation.sites[name].rows(federation.report_split)]
         images = federation.images[np.unique(federation.places(judged))]
         learned = None if own is None else own.learned_among(images)
-        if learned == 0:
+        if own is not None and run.questions is None:  # of questions, each names its picture
+            again, lesions = own.lesions_learned_among(federation, known)
+        if learned == 0 and not again:
             break
     if learned:
         warn(
             f"{learned} of these {len(images)} pictures, by their pixels, are among those that the run learned from or "
             f"was tuned on: the figures are too high{_drawn_of_questions(run)}"
+        )
+    if again:
+        warn(
+            f"of {lesions} lesions that are judged on, {counted(len(again), 'lesion has', 'lesions have')} the name of "
+            "a lesion or an image that the same site learned from or was tuned on in the run, such as "
+            f"{again[0]}: the figures hold for new lesions only where these are other ones"
         )
     return federation, learned
 
@@ -273,16 +281,11 @@ def _read_data(
 
 def _own_data(run: FinishedRun) -> Federation | None:
     """Read what the run learned from; None, with a warning, where that is no more to be had."""
-    path = run.folder / PARTITION_FILE
     try:
-        partition = read_partition(path) if path.exists() else None
-        own = load_data(run.settings, run.backbone.spec.image_px, partition, whole_task=False)
-        if own.partition_sha256 != run.summary.get("partition_sha256"):
-            raise DataError("its rows have changed since the run began")
+        return own_data(run)
     except EdgeflError as error:
         warn(f"the run's own data cannot be compared ({error}): whether it learned from these pictures is open")
         return None
-    return own
 
 
 def _partition_of(run: FinishedRun) -> Partition | None:
@@ -290,18 +293,6 @@ def _partition_of(run: FinishedRun) -> Partition | None:
     path = run.folder / PARTITION_FILE
     partition = read_partition(path) if path.exists() else None
     return partition if partition is not None and partition.plan.scheme != "natural" else None
-
-
-def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Labels of the data as indices into the run's classes."""
-    unknown = [name for name in classes if name not in run.classes]
-    if unknown:
-        raise DataError(
-            f"Class {unknown[0]!r} of the data is unknown to the run, which has {', '.join(run.classes)}: "
-            "choose other data, or train with this class."
-        )
-    index: NDArray[np.int64] = np.array([run.classes.index(name) for name in classes] + [-1], dtype=np.int64)
-    return np.where(labels < -1, labels, index[labels])
 
 
 def foreign_figures(

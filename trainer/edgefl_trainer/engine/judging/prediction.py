@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from edgefl_protocol import digest
 from edgefl_protocol.bundle import Labels
 from edgefl_protocol.bundle.card_words import better_than_chance, figures_against, untrained_warning
-from edgefl_protocol.bundle.figures import taught_by
+from edgefl_protocol.bundle.figures import images_of_sites, taught_by, taught_by_federation
 from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.tested_classes import untested_classes
 from edgefl_protocol.durable import read_bounded
@@ -115,21 +116,20 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor, info: Mapping[
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
     sites = run.summary.get("sites", {})
     figures = sites.get(site, {})
-    never = never_predicted(Labels(run.classes, predictor.seen, info)).warning
     temperature = float(run.calibration["sites"][site]["temperature"])
-    return ModelInfo(
+    travels = run.summary.get("travels")
+    told = ModelInfo(
         id=name,
         sha256=sha256,
         version=0,
         state_kind="bundle",
         state_sha256=state,
         better_than_chance=better_than_chance(figures),
-        warnings=(
-            *untrained_warning(untrained=stays_untrained(run.settings, run.folder)),
-            *figures_against(figures, site, run.classes, temperature, never),
-        ),
         site=site,
-        learned_from=taught_by(
-            site, {one: int(facts["n_train"]) for one, facts in sites.items()}, figures, run.summary.get("travels")
-        ),
+        learned_from=taught_by(site, images_of_sites(sites), figures, travels),
+        learned_from_federation=taught_by_federation(run.summary.get("federation"), travels),
     )
+    labels = Labels(run.classes, predictor.seen, info)
+    never = never_predicted(labels, site=site if told.taught_elsewhere else None).warning
+    untrained = untrained_warning(untrained=stays_untrained(run.settings, run.folder))
+    return replace(told, warnings=(*untrained, *figures_against(figures, site, run.classes, temperature, never)))
