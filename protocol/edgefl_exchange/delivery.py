@@ -15,7 +15,7 @@ from typing import Protocol
 
 from edgefl_exchange.errors import OutboxError, SignedRefusal, Unavailable
 from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
-from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES, BlobReference
+from edgefl_protocol.envelopes.blob import BlobReference
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import ReplyReply, TaskReply
 from edgefl_protocol.payload import Payload
@@ -152,7 +152,7 @@ class Courier:
 
     def _send(self, item: WorkItem, round_number: int) -> None:
         """Send one item: inline, or as a blob, of which only what the coordinator lacks is sent."""
-        if item.blob is None or item.size <= MAX_INLINE_BYTES:
+        if item.blob is None:
             self.replies.reply(item.idem, Payload.from_bytes(item.payload), round_number)
             return
         try:

@@ -9,7 +9,7 @@
 5. The fingerprint the coordinator shows its operator must be the one computed here.
 
 A crash or a cut answer at any point costs nothing: the same invite goes on where it stopped, with the same keys and
-`idem`.
+`idem`. Of a membership that is there it changes the way to the coordinator alone, where another one is given.
 """
 
 import dataclasses
@@ -98,6 +98,8 @@ def enrol(
 
     Args:
         transport: to the invite's URL, trusting what `trust_certificate` kept.
+        own_ca: whether that is a certificate of its own.
+        proxy: to go through from now on, "" for none; None leaves it as it is.
 
     Returns:
         The membership, in state "pending" (or "approved", where the operator was quick).
@@ -109,7 +111,7 @@ def enrol(
     """
     begun = _begun(folder, invite)
     if begun is not None and begun.state != "joining":
-        return begun
+        return keep_way(folder, begun, passphrase, own_ca=own_ca, proxy=proxy)
     view = CoordinatorView(transport, invite.coordinator_key_id, invite.federation, clock_ms=clock_ms)
     if view.now_ms() > invite.expires_ms:
         raise EnrolmentError("the invite has expired; ask the operator for a new one", "expired_invite")
@@ -130,6 +132,29 @@ def enrol(
     joined = dataclasses.replace(joining, state=found.state, fingerprint=found.fingerprint)
     save_membership(folder, joined)
     return joined
+
+
+def keep_way(
+    folder: Path, known: Membership, passphrase: bytes | None, *, own_ca: bool = False, proxy: str | None = None
+) -> Membership:
+    """Keep the way to the coordinator that is given for a membership, where it has another one; return the membership.
+
+    Args:
+        own_ca, proxy: as of `enrol`.
+
+    Raises:
+        ExchangeError: another process holds the keys.
+    """
+
+    def changed(one: Membership) -> Membership:
+        return dataclasses.replace(one, own_ca=own_ca or one.own_ca, proxy=one.proxy if proxy is None else proxy)
+
+    if changed(known) == known:
+        return known
+    with Identity(folder, passphrase):  # no other process writes the record meanwhile
+        kept = changed(load_membership(folder))
+        save_membership(folder, kept)
+    return kept
 
 
 def _begun(folder: Path, invite: Invite) -> Membership | None:

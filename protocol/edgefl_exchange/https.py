@@ -3,12 +3,14 @@
 * Only https; the certificate is always verified (`tls`), at least TLS 1.2; redirects are never followed.
 * The environment is not read: no proxy variables, no .netrc. A proxy is used only when the caller names one.
 * The answer is asked for and read uncompressed, in pieces, up to the request's cap.
-* Three time limits: connecting, each silence while reading, and the whole request. The last one holds even against a
-  server that sends one byte at a time, because the request runs in a thread of its own that is left behind.
+* Time limits: connecting and each piece that is written, each silence while reading, and the whole request. The last
+  one holds even against a server that sends one byte at a time, because the request runs in a thread of its own that
+  is left behind.
 
 Source: docs/security.md, attack list 12 and 13, checks 43 and 63.
 """
 
+import io
 import ssl
 import threading
 from collections.abc import Iterator
@@ -33,13 +35,16 @@ require("requests", requests.__version__)
 _PIECE_BYTES = 64 * 2**10
 _MAX_RETRY_AFTER_S = 300.0
 _BY_THE_CLOCK = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL
+# Reasons of OpenSSL: the server speaks TLS, but no version that we take; and what came is no record of TLS.
+_OLD_TLS = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"})
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
     """Time limits of one request, in seconds."""
 
-    connect_s: float = 10.0
+    connect_s: float = 10.0  # for each write, too
     read_s: float = 30.0
     total_s: float = 120.0
 
@@ -64,7 +69,7 @@ class HttpsTransport:
     Args:
         url: the coordinator's public base, "https://host[:port][/path]".
         ca_file: trust exactly this file's certificates; None for the public authorities.
-        proxy: "http://host:port" of a proxy that tunnels; None for a direct connection.
+        proxy: "http://host:port" of a proxy that tunnels; None or "" for a direct connection.
 
     Raises:
         TlsRefused: the URL is not https, or the CA file cannot be used.
@@ -73,8 +78,7 @@ class HttpsTransport:
     def __init__(
         self, url: str, ca_file: Path | None = None, proxy: str | None = None, deadlines: Deadlines | None = None
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+        if not _is_https(url):
             raise TlsRefused(
                 f"the coordinator's address {url} is not of the form https://host[:port][/path]", "not_https"
             )
@@ -95,7 +99,7 @@ class HttpsTransport:
             self._connection = self._connect()  # the old one still belongs to the thread left behind
             total_s = self._deadlines.total_s
             raise Unavailable(
-                f"{self._host} did not answer within {total_s:g} s; try again later", "deadline"
+                f"{self._host} gave no whole answer within {total_s:g} s; try again later", "deadline"
             ) from None
 
     def close(self) -> None:
@@ -111,7 +115,7 @@ class HttpsTransport:
         connection.trust_env = False
         connection.headers.clear()
         connection.headers.update({"Accept-Encoding": "identity", "User-Agent": "edgefl"})
-        if self._proxy is not None:
+        if self._proxy:
             connection.proxies = {"https": self._proxy}
         connection.verify = True if self._ca_file is None else str(self._ca_file)
         connection.mount("https://", _TlsAdapter(self._context))
@@ -127,14 +131,15 @@ class HttpsTransport:
         url = self._base + request.path + (f"?{request.query}" if request.query else "")
         headers = {"Content-Type": "application/octet-stream"} if request.method == "POST" else {}
         timeout = (self._deadlines.connect_s, self._deadlines.read_s)
+        body = io.BytesIO(request.body) if request.body else None  # written in pieces: the limit holds for each of them
         try:
             with connection.request(
-                request.method, url, data=request.body or None, headers=headers, timeout=timeout,
+                request.method, url, data=body, headers=headers, timeout=timeout,
                 allow_redirects=False, stream=True,
             ) as response:  # fmt: skip
                 self._check_head(response)
-                body = b"".join(self._pieces(response, request.max_answer_bytes))
-                return Answer(status=response.status_code, body=body, retry_after_s=_retry_after(response))
+                found = b"".join(self._pieces(response, request.max_answer_bytes))
+                return Answer(status=response.status_code, body=found, retry_after_s=_retry_after(response))
         except (requests.RequestException, HTTPError, OSError) as error:
             raise self._mapped(error) from error
 
@@ -170,8 +175,19 @@ class HttpsTransport:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 told = f"the certificate of {self._host} is refused ({cause.verify_message.rstrip('.')})"
                 return TlsRefused(f"{told}, so nothing was sent; {self._remedy(cause)}", code="certificate_refused")
-            if isinstance(cause, ssl.SSLError) and "CERTIFICATE" not in str(cause) and "VERSION" in str(cause):
+            if isinstance(cause, ssl.SSLError) and cause.reason in _OLD_TLS:
                 return TlsRefused(f"{self._host} offers no TLS 1.2 or newer; nothing was sent", code="old_tls")
+            if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:  # a proxy's page, or another service
+                return Unavailable(
+                    f"what came from {self._host} is not TLS; check the coordinator's address and port, and the proxy",
+                    code="not_tls",
+                )
+            if str(cause).startswith("Tunnel connection failed: 407"):
+                return Unavailable(
+                    f"the proxy {_address(self._proxy)} asks for a user and a password; give them to edgefl enrol or "
+                    "edgefl-train join with --proxy http://USER:PASSWORD@HOST:PORT",
+                    "proxy",
+                )
         if isinstance(error, requests.Timeout):
             return Unavailable(f"{self._host} does not answer; try again later", code="deadline")
         if isinstance(error, requests.exceptions.ProxyError):
@@ -193,6 +209,17 @@ class HttpsTransport:
             "it is not the one that the invite or --ca names: another server may answer at that address; tell the "
             "operator, who checks it or gives a new invite"
         )
+
+
+def _is_https(url: str) -> bool:
+    """Whether an address has the form https://host[:port][/path]."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # a bracket without its other one, or no number of a port
+        return False
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    return parts.scheme == "https" and bool(parts.hostname) and plain
 
 
 def _address(proxy: str | None) -> str:

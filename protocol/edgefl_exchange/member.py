@@ -1,6 +1,6 @@
 """A member's dealings with its coordinator: the task, broadcasts, replies, bundles.
 
-Opening a `Member` reads the folder that `enrol` filled and takes the lock on its keys. Nothing is sent before a
+Opening a `Member` takes the lock on its keys and reads the folder that `enrol` filled. Nothing is sent before a
 method is called; from then on each may raise `ExchangeError`: no answer, or a refusal. Replies come from the outbox
 (`delivery`).
 """
@@ -71,12 +71,11 @@ class Member:
         self._parts, self._bundle_parts = folder / "parts", folder / "bundle-parts"
         for parts in (self._parts, self._bundle_parts):
             sweep_parts(parts, rested_s=PART_AGE_S)
-        self.membership = load_membership(folder)
-        if self.membership.state == "joining":
-            raise NotEnrolled("the enrolment is not finished; run edgefl enrol again with the same invite")
-        transport = self._transport = connect(self.membership)
+        _finished(folder)  # where there is none, no lock is taken
         self.identity = Identity(folder, passphrase, lock_wait_s)
         try:
+            self.membership = _finished(folder)  # as it is now: another process may have changed it before the lock
+            transport = self._transport = connect(self.membership)
             self._coordinator = CoordinatorView(
                 transport, self.membership.coordinator_key_id, self.membership.federation,
                 record=self.membership.key_record, fetched_ms=self.membership.key_fetched_ms, clock_ms=clock_ms,
@@ -288,3 +287,11 @@ class Member:
     def _save(self, membership: Membership) -> None:
         save_membership(self._folder, membership)
         self.membership = membership
+
+
+def _finished(folder: Path) -> Membership:
+    """Read the membership, or raise `NotEnrolled` where its enrolment did not end."""
+    found = load_membership(folder)
+    if found.state == "joining":
+        raise NotEnrolled("the enrolment is not finished; run edgefl enrol again with the same invite")
+    return found

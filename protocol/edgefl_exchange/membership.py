@@ -41,7 +41,7 @@ class Membership:
     key_fetched_ms: int  # when it was fetched, Unix ms
     index_issued_ms: int = 0  # issue time of the newest index of bundles seen; an older one is refused
     own_ca: bool = False  # whether `ca.pem` holds the certificate to trust
-    proxy: str | None = None  # proxy to go through, or None
+    proxy: str | None = None  # proxy to go through; None or "" for none
     fingerprint: str = ""  # what the operator compares; empty while joining
     root_key_id: str | None = None  # key id of the federation's root key that the invite pins, or None
     keys_made_ms: int = 0  # when this member's own keys were made, Unix ms; 0 where unknown

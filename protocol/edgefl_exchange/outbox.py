@@ -29,14 +29,13 @@ from edgefl_exchange.work_item import LEARNED as LEARNED
 from edgefl_exchange.work_item import WorkItem as WorkItem
 from edgefl_exchange.work_item import WorkItemKey
 from edgefl_protocol.durable import keep_commits
-from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES, BlobReference
+from edgefl_protocol.envelopes.blob import BLOB_ABOVE_BYTES, MAX_BLOB_BYTES, BlobReference, sealed_size
 from edgefl_protocol.errors import BlobError, PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.sentences import counted
 
 _DAY_MS = 86_400_000
 _NONCE_BYTES = 12
-FILE_ABOVE_BYTES = 2**20  # a larger content lies in a file of its own
 _CLOCK_SET_MS = 1_577_836_800_000  # 2020-01-01: an earlier time comes from a clock that was not set yet
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS item (
@@ -58,7 +57,7 @@ class Bounds:
     """What the outbox holds at most."""
 
     items: int = 64
-    bytes: int = 512 * 2**20
+    bytes: int = sealed_size(MAX_BLOB_BYTES) + 64 * 2**20  # the largest reply there is, and small ones beside it
     age_ms: int = 30 * _DAY_MS
 
 
@@ -129,7 +128,7 @@ class Outbox:
         """Keep an item; one of the same federation and kind that is promised to no round gives way to it."""
         if len(payload) > MAX_BLOB_BYTES:
             raise OutboxError(f"the item has {len(payload)} bytes; at most {MAX_BLOB_BYTES} can be sent", "too_large")
-        blob = self._files.keep(payload) if len(payload) > FILE_ABOVE_BYTES else None
+        blob = self._files.keep(payload) if len(payload) > BLOB_ABOVE_BYTES else None
         content, file = (payload, None) if blob is None else (blob.to_payload().to_bytes(), blob.blob)
         sealed = self._seal(content, *_names(key.idem, key.federation, key.kind, file))
         size = len(sealed) + (0 if blob is None else blob.size)

@@ -14,15 +14,20 @@ from edgefl_protocol.errors import EdgeflError
 
 DISTRIBUTION: Final = "edgefl-derm"
 VERSION: Final = "0.1.0"
+WHEEL: Final = f"{DISTRIBUTION.replace('-', '_')}-{VERSION}-py3-none-any.whl"  # what `make wheel` builds
 VERSION_LINE: Final = f"%(prog)s, from {DISTRIBUTION} {VERSION}"  # what --version prints
 
 
 def needs_extra(extra: str) -> str:
     """Say which extra is missing, how to install it, and which environment lacks it.
 
+    It names a file or a checkout, never the bare name: no public index has that, so anybody may register it there.
     Every environment with the distribution has every command, so the one found first may not be the one meant.
     """
-    return f"{DISTRIBUTION}[{extra}]: pip install '{DISTRIBUTION}[{extra}]' (not found in the environment {sys.prefix})"
+    return (
+        f"{DISTRIBUTION}[{extra}]: pip install './{WHEEL}[{extra}]' where the wheel lies, or "
+        f"'.[{extra}]' in a checkout (not found in the environment {sys.prefix})"
+    )
 
 
 # The oldest library that a device runs with: older ones lack what we call, or a repair of what reads foreign bytes.

@@ -41,9 +41,13 @@ def duration(seconds: float | None) -> str:
 
 def expiry(left_ms: float) -> str:
     """Say when a thing expires, or since when it has: `expires in 3 days`, `expired 30 hours ago` below two days."""
-    hours = int(abs(left_ms) // 3_600_000)
-    span = counted(hours // 24, "day") if hours >= 48 else counted(hours, "hour") if hours else "less than an hour"
-    return f"expires in {span}" if left_ms > 0 else f"expired {span} ago"
+    return f"expires in {span(left_ms)}" if left_ms > 0 else f"expired {span(-left_ms)} ago"
+
+
+def span(milliseconds: float) -> str:
+    """Say in days how long a time is, in hours where it is below two days."""
+    hours = int(milliseconds // 3_600_000)
+    return counted(hours // 24, "day") if hours >= 48 else counted(hours, "hour") if hours else "less than an hour"
 
 
 def out_of_use(error: OSError) -> str:

@@ -26,7 +26,9 @@ from edgefl_protocol import (
     reply_fields,
     seal,
 )
+from edgefl_protocol.envelopes.blob import BlobReference, open_blob
 from edgefl_protocol.errors import ReplayError, SequenceError
+from edgefl_protocol.messages.blob_messages import BlobPut, BlobPutReply
 from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
 from edgefl_protocol.messages.requests import (
     ROUTES,
@@ -82,6 +84,7 @@ class FakeCoordinator:
         self.answers: dict[tuple[str, str], tuple[str, Payload]] = {}
         self.replied: set[tuple[str, int]] = set()
         self.broadcasts: dict[int, Payload] = {}
+        self.blobs: dict[tuple[str, str], bytearray] = {}
 
     def invite(self, name: str = "device-1", tls_sha256: str | None = None) -> Invite:
         token = random.Random(name).randbytes(32)
@@ -137,16 +140,18 @@ class FakeCoordinator:
         return opened, self.members[opened.header.skid].sealing
 
     def _judge(self, cty: str, opened: Opened) -> Payload | Refusal:
+        skid = opened.header.skid
+        if (skid, opened.header.mid) in self.window._seen:
+            return Refusal(code="replayed", message="seen before")
         try:
             self.window.admit(opened.header, self.now_ms)
-        except ReplayError:
-            return Refusal(code="replayed", message="seen before")
+        except ReplayError:  # another message under a number that was used
+            return Refusal(code="seq_behind", message="sequence", highest=self.window._windows[skid][0])
         except SequenceError as error:
             return Refusal(code=error.code, message="sequence", highest=error.highest)
         if cty in self.refuse:
             return self.refuse[cty]
         payload = Payload.from_bytes(opened.payload)
-        skid = opened.header.skid
         if cty.startswith("enrol"):
             return self._enrol(skid, payload)
         if self.members[skid].state != "approved":
@@ -195,11 +200,27 @@ class FakeCoordinator:
             return Refusal(code="round_closed", message="too late")
         if (skid, self.round) in self.replied:
             return Refusal(code="already_replied", message="another reply was accepted")
+        content = self._content(skid, request.reply)
+        if isinstance(content, Refusal):
+            return content
         self.replied.add((skid, self.round))
-        self.effects.append((self.members[skid].name, self.round, request.reply.to_bytes()))
+        self.effects.append((self.members[skid].name, self.round, content))
         answer = ReplyReply(accepted=True, first_answer_ms=self.now_ms).to_payload()
         self.answers[skid, request.idem] = (sha256, answer)
         return answer
+
+    def _content(self, skid: str, reply: Payload | BlobReference) -> bytes | Refusal:
+        if isinstance(reply, Payload):
+            return reply.to_bytes()
+        held = bytes(self.blobs.get((skid, reply.blob), b""))
+        return open_blob([held], reply) if len(held) == reply.size else Refusal(code="no_blob", message="send it")
+
+    def _blob(self, skid: str, opened: Opened, payload: Payload) -> Payload:
+        piece = BlobPut.from_payload(payload)
+        held = self.blobs.setdefault((skid, piece.blob), bytearray())
+        if piece.offset == len(held):
+            held += piece.data
+        return BlobPutReply(have=len(held), piece_bytes=2**22).to_payload()
 
     def _rotate(self, skid: str, opened: Opened, payload: Payload) -> Payload | Refusal:
         rotation = verify_rotation(RotateRequest.from_payload(payload).record, "skin")

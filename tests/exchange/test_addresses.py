@@ -6,7 +6,19 @@ from edgefl_exchange.errors import TlsRefused
 from edgefl_exchange.https import HttpsTransport
 
 
-@pytest.mark.parametrize("address", ["ftp://a", "https://", "https://user:pw@a", "https://a?b=c", "a", "https://a#b"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://a", "https://", "https://user:pw@a", "https://a?b=c", "a", "https://a#b",
+        "https://[::1", "https://a]", "https://a:65536", "https://a:b:c",  # RFC 3986 3.2.2 and 3.2.3
+    ],
+)  # fmt: skip
 def test_addresses_of_another_form(address):
-    with pytest.raises(TlsRefused):
+    with pytest.raises(TlsRefused) as refused:
         HttpsTransport(address)
+    assert refused.value.code == "not_https"
+
+
+@pytest.mark.parametrize("address", ["https://[::1]:8443/skin", "https://a:65535", "https://a:", "https://127.0.0.1"])
+def test_addresses_of_this_form(address):
+    HttpsTransport(address)

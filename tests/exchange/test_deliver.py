@@ -3,13 +3,15 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgefl_exchange.delivery import Delivery, settle
-from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.messages.requests import Refusal
 from edgefl_protocol.messages.task_reply import CORRECTABLE
+from edgefl_protocol.payload import Payload
 
 KEY = bytes(32)
 REFUSED = f"the reply of round 1 was refused: the array a is float16{CORRECTABLE}"
@@ -133,3 +135,21 @@ def test_a_round_counts_exactly_if_its_reply_was_accepted(outcome: str, message:
     delivery = Delivery(idem="a" * 32, round=3, outcome=outcome, message=message, bytes=1)
     settle(delivery, lambda number: heard.append(("count", number)), lambda *given: heard.append(("drop", *given)))
     assert heard == [told]
+
+
+@pytest.mark.parametrize(("size", "way"), [(2**20 - 200, ["inline"]), (2**20, ["offered", "sent", "offered"])])
+def test_what_a_slow_line_does_not_carry_at_once_goes_in_pieces(member, coordinator, tmp_path, monkeypatch, size, way):
+    """docs/security.md 2.2: above 1 MiB, long before an envelope is full; the blob is offered before a byte is sent."""
+    went = list[str]()
+
+    def reply(idem: str, payload: Any, round_number: int) -> None:
+        went.append("inline" if isinstance(payload, Payload) else "offered")
+        if went == ["offered"]:
+            raise SignedRefusal("a part of the blob is missing", "no_blob")
+
+    monkeypatch.setattr(member, "reply", reply)
+    monkeypatch.setattr(member, "send_blob", lambda *_: went.append("sent"))
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", Payload({"maps.0": np.zeros(size, np.uint8)}, {}).to_bytes(), 0)
+        (done,) = member.deliver(outbox, member.task())
+    assert (done.outcome, went) == ("accepted", way)

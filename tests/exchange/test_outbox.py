@@ -12,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.power_cut import BEGIN, FlushedDisk, cut_after_each
 
 from edgefl_exchange.errors import OutboxError
+from edgefl_exchange.item_files import ItemFiles
 from edgefl_exchange.outbox import Bounds, Outbox
+from edgefl_protocol.envelopes.blob import BlobReference
 from edgefl_protocol.errors import StorageError
 
 KEY = bytes(range(32))
@@ -86,6 +88,18 @@ def test_bounds_of_number_size_and_age(path):
         assert outbox.expire(START_MS + 30 * DAY_MS) == 0
         assert outbox.expire(START_MS + 31 * DAY_MS + 1) == 1
         assert outbox.count() == 0
+
+
+def test_the_largest_reply_that_a_federation_may_allow_has_room(path, monkeypatch):
+    """docs/security.md 2.2: 1 GiB; its file has 16 bytes more for each 64 KiB. An empty outbox was called full."""
+    largest = BlobReference(blob="0" * 32, size=2**30 + 2**14 * 16, sha256="0" * 64, key=KEY)
+    monkeypatch.setattr(ItemFiles, "keep", lambda *_: largest)  # nobody writes it here
+    with Outbox(path, KEY) as outbox:
+        outbox.put("skin", "reply", b"small", 0)
+        outbox.put_learned("skin", 1, bytes(2**20 + 1), 0)
+        with pytest.raises(OutboxError, match="it holds 2 items") as full:
+            outbox.put_learned("skin", 2, bytes(2**20 + 1), 0)
+        assert full.value.code == "outbox_full"
 
 
 @pytest.mark.parametrize("wrong_ms", [0, START_MS - 1, START_MS + 900 * DAY_MS])
@@ -257,12 +271,13 @@ TestOutboxMachine = OutboxMachine.TestCase
 
 
 KEPT = f"""{BEGIN}
-from edgefl_exchange.outbox import FILE_ABOVE_BYTES, Outbox
+from edgefl_exchange.outbox import Outbox
+from edgefl_protocol.envelopes.blob import BLOB_ABOVE_BYTES
 
 root, count = Path(sys.argv[1]), int(sys.argv[2])
 with Outbox(root / "outbox.sqlite3", bytes(32)) as outbox:
     for number in range(count):
-        size = FILE_ABOVE_BYTES + 1 if number % 2 else 10  # a larger one lies in a file
+        size = BLOB_ABOVE_BYTES + 1 if number % 2 else 10  # a larger one lies in a file
         acknowledged(outbox.put("skin", f"kind-{{number}}", bytes(size), number))
 """
 

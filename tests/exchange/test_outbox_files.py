@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgefl_exchange.errors import OutboxError
-from edgefl_exchange.outbox import FILE_ABOVE_BYTES, Bounds, Outbox
+from edgefl_exchange.outbox import Bounds, Outbox
 from edgefl_protocol.durable import read_pieces
-from edgefl_protocol.envelopes.blob import open_blob
+from edgefl_protocol.envelopes.blob import BLOB_ABOVE_BYTES, open_blob
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 
@@ -35,9 +35,9 @@ def test_a_large_item_lies_beside_the_database(path):
     """docs/security.md, idempotency: encrypted at rest, as small ones; check 14: nothing in the clear; mode 0600."""
     with Outbox(path, KEY) as outbox:
         idem = outbox.put("skin", "reply", LARGE, 0)
-        outbox.put("skin", "other", bytes(FILE_ABOVE_BYTES), 1)
+        outbox.put("skin", "other", bytes(BLOB_ABOVE_BYTES), 1)
     (file,) = files(path)
-    assert path.stat().st_size < 2 * FILE_ABOVE_BYTES
+    assert path.stat().st_size < 2 * BLOB_ABOVE_BYTES
     assert b"CANARY" not in file.read_bytes() and b"CANARY" not in path.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
     with Outbox(path, KEY) as outbox:

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from edgefl_protocol.distribution import LEAST, require, require_all
+from edgefl_protocol.distribution import LEAST, needs_extra, require, require_all
 from edgefl_protocol.errors import EdgeflError
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -27,6 +27,15 @@ def test_code_and_installer_ask_for_the_same() -> None:
     """`pip` refuses older ones by the wheel's metadata; click, of which nothing foreign is read, is left to it."""
     asked = {one.name: str(one.specifier).removeprefix(">=") for one in map(Requirement, PROJECT["dependencies"])}
     assert asked == {**LEAST, "click": "8.1"}
+
+
+def test_a_missing_extra_is_installed_from_a_file() -> None:
+    """The name is free on the public index, so what is registered there is not ours. The file's name is of PEP 427."""
+    wheel = f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}-py3-none-any.whl"
+    assert needs_extra("heic") == (
+        f"edgefl-derm[heic]: pip install './{wheel}[heic]' where the wheel lies, or '.[heic]' in a checkout "
+        f"(not found in the environment {sys.prefix})"
+    )
 
 
 @pytest.mark.parametrize("found", ["12.2.9", "12", "9.9", "0", "", "unknown", "12.2.0.post9"])

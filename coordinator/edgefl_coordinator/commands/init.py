@@ -258,7 +258,7 @@ def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         name = table["method"]
         raise OperatorError(f"{name} sends nothing, so it needs no coordinator: edgefl-train run {name} runs it", USAGE)
     most = options["maps_per_class"] or table["settings"].get("maps_per_class", MAX_MAPS)
-    settings = {**table["settings"], "maps_per_class": most} if table["shares_maps"] else table["settings"]
-    chosen = {"line": options["line"], "maps_per_class": most, "settings": settings}
+    bound = {"maps_per_class": most} if "maps_per_class" in table["settings"] else {}  # what members send by
+    chosen = {"line": options["line"], "maps_per_class": most, "settings": {**table["settings"], **bound}}
     epochs = {} if options["epochs"] is None else {"epochs": options["epochs"]}
     return {**table, **chosen, **epochs}, options["rounds"] or rounds

@@ -1,8 +1,9 @@
 """A coordinator's folder from its backup, so that members go on and nothing of the time since counts twice.
 
 Guarantees:
-    Nothing that is there is overwritten. `config.toml` is written last, so a folder with it is restored as a whole;
-    what was written is removed where something failed, from a database or prefix, too.
+    Nothing that is there is overwritten. Hidden files may be there, for the folder may be the home of the service's
+    user (`.pgpass`), and stay. `config.toml` is written last, so a folder with it is restored as a whole; what was
+    written is removed where something failed, from a database or prefix, too.
     The store lies where the caller says, in the folder or in a PostgreSQL database and an S3-compatible store, wherever
     it lay before. These are filled from the finished folder.
     The restored coordinator has a new sealing key and none of before. So no message that was sealed before opens,
@@ -16,7 +17,7 @@ Source: docs/security.md check 67; docs/decisions/0056, 0069.
 
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from edgefl_coordinator.store.moments import moment
 from edgefl_coordinator.store.statements import KEEP_FACT
 from edgefl_coordinator.store.store import OWNER, open_store
 from edgefl_coordinator.store.tables import VERSION
-from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.errors import StorageError
 
 _MAX_CONFIG_BYTES = 2**20
@@ -74,15 +75,17 @@ def restore(
         KeyMaterialError: the passphrase does not fit.
         StorageError: the disk is full, or what was named does not answer.
     """
-    if home.root.is_dir() and (found := sorted(home.root.iterdir())):
-        raise OperatorError(f"{home.root} holds {found[0].name}; choose a new or empty folder")
+    if found := foreign_content(home.root, ()):
+        raise OperatorError(f"{home.root} holds {found}; choose a new or empty folder")
     manifest = read_manifest(backup)
+    if found := next((one.path for one in manifest.files if (home.root / one.path).exists()), ""):
+        raise OperatorError(f"{home.root} holds {found}, and so does the backup; choose a new or empty folder")
     _check(backup, manifest.about, now_ms)
     config = content(backup, manifest, home.config.name, _MAX_CONFIG_BYTES)
     places = {"database": database, "payloads": payloads}
     before, settings, config = _settings(backup, config, places)
     copies.check_vacant(database, payloads)
-    there = home.root.exists()
+    there = set(home.root.iterdir()) if home.root.exists() else None
     try:
         for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ def restore(
                 home.lock.unlink()
             write_atomic(home.config, config, mode=0o600)
     except BaseException as error:
-        _remove(home.root, keep=there)
+        _remove(home.root, but=there)
         if isinstance(error, OSError):
             raise StorageError(f"cannot write {home.root}: {error.strerror}", "storage") from error
         raise
@@ -156,12 +159,12 @@ def _begin_anew(
         store.close()
 
 
-def _remove(folder: Path, *, keep: bool) -> None:
-    """Remove what was written; the folder itself stays where it was there before."""
-    if not keep:
+def _remove(folder: Path, *, but: Set[Path] | None) -> None:
+    """Remove what was written; what was in the folder before stays, and without it (None) nothing does."""
+    if but is None:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    for path in folder.iterdir():
+    for path in set(folder.iterdir()) - but:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

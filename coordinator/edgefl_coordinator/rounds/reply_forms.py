@@ -1,7 +1,8 @@
 """What a reply's arrays may look like before anything is stored: names, types, shapes and values.
 
-Guarantees: a reply that passes holds only what the method shares, within the task's bounds. `Payload` has already
-refused NaN and infinities. Source: docs/security.md, payloads (check 37) and docs/methods.md, what travels.
+Guarantees: a reply that passes is within the task's bounds; its rollout maps are checked in full, whether weights come
+with them or not; where maps travel alone it holds nothing else. `Payload` has already refused NaN and infinities.
+Source: docs/security.md, payloads (check 37) and docs/methods.md, what travels.
 """
 
 import re
@@ -10,7 +11,7 @@ from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.settings import TaskSettings
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import MapsError
-from edgefl_protocol.rules.maps import check_sent_maps, sent_maps_in
+from edgefl_protocol.rules.maps import check_sent_maps, is_maps, sent_maps_in
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLAIM = re.compile(r"n_train|n\.(?:0|[1-9][0-9]*)")
@@ -35,15 +36,16 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
             raise _bad(f"{name[:40]} holds {array.min()}; a count is 0 or more")
         if array.dtype.kind in "iu" and array.size and int(array.max()) > _MOST_COUNT:
             raise _bad(f"{name[:40]} holds {array.max()}; a count is at most {_MOST_COUNT}")
-    if task.shares_maps:
-        if len(payload.scalars) > 1:
-            raise _bad(f"the reply has {len(payload.scalars)} scalars, but only site_sha256 is allowed")
-        sent = sent_maps_in(task.settings)
-        for name, array in payload.arrays.items():
-            try:
-                check_sent_maps(name, array, len(task.classes), task.tokens, task.maps_per_class, sent)
-            except MapsError as error:
-                raise _bad(str(error)) from error
+    if task.shares_maps and len(payload.scalars) > 1:
+        raise _bad(f"the reply has {len(payload.scalars)} scalars, but only site_sha256 is allowed")
+    sent = sent_maps_in(task.settings)
+    for name, array in payload.arrays.items():
+        if not (task.shares_maps or is_maps(name)):
+            continue
+        try:
+            check_sent_maps(name, array, len(task.classes), task.tokens, task.maps_per_class, sent)
+        except MapsError as error:
+            raise _bad(str(error)) from error
     return site_sha256
 
 

@@ -10,13 +10,10 @@ docs/methods.md, aggregation; docs/security.md, exchange policy.
 """
 
 import dataclasses
-import hashlib
 import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.jobs import (
@@ -34,11 +31,10 @@ from edgefl_coordinator.rounds.protection.bounding import Protection
 from edgefl_coordinator.rounds.worker_process import do_jobs
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
 from edgefl_trainer.engine.handout import final_phase, handed_out, without_sites
 from edgefl_trainer.engine.hyper_parameters import build
-from edgefl_trainer.method_halves import stamped
+from edgefl_trainer.method_halves import secret_numbering, stamped
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts
 
@@ -119,8 +115,8 @@ def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job)
 
 def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:
     """Add the scalars that every site reads, and draw the peers' numbers from the coordinator's key."""
-    seed = hashlib.sha256(pae(bytes.fromhex(job.order_key), receiver.encode(), str(number).encode())).digest()
-    return stamped(payload, phase, task.rounds, np.random.default_rng(list(seed)))
+    numbering = secret_numbering(bytes.fromhex(job.order_key), receiver, number)
+    return stamped(payload, phase, task.rounds, numbering)
 
 
 def _payload(path: str) -> Payload:

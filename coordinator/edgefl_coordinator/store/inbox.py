@@ -44,21 +44,21 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
         forget_ms: until when the message id has to be remembered; later its expiry refuses it.
 
     Raises:
-        RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
+        RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`. A new message under a number that
+            was used comes from a device that was restored from an image: it is behind, and told so.
     """
     found = _WINDOW.first(connection, skid=header.skid, mid=header.mid)
     highest, bitmap, seen = found or (None, None, None)
     if highest is None:
         highest, bitmap = NO_HIGHEST, EMPTY_BITMAP
-    try:
-        highest, bitmap = judge(highest, bitmap, header.seq)
-    except ReplayError as error:
-        raise RefusedError("replayed", str(error)) from error
-    except SequenceError as error:
-        if not seen:
-            raise RefusedError(error.code, str(error), highest=error.highest) from error
     if seen:
         raise RefusedError("replayed", "this message was accepted before")
+    try:
+        highest, bitmap = judge(highest, bitmap, header.seq)
+    except SequenceError as error:
+        raise RefusedError(error.code, str(error), highest=error.highest) from error
+    except ReplayError as error:  # its id is remembered until its time refuses it, so this is another message
+        raise RefusedError("seq_behind", f"{error}; continue above {highest}", highest=highest) from error
     _KEEP_MID.send(connection, skid=header.skid, mid=header.mid, until_ms=forget_ms)
     _KEEP_WINDOW.send(connection, skid=header.skid, highest=highest, bitmap=bitmap)
 

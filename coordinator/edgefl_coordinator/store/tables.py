@@ -173,7 +173,7 @@ small_blobs = _table(  # blobs that lie here and in no file of their own: one co
     "small_blobs", _column("name", Text, primary_key=True), _column("data", LargeBinary)
 )
 
-offers = _table(  # stored payloads above one envelope's cap, as sealed for one member
+offers = _table(  # large stored payloads, as sealed for one member
     "offers",
     _column("id", Text, primary_key=True),
     _member(),

@@ -1,4 +1,4 @@
-"""The route `blob`, and what the routes `reply`, `broadcast` and `bundle` do with payloads above one envelope's cap.
+"""The route `blob`, and what the routes `reply`, `broadcast` and `bundle` do with large payloads.
 
 Guarantees: a piece is answered once it is durable, and every answer tells how much is there; a blob is believed only
 when its length, SHA-256 and every chunk are verified, one blob at a time in memory; a member reads and writes what its

@@ -23,7 +23,7 @@ from edgefl_coordinator.web.admission import Call, check_round, keep_window, rea
 from edgefl_coordinator.web.blob_route import blob_route, offer
 from edgefl_coordinator.web.reply_route import reply_route
 from edgefl_protocol import Payload
-from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES
+from edgefl_protocol.envelopes.blob import BLOB_ABOVE_BYTES
 from edgefl_protocol.errors import RecordError, StorageError
 from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
 from edgefl_protocol.messages.requests import (
@@ -105,7 +105,7 @@ def _broadcast(call: Call) -> Payload:
 
     store, name = call.coordinator.store, transact(call, effect)
     try:
-        if store.payloads.size(name) > MAX_INLINE_BYTES:
+        if store.payloads.size(name) > BLOB_ABOVE_BYTES:
             return offer(call, name).to_payload()
         return Payload.from_bytes(store.get_blob(name))
     except StorageError as error:
@@ -154,7 +154,7 @@ def _bundle(call: Call) -> Payload:
         return name
 
     store, name = call.coordinator.store, transact(call, effect)
-    if store.payloads.size(name) > MAX_INLINE_BYTES:
+    if store.payloads.size(name) > BLOB_ABOVE_BYTES:
         return offer(call, name).to_payload()
     return BundleReply(bundle=store.get_blob(name)).to_payload()
 

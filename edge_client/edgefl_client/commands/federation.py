@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "public authorities]",
 )
 @click.option(
-    "--proxy", metavar="URL", help="Proxy to use from now on; proxy settings of the environment are not used."
+    "--proxy", metavar="URL", help='Proxy to use from now on, "" for none; the environment\'s settings are not used.'
 )
 @click.option(
     "--suite",

@@ -72,7 +72,7 @@ class CsvLines:
         "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
         "entropy_from", "heatmap_fall", "better_than_chance", "warnings", "light", "transparent",
         "learned_from", "suspicious_pictures_tried", "suspicious_pictures_passed", "benign_pictures_passed",
-        "turned_suspicious_probability", "site",
+        "turned_suspicious_probability", "site", "learned_from_federation",
     )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
@@ -110,7 +110,7 @@ class CsvLines:
             None if better is None else str(better).lower(), " ".join(result.model.warnings), result.light,
             str(result.transparent).lower(), "; ".join(result.model.learned_from),
             tried and tried.pictures, tried and tried.passed, tried and tried.benign_passed,
-            result.turned_suspicious_probability, result.model.site,
+            result.turned_suspicious_probability, result.model.site, result.model.learned_from_federation,
         ]  # fmt: skip
         return self._line([*plain, *model, *per_class, *last])
 

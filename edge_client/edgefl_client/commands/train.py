@@ -75,6 +75,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     from edgefl_client.learning.options import TrainOptions
     from edgefl_client.learning.round_alone import run_train
     from edgefl_client.learning.round_learner import ALONE
+    from edgefl_client.learning.round_report import not_begun
 
     pictures = one_of(given["labels"], given["pictures"])
     if pictures is None:
@@ -98,7 +99,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             found = run_train(home, vouched.bundle, pictures, options, site=name or ALONE, others=others)
         except Paused as paused:  # before the first step: nothing was begun
             clear_line()
-            report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")
+            report(not_begun(paused.reason), as_json, f"stopped before learning: {paused.reason}")
             return
     clear_line()
     text = learned_text(found, "the same command goes on from there", own=True) + verdict_lines(found)

@@ -1,4 +1,4 @@
-"""Blobs: payloads above one envelope's cap, encrypted in chunks, so that they stream, resume and prove themselves.
+"""Blobs: payloads above 1 MiB, encrypted in chunks, so that they stream, resume and prove themselves.
 
     chunk i = ChaCha20-Poly1305(file key, nonce = i as 11 bytes big-endian || last flag, 64 KiB of the payload)
     blob    = chunk 0 || chunk 1 || …        every chunk but the last is full; only an empty payload has an empty one
@@ -31,6 +31,7 @@ CHUNK_BYTES: Final = 64 << 10  # of payload
 TAG_BYTES: Final = 16
 KEY_BYTES: Final = 32
 MAX_INLINE_BYTES: Final = (32 << 20) - (64 << 10)  # a longer payload does not fit one envelope
+BLOB_ABOVE_BYTES: Final = 1 << 20  # a longer payload goes in pieces: a slow line cannot carry it within one request
 MAX_BLOB_BYTES: Final = 1 << 30  # of payload; whoever reads it holds it in memory
 _SEALED_CHUNK: Final = CHUNK_BYTES + TAG_BYTES
 _COUNTER_BYTES: Final = 11

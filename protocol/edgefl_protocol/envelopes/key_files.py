@@ -26,13 +26,14 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from edgefl_protocol.durable import FilePath, read_bounded
 from edgefl_protocol.envelopes.keys import SECRET_BYTES, PublicSigningKey, SealingKey, SigningKey
-from edgefl_protocol.envelopes.pkcs8 import encrypted_pem
+from edgefl_protocol.envelopes.pkcs8 import encrypted_pem, is_whole
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
 MAX_KEY_FILE_BYTES: Final = 16 << 10
 
 _BEGIN: Final = "-----BEGIN EDGEFL SEALING KEY-----"
 _END: Final = "-----END EDGEFL SEALING KEY-----"
+_PKCS8_BEGIN: Final = re.compile(rb"-----BEGIN ((?:ENCRYPTED )?PRIVATE KEY)-----")  # RFC 7468, 10 and 11
 _MAGIC: Final = b"EFLK\x01"
 _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
@@ -51,11 +52,12 @@ def signing_key_from_pem(data: bytes, passphrase: bytes | None = None) -> Signin
     """Load a PKCS#8 PEM Ed25519 key.
 
     Raises:
-        KeyMaterialError: not such a key (`bad_key`), encrypted and no passphrase given (`passphrase_needed`), the wrong
-            one (`wrong_passphrase`), or one given for a key that is not encrypted (`passphrase_unused`).
+        KeyMaterialError: not such a key, or cut (`bad_key`), encrypted and no passphrase given (`passphrase_needed`),
+            the wrong one (`wrong_passphrase`), or one given for a key that is not encrypted (`passphrase_unused`).
     """
     if len(data) > MAX_KEY_FILE_BYTES:
         raise KeyMaterialError(f"a key file of {len(data)} bytes; at most {MAX_KEY_FILE_BYTES} are allowed")
+    _check_whole(data)
     _check_passphrase_use(b"BEGIN ENCRYPTED PRIVATE KEY" in data, passphrase)
     try:
         key = serialization.load_pem_private_key(data, passphrase or None)
@@ -161,6 +163,20 @@ def _unwrap(data: bytes) -> bytes:
     if len(record) < 8:
         raise KeyMaterialError("this sealing key file is truncated")
     return record
+
+
+def _check_whole(data: bytes) -> None:
+    """Refuse a PKCS#8 file that was cut: decrypted, it would look like one of another passphrase."""
+    begin = _PKCS8_BEGIN.search(data)
+    if begin is None:
+        return
+    text, end, _ = data[begin.end() :].partition(b"-----END " + begin[1] + b"-----")
+    try:
+        der = base64.b64decode(b"".join(text.split()), validate=True)
+    except binascii.Error:
+        der = b""
+    if not end or not is_whole(der):
+        raise KeyMaterialError("the file of this signing key is damaged or cut; put it back from a copy")
 
 
 def _check_passphrase_use(encrypted: bool, passphrase: bytes | None) -> None:

@@ -40,6 +40,15 @@ def encrypted_pem(private_key: bytes, passphrase: bytes) -> bytes:
     ).encode("ascii")
 
 
+def is_whole(der: bytes) -> bool:
+    """Tell whether bytes are one DER sequence with nothing missing and nothing behind it (X.690 8.1.3)."""
+    if len(der) < 2 or der[0] != _SEQUENCE:
+        return False
+    more = der[1] - 0x80 if der[1] > 0x80 else 0  # bytes that the length takes, where it needs some of its own
+    count = int.from_bytes(der[2 : 2 + more], "big") if more else der[1]
+    return len(der) == 2 + more + count
+
+
 def _der(tag: int, content: bytes) -> bytes:
     """A value behind its tag and length."""
     count = len(content)

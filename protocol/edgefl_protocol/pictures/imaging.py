@@ -42,7 +42,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.transparent_colour import loaded
-from edgefl_protocol.pictures.whole_files import PNG_START, has_no_end, rest_is_missing, walk_png
+from edgefl_protocol.pictures.whole_files import PNG_START, count_scans, has_no_end, rest_is_missing, walk_png
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -154,7 +154,7 @@ def open_photo(data: bytes) -> Image.Image:
     if reader is JpegImageFile:
         if has_no_end(image, data):
             raise ImageError("the JPEG has no end; copy the file again", code="truncated")
-        scans = data.count(b"\xff\xda")
+        scans = count_scans(data)
         if scans * image.width * image.height > MAX_SCAN_PIXELS:
             raise _too_large(f"{scans} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG")
     return image

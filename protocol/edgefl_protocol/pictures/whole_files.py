@@ -1,4 +1,4 @@
-"""Is a picture file whole? What Pillow's two readers pass over in silence.
+"""Is a picture file whole, and how many scans has it? What Pillow's two readers pass over in silence.
 
 A PNG is walked chunk by chunk before it is interpreted. A JPEG of which a part in the middle got lost still decodes:
 libjpeg fills what it misses with middle grey (coefficients of zero, ITU-T T.81) and warns, and Pillow passes no
@@ -6,6 +6,7 @@ warning on; scored, half a lesion would give a number like any other. A file of 
 never written ends in zeros. They decode to other colours than grey, but hold no marker.
 """
 
+import re
 import struct
 import zlib
 from typing import Final
@@ -17,9 +18,13 @@ from edgefl_protocol.errors import ImageError
 
 PNG_START: Final = b"\x89PNG\r\n\x1a\n"
 MAX_PNG_CHUNKS: Final = 65_536
+MAX_JPEG_MARKERS: Final = 16_384  # of one picture that are looked at; a phone writes some hundred
 MAX_PNG_SIDE_CHUNK_BYTES: Final = 4 * 1024 * 1024  # a chunk that is not image data
 
 _JPEG_END: Final = b"\xff\xd9"  # EOI, ITU-T T.81, B.1.1.3; inside a scan no ff stands before d9
+_SOF0, _SOI, _EOI, _SOS = 0xC0, 0xD8, 0xD9, 0xDA  # ITU-T T.81, table B.1
+# A marker that is more than itself: no stuffed byte (00), no TEM (01), no restart (d0 to d7), no filling (ff).
+_MARKER: Final = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _BLOCK_PX = 8
 _MISSING = (128, 128)  # smallest and largest value of each channel where coefficients are zero
 
@@ -60,6 +65,26 @@ def has_no_end(opened: ImageFile, data: bytes) -> bool:
     There Pillow stops reading, so the end of a thumbnail before it does not count. Of 29,735 photographs all have one.
     """
     return opened.fp is not None and data.find(_JPEG_END, opened.fp.tell()) < 0
+
+
+def count_scans(data: bytes) -> int:
+    """Count the scans of a JPEG's picture, from its beginning to its end marker, as libjpeg meets them.
+
+    A segment is passed over by its length (ITU-T T.81, B.1.1.4), so what a thumbnail, a comment or the video of a phone
+    holds is neither a scan nor the end. Where a marker is none after which libjpeg goes on so, or markers are too many,
+    no fewer are counted than the whole file can have.
+    """
+    position, scans = 2, 0
+    for _ in range(MAX_JPEG_MARKERS):
+        found = _MARKER.search(data, position)
+        if found is None or found[1][0] < _SOF0 or found[1][0] == _SOI:
+            break
+        kind, position = found[1][0], found.end()
+        if kind == _EOI:
+            return scans
+        scans += kind == _SOS
+        position += max(2, int.from_bytes(data[position : position + 2], "big"))
+    return data.count(bytes([0xFF, _SOS]))
 
 
 def rest_is_missing(image: Image.Image) -> bool:

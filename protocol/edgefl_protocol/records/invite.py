@@ -16,6 +16,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from edgefl_protocol.envelopes.header import MAX_SAFE_INT
 from edgefl_protocol.errors import InviteError
@@ -72,6 +73,13 @@ class Invite:
         for name, value, form in (*forms, *pins):
             if type(value) is not str or not form.fullmatch(value):
                 raise InviteError(f"invite field {name} does not have the form {form.pattern}")
+        try:
+            _ = urlsplit(self.url).port
+        except ValueError:  # a bracket without its other one, or no number of a port
+            raise InviteError(
+                f"the invite's url {self.url} has no host and port that can be read; the operator corrects public_url "
+                "and makes a new invite"
+            ) from None
         if self.certificate is not None:
             self._check_certificate(self.certificate)
         if type(self.token) is not bytes or len(self.token) != TOKEN_BYTES:

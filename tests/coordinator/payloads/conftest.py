@@ -1,4 +1,4 @@
-"""A federation of a small network whose payloads are above the cap of an envelope, which is lowered here to 1 MiB."""
+"""A federation of a small network whose payloads travel as blobs: they are a little above 1 MiB."""
 
 import functools
 import gc
@@ -19,10 +19,8 @@ from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import open_coordinator, wall_clock_ms
-from edgefl_coordinator.web import routes
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import serve
-from edgefl_exchange import delivery
 from edgefl_exchange.enrolment import enrol, trust_certificate
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
@@ -40,7 +38,6 @@ CNN = {
     "name": "timm:resnet18", "architecture": "resnet18", "image_px": 72, "width": 512, "mean": [0.5, 0.5, 0.5],
     "std": [0.2, 0.2, 0.2], "self_supervised": False, "sha256": "0" * 64,
 }  # fmt: skip
-SMALL = 2**20  # in place of 32 MiB, so that a test of every fault takes seconds
 KEY = bytes(32)
 
 
@@ -74,13 +71,7 @@ def averaging_worker(folder: Path, timeout_s: float, rounds: int = 3, values: in
 
 
 @pytest.fixture
-def small_envelopes(monkeypatch) -> None:
-    monkeypatch.setattr(routes, "MAX_INLINE_BYTES", SMALL)
-    monkeypatch.setattr(delivery, "MAX_INLINE_BYTES", SMALL)
-
-
-@pytest.fixture
-def federation(make_coordinator, small_envelopes) -> Any:
+def federation(make_coordinator) -> Any:
     return make_coordinator(
         task={"method": "fedclf", "shares_maps": False, "backbone": CNN},
         rounds={"quorum_target": 2, "quorum_min": 2, "min_cohort": 1, "allow_small_cohort": True},
@@ -217,7 +208,6 @@ def collected() -> Iterator[None]:
 @pytest.fixture
 def served(collected, folder, tools, monkeypatch) -> Iterator[Any]:
     """A coordinator on a port of 127.0.0.1, on the real clock, in the first round."""
-    monkeypatch.setattr(routes, "MAX_INLINE_BYTES", 2**20)
     home, ready = CoordinatorHome(folder / "served"), threading.Event()
     table = tools.settings_table(
         task={"method": "fedclf", "shares_maps": False, "backbone": CNN}, limits={"reply_bytes": 8 * 2**20}, port=0,

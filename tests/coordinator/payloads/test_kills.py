@@ -21,10 +21,9 @@ from edgefl_exchange.member import Member
 from edgefl_exchange.membership import ca_file
 from edgefl_exchange.outbox import Outbox
 from edgefl_exchange import blobs
-from edgefl_exchange import delivery
 from edgefl_exchange.https import HttpsTransport
 
-blobs.MAX_PIECE_BYTES, delivery.MAX_INLINE_BYTES = 2**15, 2**20
+blobs.MAX_PIECE_BYTES = 2**15
 folder = Path(sys.argv[1])
 with Member(folder, lambda found: HttpsTransport(found.url, ca_file(folder, found))) as member:
     print("ready", flush=True)

@@ -378,7 +378,7 @@ def test_pieces_fit_a_body(federation, pair, blob) -> None:
 
 
 def test_a_large_bundle(federation, pair, lab) -> None:
-    """A bundle with its training graph is above the cap too; a member of its own fetches it the same way."""
+    """A bundle with its training graph is large too; a member of its own fetches it the same way."""
     data = bytes(range(256)) * 8000
     kept = federation.store.put_blob(data)
     with federation.store.transaction() as connection:

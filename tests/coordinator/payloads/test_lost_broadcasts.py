@@ -30,7 +30,7 @@ def blob_of(coordinator: Any, lab: Any, member: Any) -> str:
 def test_it_is_made_anew(federation, pair, lab, monkeypatch, how) -> None:
     """The other member's stays as it is. One that is sent in pieces is looked at whole when it is first offered."""
     if how.startswith("damaged") and "large" not in how:
-        monkeypatch.setattr(routes, "MAX_INLINE_BYTES", 2**23)
+        monkeypatch.setattr(routes, "BLOB_ABOVE_BYTES", 2**23)
     assert not step(federation, lab.averaging_worker)  # nobody lacks a broadcast
     if "offered" in how:
         assert isinstance(fetched(pair[0]), Payload)

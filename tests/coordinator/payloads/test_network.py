@@ -47,10 +47,9 @@ def member(served, lab, tmp_path) -> Iterator[tuple[Any, Proxy, Switch, Member, 
 
 
 @pytest.mark.slow
-def test_twelve_faults_on_the_blob_route(member, lab, monkeypatch) -> None:
+def test_twelve_faults_on_the_blob_route(member, lab) -> None:
     """Check 63, the blob route: reset, drop, delay, half-close, truncate, throttle, corrupt at a piece up and a piece
     down: the transfer ends well, the reply counts once and the broadcast is whole."""
-    monkeypatch.setattr("edgefl_exchange.delivery.MAX_INLINE_BYTES", 2**20)
     coordinator, proxy, switch, one, folder = member
     expected = lab.weights(0)["backbone.conv"].tobytes()
     with Outbox(folder / "outbox.sqlite3", lab.KEY) as outbox:

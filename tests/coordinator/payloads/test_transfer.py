@@ -1,4 +1,4 @@
-"""Whole rounds of payloads above one envelope's cap: a real member, a real coordinator, a bad network between."""
+"""Whole rounds of large payloads: a real member, a real coordinator, a bad network between."""
 
 import os
 from collections.abc import Callable
@@ -62,7 +62,7 @@ FAULTS = [lost_request, cut_answer, twice, no_answer_of_ours, late_and_then_forg
 
 @pytest.mark.both_places
 def test_a_round_of_large_payloads(federation, sites, lab) -> None:
-    """docs/security.md 2.2: above the cap both ways go as blobs, and nobody above the exchange knows."""
+    """docs/security.md 2.2: above 1 MiB both ways go as blobs, and nobody above the exchange knows."""
     for seed, site in enumerate(sites):
         broadcast = site.open().broadcast(1)
         assert broadcast.arrays["backbone.conv"].tobytes() == lab.weights(0)["backbone.conv"].tobytes()
@@ -300,7 +300,7 @@ def test_a_refusal_of_its_size_is_final(federation, sites, lab) -> None:
 
 @pytest.mark.both_places
 def test_a_large_bundle(federation, sites) -> None:
-    """Fetching a bundle above the cap: whole, and nothing is left of its pieces."""
+    """Fetching a large bundle: whole, and nothing is left of its pieces."""
     data = os.urandom(3 * 2**20)
     kept = federation.store.put_blob(data)
     with federation.store.transaction() as connection:

@@ -50,6 +50,24 @@ def test_bad_contributions(member, name) -> None:
     assert isinstance(member.reply(1, payload=Payload({"maps.1": GOOD}, SHA), idem="good-work-item-1"), Payload)
 
 
+OF_MAPS = sorted(name for name in BAD if name not in ("another array", "no digest", "another scalar", "a number more"))
+WEIGHTS = {"prompts.b": np.ones((2, 2), np.float32)}
+
+
+@pytest.mark.parametrize("name", OF_MAPS)
+def test_maps_beside_weights_are_checked_in_full(make_coordinator, tools, name) -> None:
+    """docs/security.md 4: with kd=on of FedAvg each member learns from everybody's maps, as with FedEvPrompt."""
+    travels = ("prompts", "weights", "maps")
+    coordinator = make_coordinator(task={"method": "fedavg", "shares_maps": False, "travels": travels})
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    claimed = {**SHA, "n_train": 17}
+    refused = member.reply(1, payload=Payload({**WEIGHTS, **BAD[name].arrays}, {**claimed, **BAD[name].scalars}))
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("bad_contribution", 422)
+    good = Payload({**WEIGHTS, "maps.1": GOOD}, claimed)
+    assert isinstance(member.reply(1, payload=good, idem="good-work-item-1"), Payload)
+
+
 def test_a_mean_of_maps_where_it_is_asked_for(make_coordinator, tools) -> None:
     """M is 2, so a mean of maps that reach 1 reaches 1/2; a second map, or a map that could be no such mean, is none.
     Where each map is asked for, a mean is refused ("not normalised" above)."""

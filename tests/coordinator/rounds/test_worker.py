@@ -202,7 +202,8 @@ def test_init_knows_an_untrained_network_by_any_name(tmp_path) -> None:
 
 
 def test_a_new_federation_asks_for_means_of_maps(tmp_path) -> None:
-    """docs/decisions/0071. The paper sends each map: with its preset, or where that is asked for, `init` warns."""
+    """docs/decisions/0071. The paper sends each map: with its preset, or where that is asked for, `init` warns. Members
+    send no more maps than their replies may hold, also beside weights."""
     from click.testing import CliRunner
 
     from edgefl_coordinator.cli import main as command
@@ -214,13 +215,14 @@ def test_a_new_federation_asks_for_means_of_maps(tmp_path) -> None:
             (["--preset", "bench84"], "mean"),
             (["--preset", "paper"], "each"),
             (["--set", "sent_maps=each"], "each"),
-            (["--method", "fedavg", "--set", "kd=on"], "mean"),
+            (["--method", "fedavg", "--set", "kd=on", "--maps-per-class", "3"], "mean"),
         ]
     ):
         made = CliRunner().invoke(command, ["init", str(tmp_path / str(number)), *plain, *extra])
         assert made.exit_code == 0, made.stderr
-        table = tomllib.loads((tmp_path / str(number) / "config.toml").read_text())
-        assert table["task"]["settings"]["sent_maps"] == sent
+        task = tomllib.loads((tmp_path / str(number) / "config.toml").read_text())["task"]
+        assert task["settings"]["sent_maps"] == sent
+        assert task["settings"]["maps_per_class"] == task["maps_per_class"] == (3 if "--maps-per-class" in extra else 5)
         assert ("warning: members send each attention map" in made.stderr) is (sent == "each")
 
 
@@ -301,6 +303,8 @@ def test_fedavg_goes_on_without_a_reply_it_cannot_use(tmp_path) -> None:
         Payload({"moments.cls": np.ones((2, 1), np.float32), "moments.mean": np.ones((2, 1), np.float32)},
                 {"n_train": 1, "probe.cls": 0.5, "probe.mean": 0.5, "site_sha256": "0" * 64}),
         Payload({"moments.cls": np.ones((2, 8), np.float32)}, {"n_train": 1, "site_sha256": "0" * 64}),
+        Payload({"moments.cls": np.ones((2, 8), np.float32), "moments.mean": np.ones((2, 8), np.float32)},
+                {"n_train": 1, "probe.cls": 0.0, "probe.mean": 1e6, "site_sha256": "0" * 64}),  # which would decide
     ):  # fmt: skip
         offered = fedavg_replies(tmp_path, d=odd)
         result = run_job(job("aggregate", 1, str(tmp_path / "start"), offered, **plain))

@@ -18,9 +18,9 @@ from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.pictures.preprocess import prepare
 
 KEYS = [
-    "image", "question", "answer", "confidence", "measured", "learned_from", "answers", "refused", "refuse_reasons",
-    "rules_tried", "unknown_words", "untaught_words", "unread_words", "negating_words", "entropy_nats", "entropy_from",
-    "heatmap", "heatmap_fall", "light", "transparent", "model", "milliseconds",
+    "image", "question", "answer", "confidence", "measured", "learned_from", "learned_from_federation", "answers",
+    "refused", "refuse_reasons", "rules_tried", "unknown_words", "untaught_words", "unread_words", "negating_words",
+    "entropy_nats", "entropy_from", "heatmap", "heatmap_fall", "light", "transparent", "model", "milliseconds",
 ]  # fmt: skip
 
 

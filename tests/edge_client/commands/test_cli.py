@@ -21,6 +21,7 @@ KEYS = {
     "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
     "suspicious_from", "rules_tried", "exposure", "light", "suspicious_rule", "vacuity_from", "dissonance_from",
     "entropy_from", "heatmap_fall", "transparent", "learned_from", "suspicious_tried", "turned_suspicious_probability",
+    "learned_from_federation",
 }  # fmt: skip
 FRAMEWORKS = ("torch", "timm", "onnx", "torchvision", "safetensors")
 SELDOM = Suspicion(
@@ -104,7 +105,8 @@ def test_csv_has_the_same_numbers(run, files):
     assert (good["predicted"], good["refer"]) == (value["predicted"], "false")
     assert (good["predicted_name"], good["malignancy"]) == (value["predicted_name"], value["malignancy"])
     assert good["rules_tried"].split() == value["rules_tried"] and good["exposure"] == ""
-    assert list(good)[-1] == "site" and good["site"] == value["model"]["site"] == "one" and bad["site"] == ""
+    assert list(good)[-2:] == ["site", "learned_from_federation"] and good["learned_from_federation"] == ""
+    assert good["site"] == value["model"]["site"] == "one" and bad["site"] == ""
     assert (bad["image"], bad["predicted"], bad["error_code"]) == ("text.jpg", "", "unsupported_format")
     assert [row["image"] for row in (good, bad) if row["refer"] != "false"] == [
         "text.jpg"

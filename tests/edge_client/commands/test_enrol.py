@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from edgefl_client.sharing import enrolled_device
 from edgefl_protocol.records.invite import encode_invite
 
 
@@ -125,3 +126,20 @@ def test_keys_with_a_passphrase(run, live, invite, monkeypatch, tmp_path):
     assert "passphrase" in err
     monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "\ncorrect horse")  # one line end is no part of it, the first is
     assert run("sync")[0] == 0
+
+
+def test_another_proxy_counts_from_now_on(run, live, invite, monkeypatch):
+    """Also with an invite whose three days are long over. It was passed over in silence, or the invite refused."""
+    ways = []
+    monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda url, ca, proxy: ways.append(proxy) or live)
+    run("enrol", invite, "--proxy", "http://old:3128")
+    live.approve()
+    past = dataclasses.replace(live.invite(), expires_ms=live.now_ms - 400 * 3_600_000)
+    used = encode_invite(past, past.expires_ms - 1)
+    for given, kept in (
+        (("--proxy", "http://new:3128"), "http://new:3128"),
+        ((), "http://new:3128"),
+        (("--proxy", ""), ""),
+    ):
+        assert run("enrol", used, *given)[0] == 0
+        assert run("sync")[0] == 0 and ways[-1] == kept

@@ -3,6 +3,7 @@
 Source: docs/guides/device.md; docs/reference/coordinator.md.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from edgefl_client.cli import cli
 from edgefl_coordinator.cli import main as coordinator
@@ -93,6 +95,38 @@ def test_what_they_start_is_ours(path, tmp_path):
     assert service["Environment"] == f"{home}=/var/lib/" + service["StateDirectory"]
     for folder in (word for word in words if word.startswith("/var/")):
         assert folder.startswith("/var/lib/edgefl/")  # the only place it may write
+
+
+@pytest.mark.parametrize(("page", "unit"), [("guides/device.md", "sync"), ("reference/coordinator.md", "coordinator")])
+def test_the_user_of_a_service_has_the_home_that_it_may_write(page, unit):
+    """useradd(8): without --home-dir it is a folder of /home that nobody makes, and ProtectHome= lets none be written.
+    examples/gate.py keeps pictures in ~/.cache, and PostgreSQL's driver reads ~/.pgpass."""
+    service = parsed(UNITS / f"edgefl-{unit}.service")["Service"]
+    [made] = re.findall(r"^(?:sudo )?useradd --system (.*)$", (UNITS.parents[1] / "docs" / page).read_text(), re.M)
+    home, *_, user = made.removeprefix("--home-dir ").split()
+    assert (home, user) == ("/var/lib/" + service["StateDirectory"], service["User"])
+
+
+def test_the_page_installs_the_units_that_it_starts_and_makes_the_watched_folder():
+    """The units of a device, not the coordinator's; each command of a page names one folder of the camera."""
+    pages = {
+        name: (UNITS.parents[1] / f"docs/guides/{name}.md").read_text() for name in ("device", "learn-on-a-device")
+    }
+    [copied] = re.findall(r"^cp (.*) /etc/systemd/system/$", pages["device"], re.M)
+    [started] = re.findall(r"^systemctl enable --now (.*)$", pages["device"], re.M)
+    names = {path.name for one in copied.split() for path in UNITS.glob(Path(one).name)}
+    assert names == {*started.split(), "edgefl-sync.service"}
+    watch = parsed(UNITS / "edgefl-watch.service")
+    folder = watch["Service"]["ExecStart"].split()[2]
+    assert folder == watch["Unit"]["RequiresMountsFor"] and f"\ninstall -d {folder}\n" in pages["device"]
+    assert {*re.findall(r"/\S*/camera\b", "".join(pages.values()))} == {folder}
+
+
+def test_a_missing_folder_ends_the_watch_for_good(tmp_path):
+    """systemd.service(5): a status of RestartPreventExitStatus= is not tried again, as every ten seconds it was."""
+    done = CliRunner().invoke(cli, ["watch", str(tmp_path / "camera"), "--home", str(tmp_path)])
+    watch = parsed(UNITS / "edgefl-watch.service")["Service"]
+    assert done.exit_code == int(watch["RestartPreventExitStatus"])
 
 
 def test_the_timer_starts_the_sync():

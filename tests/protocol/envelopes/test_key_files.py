@@ -94,6 +94,21 @@ def test_the_four_ways_to_be_wrong_about_a_passphrase(load, save, key):
         assert caught.value.code == code and "right" not in str(caught.value)
 
 
+@pytest.mark.parametrize("passphrase", [None, b"right"])
+def test_a_signing_key_that_was_cut_accuses_no_passphrase(passphrase):
+    """Every cut behind the first line (RFC 7468, 2), and what a copy lost or changed within; line ends change nothing."""
+    pem = signing_key_to_pem(SIGNING, passphrase)
+    first, last = pem.index(b"\n"), pem.rindex(b"-----END")
+    lost = [pem[:place] + pem[last:] for place in range(first, last - 4)]
+    odd = [pem[: first + 9] + one + pem[first + 10 :] for one in (b"*", b"=", b"\0", b"\xff")]
+    for damaged in [*(pem[:place] for place in range(first, len(pem) - 2)), *lost, *odd]:
+        with pytest.raises(KeyMaterialError, match="damaged or cut") as caught:
+            signing_key_from_pem(damaged, passphrase)
+        assert caught.value.code == "bad_key"
+    for whole in (pem.replace(b"\n", b"\r\n"), b"Bag Attributes\n" + pem + b"\n", pem[:-1]):
+        assert signing_key_from_pem(whole, passphrase).seed == SIGNING.seed
+
+
 def test_a_key_of_another_kind_is_refused():
     other = x25519.X25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

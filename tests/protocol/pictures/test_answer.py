@@ -3,6 +3,8 @@
 Source: docs/reference/answers.md, docs/decisions/0046 and 0048.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -343,3 +345,11 @@ def test_two_answers_that_differ_are_never_written_alike():
 def test_two_questions_are_several(text, several):
     """The network gives one answer to all its words; VQA-RAD writes the kind of answer behind some questions."""
     assert read_question(text, VOCABULARY).several is several
+
+
+def test_the_refusal_on_the_page_is_what_is_said():
+    """docs/reference/answers.md, "When there is no answer"."""
+    page = (Path(__file__).parents[3] / "docs/reference/answers.md").read_text(encoding="utf-8")
+    shown = page.partition("## When there is no answer\n\n```\n")[2].partition("```")[0]
+    found = answer(question=read_question("Is there tuberculosis?", VOCABULARY))
+    assert shown.splitlines() == [f"chest.png: {headline(found)}", *not_read(found)]

@@ -47,6 +47,7 @@ def bombs() -> dict[str, tuple[bytes, str]]:
     """Each hostile file with the code it must be refused with."""
     spectral = encoded(np.full((1_000, 1_000, 3), 255, np.uint8), "JPEG", progressive=True)
     scan = spectral[spectral.rindex(b"\xff\xda") : -2]
+    comment = b"\xff\xfe\x00\x06\xff\xd9\xff\xd9"  # passed over by its length: no end (ITU-T T.81, B.2.4.5)
     return {
         "30,000 x 30,000 one-bit PNG": (one_bit_png(30_000), "too_large"),
         "compressed text of 200 MB": (
@@ -62,6 +63,8 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "1,000,000 empty chunks": (pixel_png(chunk(b"teXt", b"") * 1_000_000), "too_large"),
         "20 MB and one byte": (encoded(photograph()).ljust(imaging.MAX_FILE_BYTES + 1, b"\x00"), "too_large"),
         "700 progressive scans": (spectral[:-2] + scan * 700 + b"\xff\xd9", "too_large"),
+        "700 of them behind an end in a comment": (spectral[:-2] + comment + scan * 700 + b"\xff\xd9", "too_large"),
+        "700 of them behind a marker of no use": (spectral[:-2] + b"\xff\x02" + scan * 700 + b"\xff\xd9", "too_large"),
         "JPEG of 65,500 x 65,500": (
             encoded(photograph(), "JPEG").replace(struct.pack(">HH", 48, 64), struct.pack(">HH", 65_500, 65_500)),
             "too_large",
@@ -221,6 +224,16 @@ def test_a_jpeg_whose_last_part_was_never_written_is_refused() -> None:
             decode(unwritten)
         assert caught.value.code == "truncated"
     np.testing.assert_array_equal(decode(whole + b"video\xff\xda" + bytes(99)), decode(whole))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_the_video_behind_a_photograph_has_no_scans(progressive: bool) -> None:
+    """Check (6): a motion photo. The two bytes of a scan's marker stand anywhere in a video, or in a thumbnail; behind
+    its end marker a picture has no scans (ITU-T T.81, B.1.1.3 and B.1.1.4)."""
+    small = encoded(photograph(16, 16), "JPEG")
+    whole = encoded(photograph(120, 160), "JPEG", exif=exif(1) + small, progressive=progressive)
+    video = b"\xff\xda" * (imaging.MAX_SCAN_PIXELS // (120 * 160) + 1)
+    np.testing.assert_array_equal(decode(whole + video), decode(whole))
 
 
 def test_a_grey_picture_and_a_grey_frame_are_whole() -> None:

@@ -3,6 +3,8 @@
 Source: docs/reference/scores.md, "Referral".
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -242,6 +244,9 @@ def test_a_class_that_was_not_seen_is_named_in_full() -> None:
     score = a_score(MELANOMA, THREE, info=DESCRIBED, seen=(False, True, True))
     assert score.predicted == "NV"
     assert "it looks most like Melanoma (MEL), which the model was not trained on" in outcome(score)
+    averaged = replace(score.model, site="a", learned_from=("a", "b"))  # b may have shown it melanomas
+    told = outcome(replace(score, model=averaged))
+    assert "it looks most like Melanoma (MEL), which no training picture of the site a showed" in told
 
 
 def test_the_score_tells_programs_the_same() -> None:

@@ -3,17 +3,23 @@
 Source: docs/reference/scores.md, "Referral".
 """
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, THREE, a_score, rules_for
+from tests.protocol.pictures.judged_scores import CALM, DESCRIBED, MELANOMA, MODEL, SOUND, THREE, a_score, rules_for
 
+from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.fault_words import faults_in_words
 from edgefl_protocol.pictures.light import LightRange
 from edgefl_protocol.pictures.referral import JudgedPicture
+from edgefl_protocol.pictures.score import make_score
 from edgefl_protocol.pictures.suspicious import Suspicion, TriedRule
-from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words
+from edgefl_protocol.pictures.wording import in_brief, learned_where, outcome, suspicious_words, tried_words
 
 
 def test_of_light_a_new_picture_by_the_same_camera_is_not_all_that_is_advised() -> None:
@@ -160,6 +166,23 @@ def test_the_other_sites_of_a_federation_are_elsewhere() -> None:
     assert replace(a_score(CALM, THREE), model=model).to_json()["model"]["site"] == "a"
 
 
+@pytest.mark.parametrize(("sites", "kind", "whose"), [
+    (("a",), "bundle", "the site a and of other sites of the federation skin, which it does not name"),
+    ((), "bundle", "other sites of the federation skin, which it does not name"),
+    (("a",), "personal", "the site a and of this device and of other sites of the federation skin, which it does not"),
+])  # fmt: skip
+def test_the_unnamed_sites_of_a_live_federation_are_told_of(sites, kind, whose) -> None:
+    """A model of FedAvg said that it learned from its own site's pictures alone."""
+    model = replace(MODEL, learned_from=sites, learned_from_federation="skin", state_kind=kind)
+    assert f"It learned from pictures of {whose}" in learned_where(model)
+    assert replace(a_score(CALM, THREE), model=model).to_json()["learned_from_federation"] == "skin"
+    own = learned_where(replace(model, learned_from=("a",), site="a", state_kind="bundle"))
+    assert own == (
+        "It is the model of the site a, and also learned from pictures of other sites of the federation skin, which it "
+        "does not name; expect more wrong answers on pictures of any centre or camera but a's."
+    )
+
+
 def test_what_passed_says_at_which_site() -> None:
     tried = replace(THREE, suspicious_tried=TriedRule(pictures=50, passed=7, benign_passed=23))
     score = replace(a_score(CALM, tried), model=replace(MODEL, site="a"))
@@ -201,3 +224,23 @@ def test_the_white_behind_a_transparent_part_is_not_called_bright_light(exposure
     assert faults_in_words(a_score(CALM, THREE, info=DESCRIBED, picture=blurred)) == [
         "it is blurred", "more than a tenth of it is transparent and was read as white",
     ]  # fmt: skip
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_pass_on_the_page_is_what_is_said() -> None:
+    """docs/reference/scores.md shows a pass of a model to try: its card, and answers of which one is 94% sure."""
+    signer = bytes.fromhex((ROOT / "examples/models/signing.pub").read_text().split()[-1])
+    data = (ROOT / "examples/models/eight-diagnoses.edgefl").read_bytes()
+    bundle = load_bundle(data, trust=[signer], now_ms=1_796_000_000_000)
+    labels, rules = bundle.labels, referral_rules(bundle.labels, bundle.card)
+    shares = dict.fromkeys(("AK", "BCC", "MEL", "SCC"), 0.015) | {"NV": 0.94}
+    outputs = {"probabilities": np.array([shares.get(name, 0.0) for name in labels.classes], np.float32)}
+    score = make_score(
+        outputs, name="x", classes=labels.classes, seen=labels.seen, rules=rules, picture=SOUND, expired=None,
+        model=replace(MODEL, site=bundle.card.site), milliseconds=1.0, info=labels.info, turned=[outputs] * 3,
+    )  # fmt: skip
+    page = (ROOT / "docs/reference/scores.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```\n(No rule asks for a look\..*?)^```", page, re.M | re.S)
+    assert shown.split() == f"{outcome(score)}\n{tried_words(score)}".split()

@@ -102,8 +102,12 @@ def test_expiry_is_judged_on_both_sides():
         assert caught.value.code == "bad_expiry"
 
 
+# fmt: off
 BAD_FIELDS = {
-    "url": ["http://fl.example.org", "https://", "https://a/", "https://a?x=1", "https://u@a", "https://a/#b", "", 5],
+    "url": [
+        "http://fl.example.org", "https://", "https://a/", "https://a?x=1", "https://u@a", "https://a/#b", "", 5,
+        "https://[::1", "https://a]", "https://a:65536", "https://a:b",  # RFC 3986 3.2.2 and 3.2.3
+    ],
     "federation": ["Skin", "", "a" * 33, "a\n", None],
     "coordinator": ["a" * 63, "A" * 64, None, "g" * 64],
     "root": ["", "a" * 63, 0],
@@ -113,6 +117,7 @@ BAD_FIELDS = {
     "role": ["admin", "", None, ["site"]],
     "expires_ms": ["1", 1.5, True, None, -1, 2**53],
 }
+# fmt: on
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD_FIELDS.items() for value in values])

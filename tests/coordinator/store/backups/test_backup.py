@@ -196,14 +196,17 @@ def test_heads_of_what_was_lost_are_explained(coordinator, tools, restored, cloc
 
 
 def test_restore_overwrites_nothing_and_leaves_nothing(coordinator, tools, clock, folder: Path, tmp_path: Path) -> None:
-    """A folder that holds anything, a hidden file too, is refused; a changed file or a wrong key leaves it empty."""
+    """A folder that holds more than hidden files is refused; a changed file or a wrong key leaves it as it was. The
+    home of the service's user has hidden ones: PostgreSQL's documentation, "The Password File", and ~/.cache."""
     path, home = backup_of(coordinator, tmp_path / "backup"), CoordinatorHome(folder / "new")
     home.root.mkdir()
-    (home.root / ".hidden").write_text("mine")
-    with pytest.raises(OperatorError, match=r"holds \.hidden; choose a new or empty folder"):
+    (home.root / "mine").write_text("mine")
+    with pytest.raises(OperatorError, match=r"holds mine; choose a new or empty folder"):
         restoration.restore(path, home, None, clock())
-    assert [one.name for one in home.root.iterdir()] == [".hidden"]
-    (home.root / ".hidden").unlink()
+    assert [one.name for one in home.root.iterdir()] == ["mine"]
+    (home.root / "mine").rename(home.root / ".pgpass")
+    (home.root / ".cache").mkdir()
+    before = sorted(home.root.iterdir())
     data, draw = path.read_bytes(), random.Random(67)
     for at in (*draw.sample(range(len(data)), 40), len(data) - 1):
         path.write_bytes(data[:at] + bytes([data[at] ^ 128]) + data[at + 1 :])
@@ -212,10 +215,23 @@ def test_restore_overwrites_nothing_and_leaves_nothing(coordinator, tools, clock
         path.write_bytes(data[:at])
         with pytest.raises(OperatorError):
             restoration.restore(path, home, None, clock())
-        assert list(home.root.iterdir()) == []
+        assert sorted(home.root.iterdir()) == before
     path.write_bytes(data)
     restoration.restore(path, home, None, clock())
     open_coordinator(home, clock=clock).store.close()
+    assert (home.root / ".pgpass").read_text() == "mine"
+
+
+def test_restore_overwrites_no_hidden_file(make_coordinator, clock, folder: Path, tmp_path: Path) -> None:
+    """A certificate may be called so, and lie in the backup."""
+    coordinator, home = make_coordinator(certificate=".server.pem"), CoordinatorHome(folder / "new")
+    (coordinator.store.home.tls / "server.pem").rename(coordinator.store.home.root / ".server.pem")
+    path = backup_of(coordinator, tmp_path / "backup")
+    home.root.mkdir()
+    (home.root / ".server.pem").write_text("mine")
+    with pytest.raises(OperatorError, match=r"holds \.server\.pem, and so does the backup"):
+        restoration.restore(path, home, None, clock())
+    assert [one.read_text() for one in home.root.iterdir()] == ["mine"]
 
 
 def test_keys_stay_encrypted(folder: Path, tools, clock, restored, tmp_path: Path) -> None:
