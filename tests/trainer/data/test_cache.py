@@ -54,6 +54,16 @@ def test_other_size_other_source_other_entry(make_zip, cache: Path) -> None:
         np.testing.assert_array_equal(changed.images[0], np.asarray(picture))
 
 
+@pytest.mark.parametrize("of", ["cache.PREPROCESSING", "cache.PIL.__version__"])
+def test_what_decodes_otherwise_makes_another_entry(make_zip, cache: Path, monkeypatch, of: str) -> None:
+    """`preprocess.prepare`: equal bytes of one Pillow version; a run learned pixels that no device showed any more."""
+    spec = f"manifest:{make_zip(ward_records(2))}"
+    load_federation([spec], image_px=8)
+    monkeypatch.setattr(f"edgefl_trainer.data.{of}", "another")
+    load_federation([spec], image_px=8)
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_the_colour_of_the_light_is_removed_as_a_device_removes_it(make_zip, cache: Path) -> None:
     """The picture is resized first, as `preprocess.prepare` does, and pictures as they are keep their entry."""
     path = make_zip(ward_records(3))

@@ -72,6 +72,20 @@ def test_given_splits_are_not_touched() -> None:
     assert [r.split for r in deal_test(rows)] == ["val", "train", "test", "unlabelled"]
 
 
+def test_a_lesion_whose_side_the_source_names_stays_there() -> None:
+    """docs/reference/data.md: rows that are dealt here never put a lesion on two sides; others are dealt as ever."""
+    alone = [row(f"b{i}", lesion=f"M{i}") for i in range(40)]
+    given = [
+        row(f"{side}{i}", lesion=f"{side}-{i}", split=side) for side in ("train", "val", "test") for i in range(20)
+    ]
+    follow = [row(f"{r.image}-again", site="west", lesion=r.lesion) for r in given]
+    both = [row("x", lesion="X", split="train"), row("y", lesion="X", split="test"), row("z", lesion="X")]
+    dealt = {r.image: r.split for r in deal_test([*alone, *given, *follow, *both])}
+    assert all(dealt[f"{r.image}-again"] == dealt[r.image] == r.split for r in given)
+    assert (dealt["x"], dealt["y"], dealt["z"]) == ("train", "test", "test")
+    assert {r.image: r.split for r in deal_test(alone)}.items() <= dealt.items()
+
+
 @given(st.integers(1, 6), st.integers(0, 3))
 def test_iid_sites_are_even(sites: int, seed: int) -> None:
     rows = [row(f"{i}-{v}", label=("NV", "MEL")[i % 2], lesion=f"L{i}") for i in range(24) for v in range(2)]

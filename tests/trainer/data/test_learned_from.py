@@ -28,7 +28,7 @@ def lesioned(**lesion_of: str) -> list[dict[str, str]]:
 def test_lesions_on_two_sides_of_the_sources_split_are_counted(tmp_path: Path, cached) -> None:
     """One lesion on both sides of a site, one learned from in the east and judged on in the west."""
     root = write_index(tmp_path / "w", lesioned(i0="L1", i4="L1", i1="L2", i11="L2", i5="L1"))
-    in_data, in_run = told(f"manifest:{root}", words="lesion")
+    in_data, in_run = told(f"manifest:{root}", words="judged on")
     assert in_data == in_run == [
         "2 of the 3 lesions that are judged on are learned from or tuned on, too, such as L1: the figures hold for new "
         "pictures, not for new lesions"
@@ -37,7 +37,7 @@ def test_lesions_on_two_sides_of_the_sources_split_are_counted(tmp_path: Path, c
 
 def test_lesions_of_one_side_are_not_told(tmp_path: Path, cached) -> None:
     root = write_index(tmp_path / "w", lesioned(i0="L1", i1="L1", i4="L2", i5="L2"))
-    assert told(f"manifest:{root}", words="lesion") == ([], [])
+    assert told(f"manifest:{root}", words="judged on") == ([], [])
 
 
 def test_two_hospitals_may_number_their_lesions_alike(tmp_path: Path, cached) -> None:

@@ -128,6 +128,29 @@ def test_folder_of_sites_and_classes(tmp_path: Path) -> None:
         assert name.split("/")[1] == (federation.classes[label] if label >= 0 else "unlabelled")
 
 
+def test_a_linked_class_folder_is_refused(tmp_path: Path) -> None:
+    """Its pictures were dropped in silence: the walk looks behind no link."""
+    (tmp_path / "w" / "east" / "NV").mkdir(parents=True)
+    (tmp_path / "w" / "east" / "NV" / "a.png").write_bytes(png(0))
+    (tmp_path / "mel").mkdir()
+    (tmp_path / "mel" / "b.png").write_bytes(png(1))
+    link = tmp_path / "w" / "east" / "MEL"
+    for target, words in ((tmp_path / "mel", "a link to a folder: put the folder"), (tmp_path / "gone", "to nothing")):
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=f"east/MEL in .* {words}"):
+            load_federation([f"folder:{tmp_path / 'w'}"], image_px=8)
+        link.unlink()
+
+
+def test_a_hidden_folder_is_no_class(tmp_path: Path, cache: Path) -> None:
+    """A NAS keeps small copies in `@eaDir`, a desktop in `.thumbnails`: both were learned as diagnoses."""
+    for number, folder in enumerate(("east/NV", "east/MEL", "east/.thumbnails", "east/@eaDir", ".trash/NV")):
+        (tmp_path / "w" / folder).mkdir(parents=True)
+        (tmp_path / "w" / folder / f"{number}.png").write_bytes(png(number))
+    federation = load_federation([f"folder:{tmp_path / 'w'}"], image_px=8)
+    assert federation.classes == ("MEL", "NV") and list(federation.sites) == ["east"]
+
+
 def test_folder_of_classes_with_a_site_name(tmp_path: Path) -> None:
     spec = clinic(tmp_path / "d", *(f"{label}/{i}.png" for label in ("mel", "nevus") for i in range(6)))
     federation = load_federation([f"{spec}@site=ward"], image_px=8, cache_dir=tmp_path / "c")

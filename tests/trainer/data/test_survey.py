@@ -15,12 +15,13 @@ from edgefl_trainer.data.tasks import near_classes
 
 def test_sites_classes_lesions_splits_and_sizes(tmp_path):
     """Twelve pictures of 36 px: two sites, two classes, four train and two test rows each."""
-    root = write_index(tmp_path / "w", [{**record, "lesion_id": f"l{i // 2}"} for i, record in enumerate(records())])
+    found = [{**row, "lesion_id": f"{row['center']} {row['label']} {i % 6 // 4}"} for i, row in enumerate(records())]
+    root = write_index(tmp_path / "w", found)
     outcome = edgefl_train("data", f"manifest:{root}", "--sheet", tmp_path / "sheet.png")
     assert outcome.code == 0 and "warning" not in outcome.err
     lines = [line.split() for line in outcome.out.splitlines()]
     assert lines[0] == ["site", "MEL", "NV", "lesions", "train", "test"]
-    assert lines[1:3] == [["east", "3", "3", "3", "4", "2"], ["west", "3", "3", "3", "4", "2"]]
+    assert lines[1:3] == [["east", "3", "3", "4", "4", "2"], ["west", "3", "3", "4", "4", "2"]]
     assert "36 × 36 (12)" in outcome.out
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size == (110 + 4 * 84, 18 + 2 * 84)

@@ -5,13 +5,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.trainer.data.conftest import ward_records
+from tests.trainer.data.conftest import png, ward_records
 
 from edgefl_protocol.pictures.class_info import KNOWN, known_among
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.site_rows import ROW_KINDS
-from edgefl_trainer.data.tasks import parse_groups, task_word
+from edgefl_trainer.data.tasks import near_classes, parse_groups, task_word
 
 WORD = re.compile(r"[a-z0-9-]{1,32}")  # docs/design.md 7: of a bundle's line and task
 
@@ -143,6 +143,57 @@ def test_a_class_under_two_names_is_never_in_two_groups(make_zip, cache, task, n
         records += ward_records(sites=("south",))
     with pytest.raises(DataError, match=re.escape(words)):
         load(f"manifest:{make_zip(records)}", task, whole_task=whole)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("NV", "Melanocytic nevi"),  # HAM10000's names as its paper and its users write them
+        ("NV", "Melanocytic naevi"),  # ICD-10 D22
+        ("MEL", "Malignant melanoma"),  # ICD-10 C43
+        ("BCC", "Basal cell carcinomas"),
+        ("AK", "Actinic keratoses"),
+        ("AK", "Solar keratosis"),
+        ("BKL", "Benign keratosis-like lesions"),
+        ("akiec", "Actinic keratoses and intraepithelial carcinoma"),
+        ("DF", "Dermatofibromas"),
+        ("VASC", "Vascular lesions"),
+        ("nävi", "navi"),
+    ],
+)
+def test_a_long_name_is_known_for_its_short_one(short, long):
+    assert len(list(near_classes({short: 1, long: 1}))) == 1
+    assert not list(near_classes({long: 1, "Lichen planus": 1}))
+
+
+def test_a_nevus_by_its_long_name_is_one(make_zip, cache):
+    """HAM10000's "Melanocytic nevi" counted as `other`, and `rest` held "Malignant melanoma"."""
+    records = ward_records()
+    for record in records:
+        names = {"NV": "Melanocytic nevi", "MEL": "Malignant melanoma"}
+        record["label"] = names.get(record["label"], record["label"]) if record["center"] == "west" else record["label"]
+    spec = f"manifest:{make_zip(records)}"
+    nevi = sum(record["label"] in ("NV", "Melanocytic nevi") for record in records)
+    assert called(load(spec, "nevus"))["nevus"] == nevi
+    with pytest.raises(DataError, match="counts 'MEL' to 'mal' and 'Malignant melanoma' to 'rest'"):
+        load(spec, "mal=MEL:rest")
+
+
+def test_a_class_in_two_forms_of_unicode_is_one(make_zip, cache, tmp_path):
+    """Unicode 15.1, annex 15: é may be one code point (NFC) or two (NFD, as macOS names folders); both look alike."""
+    one, two = "l\u00e9sion", "le\u0301sion"
+    records = ward_records(4)
+    for number, record in enumerate(records):
+        record["label"] = (one, two, "NV")[number % 3]
+    spec = f"manifest:{make_zip(records)}"
+    assert load(spec, "all").classes == ("NV", one)
+    assert load(spec, f"a={two}:rest").classes == ("a", "rest")
+    assert load(spec, "all", classes=[two, "NV"]).classes == (one, "NV")
+    for number, label in enumerate((one, two, "NV", "NV")):
+        path = tmp_path / "w" / ("east", "west")[number % 2] / label / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(number))
+    assert load(f"folder:{tmp_path / 'w'}", "all").classes == ("NV", one)
 
 
 def test_a_class_under_two_names_in_one_group_is_warned_of(make_zip, cache):

@@ -1,9 +1,9 @@
 """Decoded pictures on disk, once: `<folder>/<key>/images.npy` (and `masks.npy`), memory-mapped.
 
 Guarantees: a cache entry is complete or absent (it is filled under a temporary name, fsynced, then renamed); its key is
-a digest of the pixel source, the rows' files, the size, the fit, the colour and the format of this cache, so a changed
-source makes a new entry; two processes that fill the same entry do not disturb each other. No entry is ever deleted
-here.
+a digest of the pixel source, the rows' files, the size, the fit, the colour, and what decodes: the number of the image
+path and Pillow's version. So a changed source, and an update that decodes otherwise, make a new entry. Two processes
+that fill the same entry do not disturb each other. No entry is ever deleted here.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import PIL
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from edgefl_protocol.durable import flush_to_disk
-from edgefl_protocol.pictures.imaging import Colour, Fit, correct_colour
+from edgefl_protocol.pictures.imaging import PREPROCESSING, Colour, Fit, correct_colour
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, SourceRows
 
-_FORMAT = "2"  # raise it when the decoding of a picture changes
 _ABANDONED_S = 2 * 24 * 3600  # no picture set takes that long to write
 
 Pairs = Iterator[tuple[Pixels, Pixels | None]]  # image, mask
@@ -71,11 +71,10 @@ def cached_pictures(
 
 
 def _one_table(table: SourceRows, image_px: int, fit: Fit, cache_dir: Path, colour: Colour) -> Path:
-    digest = hashlib.sha256(f"{_FORMAT}\0{table.pixels.identity}\0{image_px}\0{fit}".encode())
+    decoder = f"{PREPROCESSING}\0{PIL.__version__}"  # equal bytes are promised for one of each (`preprocess.prepare`)
+    digest = hashlib.sha256(f"{decoder}\0{table.pixels.identity}\0{image_px}\0{fit}\0{colour}".encode())
     for row in table.rows:
         digest.update(f"\0{row.source}".encode())
-    if colour != "none":  # entries of pictures as they are keep their keys
-        digest.update(f"\0\0{colour}".encode())
 
     def load() -> Pairs:
         from rich.console import Console

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
+from edgefl_trainer.data.rows import SIDES, UNDEALT, Row, SourceRows
 
 TEST_SHARE = 0.25  # docs/methods.md 1.6: "per client 75/25 split"
 TEST_SEED = 0  # of no run: all runs hold the same lesions out
@@ -83,12 +83,15 @@ def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purp
 def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
     """Give rows whose source names no split `train` or `test`, a share of each site's lesions, in every run alike.
 
-    A lesion that stands in two sites is dealt once, with the first of them in name order. The lesions of a smaller
-    share are among those of a larger one. Rows keep their order; those without label become `unlabelled`.
+    A lesion that stands in two sites is dealt once, with the first of them in name order; one that the source has put
+    on a side, by other rows, stays there. The lesions of a smaller share are among those of a larger one. Rows keep
+    their order; those without label become `unlabelled`.
     """
+    given = _sides_given(rows)
     site_of: dict[str, str] = {}
     class_of: dict[str, str] = {}
-    for row in sorted((r for r in rows if r.split == UNDEALT and r.label is not None), key=_row_key):
+    undealt = (row for row in rows if row.split == UNDEALT and row.label is not None and row.lesion not in given)
+    for row in sorted(undealt, key=_row_key):
         site_of.setdefault(row.lesion, row.site or "")
         class_of.setdefault(row.lesion, row.stratum)
     by_site: dict[str, dict[str, str]] = defaultdict(dict)
@@ -101,9 +104,14 @@ def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
             return row
         if row.label is None:
             return replace(row, split="unlabelled")
-        return replace(row, split="test" if row.lesion in test else "train")
+        return replace(row, split=given.get(row.lesion, "test" if row.lesion in test else "train"))
 
     return [dealt(row) for row in rows]
+
+
+def _sides_given(rows: Sequence[Row]) -> dict[str, str]:
+    """The split that the source names for a lesion; of several the last of `SIDES`, so that less is learned twice."""
+    return {row.lesion: side for side in SIDES for row in rows if row.split == side}
 
 
 def tested(table: SourceRows) -> SourceRows:

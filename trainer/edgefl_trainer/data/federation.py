@@ -6,7 +6,7 @@ on which other sites are selected.
 Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.md 7.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_tune, spread, 
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.learned_from import (
     LEARNED,
+    SourceRow,
+    lesions_of,
     picture_name,
     pixel_digest,
     rows_of,
@@ -42,9 +44,9 @@ from edgefl_trainer.data.questions import (
 )
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.site_rows import REPORTED, ChooseTune, Indices, SiteRows, deal_sites, partition_digest
-from edgefl_trainer.data.sited_rows import own_rows, sited_rows
+from edgefl_trainer.data.sited_rows import LEFT_OUT, agreeing, own_rows, sited_rows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_specs
-from edgefl_trainer.data.tasks import NEVUS, check_alike, gather, listed, near_classes
+from edgefl_trainer.data.tasks import NEVUS, check_alike, class_name, gather, listed, near_classes
 
 Unlabelled = Literal["none", "site", "spread"]
 
@@ -82,6 +84,25 @@ class Federation:
     def learned(self) -> Indices:
         """Rows that are learned from or tuned on, at the sites that train."""
         return rows_of([site for name, site in self.sites.items() if name not in self.held_out], LEARNED)
+
+    def lesions_learned_among(self, other: "Federation", sites: Iterable[str]) -> tuple[list[str], int]:
+        """Return the lesions that these sites of other data report on and that are learned from here, too.
+
+        By the names of lesions, or of their images, at a site of the same name; in order, with the number of all.
+        """
+        known = {
+            (name, key)
+            for name, site in self.sites.items()
+            if name not in self.held_out
+            for i in rows_of([site], LEARNED)
+            for key in (self.lesions[i], f"image:{self.names[i]}")
+        }
+        again: dict[tuple[str, str], bool] = defaultdict(bool)
+        for name in sites:
+            for i in other.sites[name].rows(other.report_split):
+                keys = other.lesions[i], f"image:{other.names[i]}"
+                again[name, other.lesions[i]] |= any((name, key) in known for key in keys)
+        return sorted(lesion for (_, lesion), found in again.items() if found), len(again)
 
     def learned_among(self, images: NDArray[np.uint8]) -> int:
         """Count the pictures (B, px, px, 3) that are learned from or tuned on, by their pixels."""
@@ -133,7 +154,7 @@ def load_federation(
     asking = asks(tables, task, classes, partition)
     names, labels, questions = _targets(rows, vocabulary, task, classes, partition, whole=whole_task)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
-    rows, tune = _select(parsed, tables, rows, partition, seed)
+    rows, tune = select(parsed, tables, _held_back(tables, rows, labels), partition, seed)
     sites = deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
     taught, told = likeness_of(tables, rows, sites, held_out, image_px)
     shown, places = _shown(tables, made_like or taught, by_question=asking)
@@ -198,9 +219,14 @@ def _warnings(tables: Sequence[SourceRows], rows: Sequence[Row], found: Federati
         if task != NEVUS:  # which takes a nevus whichever way it is written
             used = zip(rows, found.labels, strict=True)
             told += near_classes(Counter(row.label for row, label in used if row.label is not None and label >= 0))
-        table_of = [table.name for table in tables for _ in table.rows]
-        told += told_of_lesions(*([(table_of[i], rows[i]) for i in part] for part in (learned, judged)))
+        named = _named(tables, rows)
+        told += told_of_lesions(*([named[i] for i in part] for part in (learned, judged)))
     return told + _told_of_pictures(rows, found, learned, judged)
+
+
+def _named(tables: Sequence[SourceRows], rows: Sequence[Row]) -> list[SourceRow]:
+    """Each row with the name of its table."""
+    return list(zip((table.name for table in tables for _ in table.rows), rows, strict=True))
 
 
 def _told_of_pictures(rows: Sequence[Row], found: Federation, learned: Indices, judged: Indices) -> list[str]:
@@ -218,9 +244,10 @@ def _read_rows(
     specs: Sequence[Spec], tables: Sequence[SourceRows], partition: Partition | None, seed: int
 ) -> list[Row]:
     """All rows of the tables: dealt by their SPECs, or placed by the partition."""
-    dealt = dealt_rows if partition is None else own_rows
-    rows = [row for spec, table in zip(specs, tables, strict=True) for row in dealt(spec, table, seed)]
-    return rows if partition is None else place_rows(rows, partition)
+    if partition is not None:
+        return place_rows(own_rows(specs, tables, seed), partition)
+    dealt = [dealt_rows(spec, table, seed) for spec, table in zip(specs, tables, strict=True)]
+    return [row for rows in agreeing(specs, tables, dealt) for row in rows]
 
 
 def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spec]:
@@ -242,7 +269,7 @@ def label_rows(
         DataError: A class is not in the data, or the task cannot be had with these (`tasks.gather`).
     """
     present = sorted({row.label for row in rows if row.label is not None})
-    wanted = tuple(classes) if classes is not None else tuple(present)
+    wanted = tuple(map(class_name, classes)) if classes is not None else tuple(present)
     unknown = [name for name in wanted if name not in present]
     if unknown or len(set(wanted)) != len(wanted):
         raise DataError(
@@ -314,7 +341,18 @@ def _place(
     return placed, labels
 
 
-def _select(
+def _held_back(tables: Sequence[SourceRows], rows: Sequence[Row], labels: NDArray[np.int64]) -> list[Row]:
+    """Leave out unlabelled rows that show a lesion which a site reports on, be it another one."""
+    named = _named(tables, rows)
+    judged = (i for i, row in enumerate(rows) if row.site is not None and row.split in REPORTED and labels[i] >= 0)
+    is_judged = lesions_of(named[i] for i in judged)
+    return [
+        replace(row, split=LEFT_OUT) if row.split == "unlabelled" and is_judged(table, row) else row
+        for table, row in named
+    ]
+
+
+def select(
     specs: Sequence[Spec], tables: Sequence[SourceRows], rows: list[Row], partition: Partition | None, seed: int
 ) -> tuple[list[Row], ChooseTune]:
     """Leave out (site None) the rows of sites that `@site=NAME` did not ask for, and say how tune rows are chosen."""
@@ -334,7 +372,7 @@ def _tune_chooser(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]], seed: 
     done = 0
     for spec, length in spans:
         wanted = (spec.shares or USUAL).tune
-        for site in {row.site for row in rows[done : done + length] if row.site and row.split == "train"}:
+        for site in sorted({row.site for row in rows[done : done + length] if row.site and row.split == "train"}):
             if shares.setdefault(site, wanted) != wanted:
                 raise DataError(
                     f"Site {site} has rows of several data sources with different @rows; give them all the same @rows."

@@ -6,7 +6,7 @@ saved anew is another picture here, and so is one that the network of `--backbon
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +32,24 @@ def pixel_digest(image: NDArray[np.uint8]) -> bytes:
     return digest.digest()
 
 
-def told_of_lesions(learned: Iterable[SourceRow], judged: Iterable[SourceRow]) -> list[str]:
-    """Write how many lesions are judged on that are learned from, too.
+def lesions_of(rows: Iterable[SourceRow]) -> Callable[[str, Row], bool]:
+    """Return what tells whether a row of a table shows a lesion of these rows.
 
     A lesion is known by its name, inside one table or at one site: two hospitals may number theirs alike.
     """
-    known = {key for name, row in learned for key in _lesion_keys(name, row)}
+    known = {key for name, row in rows for key in _lesion_keys(name, row)}
+    return lambda name, row: not known.isdisjoint(_lesion_keys(name, row))
+
+
+def told_of_lesions(learned: Iterable[SourceRow], judged: Iterable[SourceRow]) -> list[str]:
+    """Write how many lesions are judged on that are learned from, too.
+
+    They are the lesions of `lesions_of`.
+    """
+    known = lesions_of(learned)
     is_known: dict[tuple[str, str], bool] = defaultdict(bool)
     for name, row in judged:
-        is_known[name, row.lesion] |= not known.isdisjoint(_lesion_keys(name, row))
+        is_known[name, row.lesion] |= known(name, row)
     again = sorted(lesion for (_, lesion), found in is_known.items() if found)
     if not again:
         return []

@@ -21,7 +21,10 @@ Pixels = NDArray[np.uint8]  # (px, px, 3) image or (px, px) mask, 0..255
 UNDEALT = ""
 """Split of a row whose source names none: `dealing.deal_test` gives it `train` or `test`."""
 
-SPLITS = ("train", "val", "test", "unlabelled", UNDEALT)
+SIDES = ("train", "val", "test")
+"""Splits of rows with a label; `val` and `test` only report."""
+
+SPLITS = (*SIDES, "unlabelled", UNDEALT)
 
 
 @dataclass(frozen=True, slots=True)

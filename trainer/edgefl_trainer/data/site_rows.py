@@ -42,7 +42,8 @@ class SiteRows:
         return found
 
 
-def _check_names(rows: Sequence[Row]) -> None:
+def check_names(rows: Sequence[Row]) -> None:
+    """Refuse, by a `DataError`, rows of one site that name an image twice."""
     seen: set[tuple[str, str]] = set()
     for row in rows:
         if row.site is not None:
@@ -64,7 +65,7 @@ def deal_sites(
 
     Rows without a label are left out; a question whose answer is not known is judged, but never learned from.
     """
-    _check_names(rows)
+    check_names(rows)
     groups: dict[str, dict[str, list[int]]] = {}
     for i, row in enumerate(rows):
         if row.site is None:

@@ -1,13 +1,14 @@
 """Rows of a data source with the sites and test rows of its SPEC. Source: docs/design.md 5 (Data SPECs)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgefl_trainer.data.dealing import USUAL, deal_iid, deal_test
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
+from edgefl_trainer.data.rows import SIDES, UNDEALT, Row, SourceRows
 from edgefl_trainer.data.specs import Spec
 
-LEFT_OUT = "left out"  # split of a row that no site has and that is not to be spread as an unlabelled one
+LEFT_OUT = "left out"  # split of a row that no site uses, and that is not to be spread as an unlabelled one
 
 
 def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
@@ -30,7 +31,42 @@ def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
     return rows if spec.iid_sites is None else deal_iid(rows, spec.iid_sites, seed)
 
 
-def own_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
-    """Return the rows of `sited_rows`; those of sites that `@site=NAME` does not ask for are marked as left out."""
-    rows = sited_rows(spec, table, seed)
-    return [row if spec.site in (None, row.site) else replace(row, site=None, split=LEFT_OUT) for row in rows]
+def agreeing(specs: Sequence[Spec], tables: Sequence[SourceRows], dealt: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """Put rows of one site that show one lesion on one side, where several tables hold them.
+
+    Each table was dealt by itself. What was dealt follows a split that a table names itself; else such a lesion is
+    `test` where one deal made it so. Sites that `@site=NAME` does not ask for move nothing.
+
+    Args:
+        dealt: the rows of each table, as `sited_rows` gives them.
+    """
+    if len(tables) < 2:
+        return [list(rows) for rows in dealt]
+    sides: dict[tuple[str, str], tuple[bool, int]] = {}  # (site, lesion) → whether a table names it, place in `SIDES`
+    for spec, table, rows in zip(specs, tables, dealt, strict=True):
+        for read, row in zip(table.rows, rows, strict=True):
+            if row.site is not None and spec.site in (None, row.site) and row.split in SIDES:
+                side = (read.split != UNDEALT, SIDES.index(row.split))
+                sides[row.site, row.lesion] = max(side, sides.get((row.site, row.lesion), side))
+
+    def agreed(read: Row, row: Row) -> Row:
+        side = sides.get((row.site or "", row.lesion)) if read.split == UNDEALT and row.split in SIDES else None
+        return row if side is None else replace(row, split=SIDES[side[1]])
+
+    return [
+        [agreed(read, row) for read, row in zip(table.rows, rows, strict=True)]
+        for table, rows in zip(tables, dealt, strict=True)
+    ]
+
+
+def own_rows(specs: Sequence[Spec], tables: Sequence[SourceRows], seed: int) -> list[Row]:
+    """Return the rows of all tables; those of sites that `@site=NAME` does not ask for are marked as left out.
+
+    A `DataError` as of `sited_rows`.
+    """
+    dealt = agreeing(specs, tables, [sited_rows(*each, seed) for each in zip(specs, tables, strict=True)])
+    return [
+        row if spec.site in (None, row.site) else replace(row, site=None, split=LEFT_OUT)
+        for spec, rows in zip(specs, dealt, strict=True)
+        for row in rows
+    ]

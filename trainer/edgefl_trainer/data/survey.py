@@ -5,7 +5,7 @@ and rows that were read is listed beside them: the rows are counted all the same
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,9 +15,9 @@ from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError, TaskError
-from edgefl_trainer.data.federation import alike_sites, label_rows, wrong_sites
+from edgefl_trainer.data.federation import alike_sites, label_rows, select, wrong_sites
 from edgefl_trainer.data.learnable import unlearnable
-from edgefl_trainer.data.learned_from import picture_name, pixel_digest, told_of_lesions, told_of_pictures
+from edgefl_trainer.data.learned_from import lesions_of, picture_name, pixel_digest, told_of_lesions, told_of_pictures
 from edgefl_trainer.data.questions import (
     Vocabulary,
     answer_labels,
@@ -27,10 +27,10 @@ from edgefl_trainer.data.questions import (
     vocabulary_of,
 )
 from edgefl_trainer.data.rows import Row, SourceRows
-from edgefl_trainer.data.site_rows import REPORTED
-from edgefl_trainer.data.sited_rows import sited_rows
+from edgefl_trainer.data.site_rows import REPORTED, check_names
+from edgefl_trainer.data.sited_rows import agreeing, sited_rows
 from edgefl_trainer.data.sources.files import FilePixels
-from edgefl_trainer.data.specs import parse_spec, read_specs
+from edgefl_trainer.data.specs import Spec, parse_spec, read_specs
 from edgefl_trainer.data.tasks import NEVUS, alike_classes, listed, near_classes
 
 UNLABELLED = "no label"
@@ -87,36 +87,56 @@ class Tables:
         return list(unlearnable([row for _, rows in self.rows for row in rows], self.taking_part))
 
 
-def read_tables(specs: Sequence[str], seed: int = 0) -> Tables:
-    """Read each SPEC; a `DataError` where one is written wrongly, or its rows cannot be read."""
+def read_tables(specs: Sequence[str], seed: int = 0, task: str = "all") -> Tables:
+    """Read each SPEC; a `DataError` where one is written wrongly, or its rows cannot be read.
+
+    `task`: as `--task` writes it; `all` alone refuses classes that differ in case.
+    """
     parsed = [parse_spec(text) for text in specs]
-    read = Tables([], [], [])
-    for spec, table in zip(parsed, read_specs(parsed, seed, gaps=True), strict=True):
-        read.refused.extend(table.refused)
+    tables = read_specs(parsed, seed, gaps=True)
+    dealt, refused = [], list[str]()
+    for spec, table in zip(parsed, tables, strict=True):
+        refused.extend(table.refused)
         try:
             rows = sited_rows(spec, table, seed)
         except DataError as error:
             rows = list(table.rows)
-            read.refused.append(str(error))
+            refused.append(str(error))
         else:
-            read.refused.extend(wrong_sites(spec, table, rows))
-        read.rows.append((table, rows))
-        read.taking_part.extend(row for row in rows if spec.site in (None, row.site))
-    if not asks([table for table, _ in read.rows]):
-        rows = [row for _, found in read.rows for row in found]
-        pictures = Counter(row.label for row in rows if row.label is not None)
-        read.refused.extend(alike_classes(rows, sorted(pictures)))
+            refused.extend(wrong_sites(spec, table, rows))
+        dealt.append(rows)
+    dealt = agreeing(parsed, tables, dealt)
+    every = [row for rows in dealt for row in rows]
+    part = [row for spec, rows in zip(parsed, dealt, strict=True) for row in rows if spec.site in (None, row.site)]
+    read = Tables(list(zip(tables, dealt, strict=True)), refused, part)
+    refused.extend(_refused_together(parsed, read, seed))
+    if not asks(tables):
+        pictures = Counter(row.label for row in every if row.label is not None)
+        refused.extend(alike_classes(every, sorted(pictures) if task == "all" else ()))
         read.near.extend(near_classes(pictures))
     return read
 
 
-def with_others(specs: Sequence[str], found: DataError, seed: int, *, labels: bool) -> DataError:
+def _refused_together(specs: Sequence[Spec], read: Tables, seed: int) -> Iterator[str]:
+    """Write what a run refuses of the rows that a site has in several tables: other @rows, an image named twice."""
+    tables, rows = [table for table, _ in read.rows], [row for _, found in read.rows for row in found]
+    checks: list[Callable[[], object]] = [partial(select, specs, tables, rows, None, seed)]
+    if not any(table.refused for table in tables):  # which say it of one table, with the lines
+        checks.append(partial(check_names, read.taking_part))
+    for check in checks:
+        try:
+            check()
+        except DataError as error:
+            yield str(error)
+
+
+def with_others(specs: Sequence[str], found: DataError, seed: int, task: str, *, labels: bool) -> DataError:
     """Add to what a run refuses of some data everything else that it refuses, as `edgefl-train data` lists it.
 
     `labels`: whether the run learns from labels.
     """
     try:
-        tables = read_tables(specs, seed)
+        tables = read_tables(specs, seed, task)
     except DataError:  # nothing can be read beyond it
         return found
     told = [str(found), *tables.refused, *(tables.unlearnable() if labels else ())]
@@ -207,14 +227,24 @@ def _examine_all(found: Survey, tables: Sequence[tuple[SourceRows, list[Row]]]) 
 def _learned_and_judged(tables: Sequence[tuple[SourceRows, list[Row]]], digests: Digests) -> list[str]:
     """Sentences on lesions and pictures that are learned from and judged on, as a run would say them.
 
-    Of a picture that questions of both sides show, `told_of_questions` tells.
+    Of a picture that questions of both sides show, `told_of_questions` tells. A site's unlabelled rows count as learned
+    from, as methods without labels do, but those of a lesion that is judged on: a run leaves them out.
     """
     rows = [(table, row) for table, found in tables for row in found if row.label is not None]
     learned = [(table, row) for table, row in rows if row.split == "train"]
     judged = [(table, row) for table, row in rows if row.split in REPORTED]
     named = ([(table.name, row) for table, row in part if not table.asks] for part in (learned, judged))
+    is_judged = lesions_of((table.name, row) for table, row in judged)
+    unlabelled = [
+        (table, row)
+        for table, found in tables
+        for row in found
+        if row.split == "unlabelled" and row.site is not None and not is_judged(table.name, row)
+    ]
     known = {
-        digests[picture]: picture_name(row) for table, row in learned if (picture := _picture(table, row)) in digests
+        digests[picture]: picture_name(row)
+        for table, row in (*unlabelled, *learned)
+        if (picture := _picture(table, row)) in digests
     }
     shown = {_picture(table, row) for table, row in learned if table.asks}
     asked = {

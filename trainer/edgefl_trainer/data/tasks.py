@@ -11,6 +11,7 @@ clinician anything else.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ from edgefl_trainer.data.errors import DataError, TaskError
 from edgefl_trainer.data.rows import Row
 from edgefl_trainer.typed_values import nearest
 
-NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
+_NEVI = ("nevus", "naevus", "nevi", "naevi")
+NEVUS_NAMES = frozenset({"nv", *_NEVI, *(f"melanocytic {name}" for name in _NEVI)})
 NEVUS, OTHER = "nevus", "other"
 MAX_WORD = 32  # characters of a word
 LONGEST_SHORT_FORM = 3  # characters of a class such as SCC, whose last letter is no plural
@@ -55,7 +57,7 @@ def parse_groups(task: str) -> Groups | None:
     """
     if task in ("all", NEVUS):
         return None
-    *groups, rest = (part.strip() for part in task.split(":"))
+    *groups, rest = (part.strip() for part in class_name(task).split(":"))
     if not groups:
         raise TaskError(f"Task {task!r} is not known; allowed: {FORM}.")
     if not rest or "=" in rest or "," in rest:
@@ -74,6 +76,14 @@ def parse_groups(task: str) -> Groups | None:
     made = Groups(task, members, rest)
     _check_names(made)
     return made
+
+
+def class_name(text: str) -> str:
+    """Write the name of a class in the one form in which it is compared: Unicode's NFC.
+
+    Systems write a name in several: macOS calls a folder by letters and marks, a table has both as one sign.
+    """
+    return unicodedata.normalize("NFC", text)
 
 
 def _check_names(groups: Groups) -> None:
@@ -216,18 +226,27 @@ def near_classes(pictures: Mapping[str, int]) -> Iterator[str]:
 
 def _class_meant(label: str) -> str:
     """A word that labels of one class share."""
-    plain = _plain(label)
-    stem = re.sub("(es|is|s)$", "", plain) if len(plain) > LONGEST_SHORT_FORM else plain
-    return _SYNONYMS.get(plain) or _SYNONYMS.get(stem) or stem
+    return next((_SYNONYMS[form] for form in _forms(label) if form in _SYNONYMS), _forms(label)[-1])
 
 
-def _plain(label: str) -> str:
-    return "".join(letter for letter in label.casefold() if letter.isalnum())
+def _forms(label: str) -> tuple[str, str]:
+    """A label without case, signs and marks on letters, and that without the ending of its plural, too."""
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", label).casefold() if letter.isalnum())
+    return plain, re.sub("(es|is|s)$", "", plain) if len(plain) > LONGEST_SHORT_FORM else plain
 
 
+_LONG_NAMES = {  # of HAM10000's paper and of ICD-10, beside those that the product gives
+    "MEL": ("malignant melanoma", "malignant melanoma of skin"),
+    "AK": ("solar keratosis",),
+    "BKL": ("benign keratosis-like lesion",),
+    "akiec": ("actinic keratoses and intraepithelial carcinoma",),
+    NEVUS: tuple(NEVUS_NAMES),
+}
 _SYNONYMS = {
-    **{_plain(text): info.name for label, info in KNOWN.items() for text in (label, info.name)},
-    **{_plain(text): KNOWN[NEVUS].name for text in NEVUS_NAMES},
+    form: KNOWN[label].name
+    for label in KNOWN
+    for text in (label, KNOWN[label].name, *_LONG_NAMES.get(label, ()))
+    for form in _forms(text)
 }  # how a class is written → its full name
 
 

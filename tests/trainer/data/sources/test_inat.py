@@ -5,6 +5,7 @@ users with at least 16 training images.
 """
 
 import hashlib
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -103,6 +104,12 @@ def test_pictures_of_users_that_are_dropped_need_not_be_there(inat: Path) -> Non
     read(inat)
     with pytest.raises(DataError, match=image_id("55", 0)):
         read(inat, min_train="1")
+
+
+def test_a_smaller_copy_is_not_taken_for_the_official_picture(inat: Path) -> None:
+    """docs/reference/data.md: pictures lie in `train_val_images/`; copies may lie anywhere, and later in name order."""
+    shutil.copytree(inat / "train_val_images", inat / "zoomed")
+    assert {row.source.partition("/")[0] for row in read(inat)} == {"train_val_images"}
 
 
 def test_split_by_place(inat: Path) -> None:

@@ -1,5 +1,6 @@
 """docs/methods.md 7.1 and 7.2: Fed-ISIC2019 from the official files, on a drawn copy and on the real tables."""
 
+import shutil
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -146,6 +147,20 @@ def test_a_missing_picture_is_named(drawn: Path, cache: Path) -> None:
     (drawn / "ISIC_2019_Training_Input" / "ISIC_05.png").unlink()
     with pytest.raises(DataError, match="ISIC_05"):
         load_federation([f"isic2019:{drawn}"], image_px=8)
+
+
+def test_copies_of_another_colour_are_not_taken_for_the_official_pictures(drawn: Path) -> None:
+    """FLamby writes copies with the same names into the folder `…_preprocessed`, which stands later in name order."""
+    official = drawn / "ISIC_2019_Training_Input"
+    copies = drawn / "ISIC_2019_Training_Input_preprocessed"
+    shutil.copytree(official, copies)
+    rows = isic_rows(open_store(drawn), "lesion")
+    assert {Path(row.source).parent.name for row in rows} == {official.name}
+    official.rename(drawn / "other")
+    with pytest.raises(DataError, match=r"2 pictures called ISIC_01: .* keep one, in the folder ISIC_2019_Training_In"):
+        isic_rows(open_store(drawn), "lesion")
+    shutil.rmtree(drawn / "other")
+    assert {Path(row.source).parent.name for row in isic_rows(open_store(drawn), "lesion")} == {copies.name}
 
 
 @pytest.mark.data

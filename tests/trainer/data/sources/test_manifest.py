@@ -58,6 +58,40 @@ def test_columns_beyond_ours_are_kept(make_zip) -> None:
     assert [dict(row.extra) for row in rows] == [{"sex": "female"}, {"sex": "male"}]
 
 
+@pytest.mark.parametrize("column", ["center", "lesion_id", "split"])
+def test_a_column_in_capitals_is_told(make_zip, column: str) -> None:
+    """The hospital's own test rows, in a column SPLIT, were learned from without a word."""
+    records = [
+        {key.upper() if key == column else key: value for key, value in row.items()}
+        for row in (record("a", **{column: "test"}), record("b", **{column: "train"}))
+    ]
+    told = "\n".join(read_manifest(make_zip(records)).warnings)
+    assert f"has no column {column}: " in told
+    assert f"its column {column.upper()} is not read as {column}; rename it if it is meant" in told
+
+
+def test_what_other_programs_write_for_want_of_a_value_is_told(make_zip) -> None:
+    """R's `write.csv` writes NA (its manual, `na`): pictures without a number were one lesion, of two classes."""
+    records = [
+        record("a", lesion_id="NA"),
+        record("b", lesion_id="NA", label="MEL"),
+        record("c", lesion_id="L1", center="null"),
+        record("d", lesion_id="L2", label="N/A"),
+        record("e", lesion_id="L3", label="nan"),
+    ]
+    path = make_zip(records)
+    where = f"index.csv in {path}"
+    value, empty = "which is read as", "where no value is known, leave the cell empty"
+    assert list(read_manifest(path).warnings) == [
+        f"2 rows of {where} have 'N/A' as label, {value} the name of a class; {empty}: d in line 5, e in line 6",
+        f"1 row of {where} has 'null' as center, {value} the name of a site; {empty}: c in line 4",
+        f"2 rows of {where} have 'NA' as lesion_id, {value} one lesion that all these pictures show; {empty}: "
+        "a in line 2, b in line 3",
+        f"1 lesion of {where} has rows of several labels, and a lesion has one; give each lesion a lesion_id of its "
+        "own: NA (NV, MEL)",
+    ]
+
+
 def test_an_image_without_lesion_is_its_own_lesion(make_zip) -> None:
     rows = read_manifest(make_zip([record("a"), record("b"), record("c", lesion_id="L1")])).rows
     assert len({row.lesion for row in rows}) == 3
@@ -118,6 +152,12 @@ def test_a_wrong_index_is_named_in_one_sentence(make_zip, cache: Path, change, w
             ["write image in small letters, and rename centre to center where that is meant."],
             id="capital-and-misspelt",
         ),
+        pytest.param(
+            {"index.csv": b"IMAGE,LABEL,CENTER,SPLIT\na,NV,b,test\n"},
+            ["write image, label in small letters, and rename CENTER to center and SPLIT to split where that is"],
+            id="all-capitals",
+        ),
+        pytest.param({"index.csv": b"image,LABELS\na,NV\n"}, ["rename LABELS to label."], id="misspelt-capitals"),
         pytest.param({"index.csv": b"image,colour\na,NV\n"}, ["columns are image, colour."], id="nothing-alike"),
     ],
 )
@@ -187,6 +227,27 @@ def test_a_file_that_is_no_zip_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK nothing")
     with pytest.raises(DataError, match=r"x\.zip is not a readable zip file\.$"):
         read_manifest(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_whose_unpacking_has_no_bound_is_refused(tmp_path: Path, method: int) -> None:
+    """APPNOTE 4.4.5: 12 is bzip2, 14 LZMA. `zipfile` unpacks these without a limit: 4 kB took 1.2 GB."""
+    with zipfile.ZipFile(tmp_path / "w.zip", "w", method) as archive:
+        archive.writestr("index.csv", "image,label\n")
+    with pytest.raises(DataError, match=rf"index.csv in .* is compressed by method {method}, .* method, deflate\."):
+        read_manifest(tmp_path / "w.zip")
+
+
+def test_a_zip_of_a_later_version_is_named(tmp_path: Path) -> None:
+    """APPNOTE 4.4.3: the version needed to extract, here 9.9, stands in the directory at the end, after 6 bytes."""
+    path = tmp_path / "w.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("index.csv", "image,label\n")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\1\2") + 6] = 99
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"w\.zip is not a readable zip file: zip file version 9\.9"):
+        read_manifest(path)
 
 
 def test_a_zip_that_unpacks_to_too_much_is_refused(make_zip, cache: Path, tmp_path: Path) -> None:

@@ -143,6 +143,15 @@ def test_pictures_lie_in_their_folders_and_masks_are_none(tmp_path: Path) -> Non
     assert not found.pixels.missing
 
 
+def test_a_copy_is_not_taken_for_the_official_picture(tmp_path: Path) -> None:
+    """docs/reference/data.md: pictures lie at `imgs/xmlabN/source.jpg`; those of another folder come later here."""
+    path = write_slake(tmp_path / "s.zip", {"train": [entry(1)]}, pictures=(1,))
+    with zipfile.ZipFile(path, "a") as archive:
+        (official,) = [name for name in archive.namelist() if name.endswith("source.jpg")]
+        archive.writestr(official.replace("imgs/", "small/"), archive.read(official))
+    assert {row.source for row in read_slake(path, "en").rows} == {official}
+
+
 def test_questions_without_pictures_load_and_say_so(tmp_path: Path, cache: Path) -> None:
     path = write_slake(tmp_path / "s.zip", {"train": [entry(1), entry(2)]})
     found = read_slake(path, "en")

@@ -47,8 +47,7 @@ def make_partition(
     tables = [read_spec(spec, seed) for spec in parsed]
     if asking := [table.name for table in tables if table.asks]:
         raise PartitionError(f"{asking[0]} holds questions, and a partition deals pictures alone: use its own sites.")
-    rows = [row for spec, table in zip(parsed, tables, strict=True) for row in own_rows(spec, table, seed)]
-    return deal(rows, plan, seed, classes, tune_share=shares.pop())
+    return deal(own_rows(parsed, tables, seed), plan, seed, classes, tune_share=shares.pop())
 
 
 def deal(

@@ -12,7 +12,7 @@ _ALIKE = {  # how else people write it, without case and signs
     "image": {"filename", "imageid", "imagename", "isicid", "img", "imgid", "picture", "photo", "path", "filepath"},
     "label": {"diagnosis", "dx", "class", "target", "category", "diagnostic", "groundtruth"},
     "center": {"centre", "hospital", "institution", "clinic", "centerid", "centreid"},
-    "lesion_id": {"lesionid", "lesion", "lesionno", "lesionnumber", "patientid", "patient"},
+    "lesion_id": {"lesion", "lesionno", "lesionnumber", "patientid", "patient"},
     "split": {"splits", "fold", "subset", "partition"},
 }
 
@@ -23,9 +23,10 @@ def column_meant(name: str, columns: Sequence[str]) -> str | None:
     One that another name of `KNOWN` has is not meant. Of several the first that people write for it comes first.
     """
     others = [column for column in columns if column not in KNOWN]
-    written = next((column for column in others if _plain(column) in _ALIKE[name]), None)
-    close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
-    return written or (close[0] if close else None)
+    written = next((column for column in others if _plain(column) in {_plain(name), *_ALIKE[name]}), None)
+    by_fold = {column.casefold(): column for column in reversed(others)}
+    close = difflib.get_close_matches(name, by_fold, n=1, cutoff=0.8)
+    return written or (by_fold[close[0]] if close else None)
 
 
 def _plain(column: str) -> str:

@@ -11,7 +11,8 @@ from edgefl_protocol.sentences import counted, listed
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
-from edgefl_trainer.data.sources.store import OTHER_SUFFIXES, is_hidden, is_image_name, open_store
+from edgefl_trainer.data.sources.store import OTHER_SUFFIXES, is_image_name, open_store
+from edgefl_trainer.data.tasks import class_name
 
 UNLABELLED = "unlabelled"
 
@@ -46,7 +47,7 @@ def read_folder(path: Path) -> SourceRows:
             f"{odd} in {path} is in the wrong place; put all pictures at SITE/CLASS/NAME, or all at CLASS/NAME."
         )
     rows = tuple(_row(name) for name in names)
-    warnings, refused = _left_out(names, [name for name in others if not is_hidden(name)], path, depth)
+    warnings, refused = _left_out(names, others, path, depth)
     return SourceRows(f"folder:{path}", rows, file_pixels(store, rows), warnings, refused)
 
 
@@ -76,7 +77,7 @@ def _row(name: str) -> Row:
     return Row(
         image=name,
         source=name,
-        label=None if unlabelled else label,
+        label=None if unlabelled else class_name(label),
         site=site[0] if site else None,
         lesion=f"image:{name}",
         split=UNLABELLED if unlabelled else UNDEALT,

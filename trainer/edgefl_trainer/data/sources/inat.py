@@ -20,13 +20,14 @@ from edgefl_trainer.data.dealing import choose_share
 from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
-from edgefl_trainer.data.sources.store import is_image_name, open_store
+from edgefl_trainer.data.sources.store import open_store, pictures_by_name
 from edgefl_trainer.data.sources.tables import TableFile, read_table
 
 CLASSES = 1203  # species of the split files, numbered from 0
 TEST_SHARE = 0.2
 OPTIONS = {"split": "user_120k", "min_train": "16", "seed": "0"}
 
+_IMAGES = "train_val_images"
 _COLUMNS = ("user_id", "image_id", "class", "label")
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _SPLIT_NAME = re.compile(r"(user|geo)_[0-9]{1,6}k?")
@@ -59,7 +60,7 @@ def read_inat(path: Path, options: Mapping[str, str]) -> SourceRows:
     file = next((name for name in names if PurePosixPath(name).name == wanted), None)
     if file is None:
         raise DataError(f"{store.name} has no {wanted}; unpack the official split files there.")
-    pictures = {PurePosixPath(name).stem: name for name in names if is_image_name(name)}
+    pictures = pictures_by_name(store, lambda name: PurePosixPath(name).stem, _IMAGES)
     table = read_table(store, file, _COLUMNS)
     kind = split.partition("_")[0]
     rows = _deal([_row(record, line, table, kind) for line, record in table.records], int(seed))

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
-from edgefl_trainer.data.sources.store import FileStore, is_image_name, open_store
+from edgefl_trainer.data.sources.store import FileStore, open_store, pictures_by_name
 from edgefl_trainer.data.sources.tables import read_table
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -53,7 +53,7 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
     labels = _labels(store, names)
     centre_of_ham = _ham_centres(store, names)
     folds = _flamby_folds(store, names) if split == "flamby" else {}
-    pictures = {PurePosixPath(name).stem: name for name in names if is_image_name(name)}
+    pictures = pictures_by_name(store, lambda name: PurePosixPath(name).stem, _IMAGES)
     table = read_table(store, _find(store, names, _METADATA), ("image", "lesion_id", "anatom_site_general"))
     rows = []
     given = split == "flamby"

@@ -5,7 +5,7 @@ Guarantees: every file named lies inside the folder or zip; a zip holds no image
 Source: docs/design.md 5 (Data SPECs).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edgefl_protocol.sentences import counted
@@ -13,9 +13,16 @@ from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.columns import KNOWN, column_meant
 from edgefl_trainer.data.sources.files import pixels_with_gaps
-from edgefl_trainer.data.sources.store import FileStore, ZipStore, check_relative, is_image_name, open_store
+from edgefl_trainer.data.sources.store import (
+    IMAGE_SUFFIXES,
+    FileStore,
+    ZipStore,
+    check_relative,
+    is_image_name,
+    open_store,
+)
 from edgefl_trainer.data.sources.tables import TableFile, read_table
-from edgefl_trainer.data.tasks import listed
+from edgefl_trainer.data.tasks import class_name, listed
 
 INDEX = "index.csv"
 _ASKING = {"vqa-rad": "trainset.json", "slake": "train.json"}  # kind of SPEC → the list that its data have
@@ -26,6 +33,12 @@ _WITHOUT = {  # what a column that is absent means
         "each picture counts as a lesion of its own, so the model may be judged on a lesion that it learned from"
     ),
     "split": "train and test rows are dealt here, by lesion",
+}
+_NO_VALUE = ("na", "n/a", "nan", "null")  # how R, pandas and databases write a cell without a value
+_READ_AS = {  # what such a cell is then
+    "label": "as the name of a class",
+    "center": "as the name of a site",
+    "lesion_id": "as one lesion that all these pictures show",
 }
 
 
@@ -48,7 +61,13 @@ def read_manifest(path: Path) -> SourceRows:
     _check_listed(store, rows)
     has_file = bool(table.records) and "file" in table.records[0][1]
     note = "" if has_file else f"{table.where} has no column file, so IMAGE.jpg was looked for."
-    warnings = (*absent_columns(table), *_without_lesion(rows, table), *_without_label(rows, table))
+    warnings = (
+        *absent_columns(table),
+        *_without_lesion(rows, table),
+        *_without_label(rows, table),
+        *_without_value(table),
+        *_of_two_labels(rows, table),
+    )
     return SourceRows(f"manifest:{path}", rows, pixels_with_gaps(store, rows, note), warnings, _named_twice(table))
 
 
@@ -115,6 +134,36 @@ def _without_lesion(rows: Sequence[Row], table: TableFile) -> tuple[str, ...]:
     )
 
 
+def _without_value(table: TableFile) -> Iterator[str]:
+    """Write a sentence for each column with cells that another program wrote for want of a value."""
+    for column, read_as in _READ_AS.items():
+        found = [
+            (record[column], f"{record['image']} in line {line}")
+            for line, record in table.records
+            if record.get(column, "").casefold() in _NO_VALUE
+        ]
+        if found:
+            yield (
+                f"{counted(len(found), 'row')} of {table.where} {'has' if len(found) == 1 else 'have'} {found[0][0]!r} "
+                f"as {column}, which is read {read_as}; where no value is known, leave the cell empty: "
+                f"{listed([row for _, row in found])}"
+            )
+
+
+def _of_two_labels(rows: Sequence[Row], table: TableFile) -> Iterator[str]:
+    """Write a sentence on lesions whose rows have several labels: two may have one number."""
+    labels: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.label is not None:
+            labels.setdefault(row.lesion, {})[row.label] = None
+    several = [f"{lesion} ({', '.join(found)})" for lesion, found in labels.items() if len(found) > 1]
+    if several:
+        yield (
+            f"{counted(len(several), 'lesion')} of {table.where} {'has' if len(several) == 1 else 'have'} rows of "
+            f"several labels, and a lesion has one; give each lesion a lesion_id of its own: {listed(several)}"
+        )
+
+
 def absent_columns(table: TableFile) -> tuple[str, ...]:
     """Write a sentence for each absent column that bears on who learns from what, and name one that looks like it."""
     columns = table.records[0][1].keys() if table.records else ()
@@ -139,12 +188,12 @@ def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:
     split = record.get("split", UNDEALT)
     if split not in SPLITS:
         raise DataError(f"{where} has the split {split!r}; allowed: {', '.join(s for s in SPLITS if s)}, or nothing.")
-    label = record["label"] or None
+    label = class_name(record["label"]) or None
     if label is None and split in ("train", "val", "test"):
         raise DataError(
             f"{where} ({image}) has the split {split} but no label; give it a label, or the split unlabelled."
         )
-    file = record.get("file") or (image if is_image_name(image) else f"{image}.jpg")
+    file = record.get("file") or (image if image.lower().endswith(IMAGE_SUFFIXES) else f"{image}.jpg")
     check_relative(file, where)
     return Row(
         image=image,

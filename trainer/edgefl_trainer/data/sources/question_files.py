@@ -18,7 +18,7 @@ from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Question, Row, SourceRows
 from edgefl_trainer.data.sources.files import pixels_with_gaps
-from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore, is_image_name
+from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore, is_image_name, pictures_by_name
 
 _CLOSED = {"OPEN": False, "CLOSED": True}
 
@@ -114,7 +114,7 @@ class PictureFiles:
 
     def __init__(self, store: FileStore, layout: Layout) -> None:
         self._layout = layout
-        self._found = {_tail(name, layout.depth): name for name in store.names() if is_image_name(name)}
+        self._found = pictures_by_name(store, lambda name: _tail(name, layout.depth), layout.folder)
 
     def locate(self, entry: ListedQuestion, key: str) -> tuple[str, str]:
         """Return the name of a question's picture, and its file: where it should lie if it is not there."""

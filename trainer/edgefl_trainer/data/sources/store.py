@@ -1,17 +1,19 @@
 """Read files of a folder or a zip, by relative name and never outside it.
 
 Guarantees: a name with `..`, a drive, a leading slash, a backslash or a NUL is refused before anything is opened; a
-link that leaves the folder is refused; no read is larger than `MAX_FILE_BYTES`; nothing is ever extracted to disk.
+link that leaves the folder is refused, and so is a link in the place of a folder; no read is larger than
+`MAX_FILE_BYTES`, nor is what it unpacks to while it is read; nothing is ever extracted to disk.
 """
 
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
+from edgefl_protocol.sentences import listed
 from edgefl_trainer.data.errors import DataError
 
 MAX_TABLE_BYTES = 200_000_000  # one CSV
@@ -19,6 +21,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 OTHER_SUFFIXES = (  # pictures in forms that no run reads
     ".tif", ".tiff", ".gif", ".bmp", ".webp", ".avif", ".heic", ".heif", ".jp2", ".jpe", ".jfif", ".dcm", ".dng",
 )  # fmt: skip
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of other forms `zipfile` unpacks all that it is given at once
 
 
 class FileStore(Protocol):
@@ -27,7 +30,11 @@ class FileStore(Protocol):
     name: str
 
     def names(self) -> Sequence[str]:
-        """List all file names, relative, with `/`, in name order."""
+        """List all file names, relative, with `/`, in name order.
+
+        A `DataError` where one, of no hidden folder, is a link to a folder or to nothing: what lies there would be left
+        out in silence.
+        """
         ...
 
     def top_folders(self) -> Sequence[str]:
@@ -64,14 +71,35 @@ def open_store(path: Path) -> FileStore:
 
 
 def is_image_name(name: str, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> bool:
-    """Tell whether a file name ends like an image we read, or as given, and is not a hidden file."""
+    """Tell whether a file name ends like an image we read, or as given, and neither it nor a folder above is hidden."""
     pure = PurePosixPath(name)
-    return pure.suffix.lower() in suffixes and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
+    return pure.suffix.lower() in suffixes and not pure.name.startswith(".") and not is_hidden(str(pure.parent))
 
 
 def is_hidden(name: str) -> bool:
     """Tell whether a folder, or one above a file, is the system's rather than a person's."""
     return any(part.startswith((".", "@")) or part == "__MACOSX" for part in PurePosixPath(name).parts)
+
+
+def pictures_by_name(store: FileStore, called: Callable[[str], str], folder: str) -> dict[str, str]:
+    """Return the picture files of a data set by the name that its lists call them.
+
+    Of several with one name it is the one below a folder called `folder`, where the official files lie: beside it there
+    may be copies of another size or colour. A `DataError` where that leaves none, or more than one.
+    """
+    found: dict[str, list[str]] = {}
+    for name in filter(is_image_name, store.names()):
+        found.setdefault(called(name), []).append(name)
+    return {key: files[0] if len(files) == 1 else _official(store, key, files, folder) for key, files in found.items()}
+
+
+def _official(store: FileStore, key: str, files: Sequence[str], folder: str) -> str:
+    official = [file for file in files if folder in PurePosixPath(file).parts]
+    if len(official) != 1:
+        raise DataError(
+            f"{store.name} holds {len(files)} pictures called {key}: {listed(files)}; keep one, in the folder {folder}."
+        )
+    return official[0]
 
 
 def check_relative(name: str, where: str) -> None:
@@ -90,8 +118,16 @@ class FolderStore:
         self._root = root.resolve()
 
     def names(self) -> list[str]:
-        """List all file names, relative, with `/`, in name order."""
-        return sorted(p.relative_to(self._root).as_posix() for p in self._root.rglob("*") if p.is_file())
+        """List all file names (see `FileStore.names`)."""
+        found = []
+        for path in self._root.rglob("*"):  # it looks into no folder behind a link
+            name = path.relative_to(self._root).as_posix()
+            if path.is_file():
+                found.append(name)
+            elif path.is_symlink() and not is_hidden(name):
+                leads = "a folder: put the folder" if path.is_dir() else "nothing: put the file"
+                raise DataError(f"{name} in {self.name} is a link to {leads} itself there, or remove the link.")
+        return sorted(found)
 
     def top_folders(self) -> list[str]:
         """Return names of the outermost folders (see `FileStore.top_folders`)."""
@@ -139,7 +175,7 @@ class ZipStore:
         self.name = str(path)
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:
             raise DataError(f"{path} is not a readable zip file{_why(error)}.") from error
         self._members = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
 
@@ -162,6 +198,11 @@ class ZipStore:
         info = self._info(name)
         if info.file_size > max_bytes:
             raise DataError(f"{name} in {self.name} unpacks to more than the {max_bytes} bytes allowed.")
+        if info.compress_type not in _BOUNDED:
+            raise DataError(
+                f"{name} in {self.name} is compressed by method {info.compress_type}, which is not read "
+                "because it may take any amount of memory; make the zip with the usual method, deflate."
+            )
         try:
             with self._zip.open(info) as stream:
                 data = stream.read(max_bytes + 1)
