@@ -10,9 +10,12 @@ told in a sentence is never below it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from typing import Final
 
 from edgefl_protocol.distribution import needs_extra
 from edgefl_trainer.errors import SettingError
+
+PROTECTED: Final = "for one picture (several of one patient cost more)"  # stands beside each epsilon that is promised
 
 
 @dataclass(frozen=True)

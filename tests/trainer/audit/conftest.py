@@ -18,6 +18,7 @@ METHODS = {
     "fedavg": ("features", "weights"),
     "sgpt": ("prompts and weights",),
     "finetune": ("weights",),
+    "fedclf": ("features",),  # more pictures are compared than its bank holds
 }
 
 

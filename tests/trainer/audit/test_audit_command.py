@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from tests.trainer.audit.conftest import METHODS
 from tests.trainer.conftest import edgefl_train
@@ -18,8 +19,13 @@ from edgefl_trainer.audit import payload_lines
 from edgefl_trainer.audit.audited import open_audit
 from edgefl_trainer.audit.bounds import Between
 from edgefl_trainer.audit.line import MEANINGS, AuditLine, NotAttacked
+from edgefl_trainer.audit.member_lines import membership_lines
+from edgefl_trainer.audit.payloads import PicturePayload, release_of
 from edgefl_trainer.contract import Method, Site, State
 from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.sites import read_sites
+from edgefl_trainer.models.backbones import load_backbone
 
 
 @pytest.mark.slow
@@ -31,8 +37,8 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callab
     summary = json.loads((run_of(method) / "summary.json").read_text())
     told = {word for one in [*found["lines"], *found["not_attacked"]] for word in one["kind"].split(" and ")}
     assert {*summary["travels"], "model"} <= told
-    kinds = {line["kind"] for line in found["lines"]}
-    assert {*METHODS[method], "model"} <= kinds
+    kinds, scores = {line["kind"] for line in found["lines"]}, "probe" not in summary  # else it left an encoder alone
+    assert {*METHODS[method], *["model"][:scores]} <= kinds
     for line in found["lines"]:
         for value, between in (("figure", "interval"), ("minus_floor", "minus_floor_interval")):
             assert (line[between] is None) == (line["drawn"] < 10)
@@ -42,7 +48,7 @@ def test_each_kind_that_travels_is_attacked_or_named(method: str, run_of: Callab
         wanted = "inconclusive" if line["control"] < line["needs"] else line["verdict"]
         assert line["verdict"] == wanted
     photos = {line["kind"] for line in found["lines"] if line["attack"].endswith("another photo")}
-    assert photos <= {"maps"}  # both photos of a lesion took part in a mean over a class
+    assert photos <= ({"maps"} if scores else {"features"})  # both photos of a lesion took part in a mean over a class
 
 
 def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
@@ -59,6 +65,37 @@ def test_a_site_that_is_refused_is_named_and_the_others_are_attacked(
     assert refused == NotAttacked("maps", "all", "x (of site-1)", ("site-1",))
     assert isinstance(line, AuditLine) and line.sites == ("site-2", "site-3")
     assert line.against == "the mean of the maps of at most 5 pictures of a class"  # what the preset sends
+
+
+def test_a_site_that_is_named_twice_is_attacked_once(run_of: Callable[[str], Path], small: None) -> None:
+    """Its pictures counted as twice as many, so the intervals were too narrow."""
+    named = ("site-2", "site-1", "site-2")
+    assert open_audit(open_run(run_of("fedevprompt")), named, 20, lambda line: None).attacked == named[:2]
+
+
+@pytest.mark.parametrize("queue", [2, 3, 128])
+def test_no_more_pictures_are_exchanged_at_once_than_a_bank_holds(queue: int, cached: None) -> None:
+    """FedCLF sends at most K features: of more pictures some had none. A piece is an exchange of its own, and in one
+    of a single picture batch norm would have nothing to compare."""
+    settings = RunSettings(
+        method="fedclf",
+        data=("lesions:sites=1,images=20,px=36",),
+        backbone="cnn:test_resnet",
+        image_px=36,
+        device="cpu",
+        hyper={"queue": queue, "batch": 4},
+    )
+    method, backbone = settings.build_method(), load_backbone("cnn:test_resnet", image_px=36, seed=0)
+    _, task, sites = read_sites(settings, method, backbone, None)
+    run, [site] = mock.Mock(sites=(), settings=settings), sites.values()
+    release = release_of(run, method, method.start(task, [site.name]), site, "features")
+    assert isinstance(release, PicturePayload) and release.over == "picture"
+    pictures = site.unlabelled.images[site.unlabelled.places[:7]]
+    found, first = release.sent(pictures), {2: 2, 3: 3, 128: 7}[queue]
+    assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(7), abs=1e-2)  # float16
+    assert np.array_equal(found[:first], release.sent(pictures[:first]))
+    if queue == 2:
+        assert np.array_equal(found[6:], release.sent(pictures[[6, 0]])[:1])
 
 
 @pytest.mark.parametrize("over", ["class", "site"])
@@ -204,6 +241,25 @@ def test_a_network_with_tokens_inside_is_named_with_what_cannot_be_read() -> Non
     assert isinstance(found, NotAttacked) and "its tokens" not in found.why
     start = "not attacked: prototypes, re-identification and reconstruction: the model puts prompt tokens"
     assert found.told.startswith(start)
+
+
+def test_a_site_of_a_live_federation_cannot_be_audited_alone(finished: dict[str, Path], tmp_path: Path) -> None:
+    """Its folder has no state of the server and no other site: the reasons that were told were false, and reassured."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished["local"], copy)
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps({**summary, "site_sha256": "0" * 64}))
+    said = edgefl_train("audit", copy).sentence()
+    assert "holds one site's part of a federation" in said and "server's state and the other sites' pictures" in said
+
+
+def test_without_another_site_there_is_no_floor(run_of: Callable[[str], Path], small: None) -> None:
+    """It read as a fault of the model, which "cannot answer"."""
+    audited = open_audit(open_run(run_of("fedevprompt")), ("site-1",), 20, lambda line: None)
+    alone = replace(audited, sites={"site-1": audited.sites["site-1"]})
+    (found,) = membership_lines(alone, "model", {"site-1": audited.run.predictor("site-1")}, {})
+    assert isinstance(found, NotAttacked) and found.sites == ("site-1",)
+    assert found.why.startswith("there is no other site, and the floor is a model")
 
 
 def test_what_cannot_be_audited_is_a_sentence(

@@ -100,3 +100,14 @@ def test_a_rare_hit_of_one_item_a_picture_has_the_exact_interval() -> None:
     """Draws of 1 hit in 60 end at 5.0 %, the target; Clopper and Pearson's interval ends at 8.9 %."""
     found, _ = unit_bounds(np.eye(1, 60)[0], np.zeros(60), [str(row) for row in range(60)], shares=True)
     assert found == pytest.approx((0.0004, 0.0894), abs=1e-4)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05])
+def test_a_rare_hit_is_not_sure_beside_its_floor(spread: float) -> None:
+    """Beside a floor of 6 %, of some pictures higher: draws of 1 hit in 60 ended below it, exact ends do not."""
+    floors = np.r_[np.full(54, 0.06 - spread / 10), np.full(6, 0.06 + 9 * spread / 10)]
+    assert floors.mean() == pytest.approx(0.06)
+    _, minus_floor = unit_bounds(np.eye(1, 60)[0], floors, [str(row) for row in range(60)], shares=True)
+    assert minus_floor is not None and minus_floor[0] <= 0.0005 - 0.06 and minus_floor[1] >= 0.0893 - 0.06
+    _, other_side = unit_bounds(1 - np.eye(1, 60)[0], 1 - floors, [str(row) for row in range(60)], shares=True)
+    assert other_side == pytest.approx((-minus_floor[1], -minus_floor[0]))

@@ -1,5 +1,7 @@
 """Re-identification from first principles: docs/security.md check 53."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +18,9 @@ from edgefl_trainer.audit.identification import (
     knowing_classes,
     together,
 )
+from edgefl_trainer.audit.pictures import VIEWS, Queries, View, queries_of
+from edgefl_trainer.data import Federation, SiteRows
+from edgefl_trainer.engine.sites import examples_of
 from edgefl_trainer.evaluate.intervals import share_bounds
 
 QUERIES, RIVALS, WIDTH = 300, 199, 24
@@ -120,6 +125,34 @@ def test_choosing_a_measure_does_not_help_the_figure() -> None:
     blind = {measure: Game(rng.random(4000), rng.random((4000, 9))) for measure in map(str, range(30))}
     best = max(game.hits().mean() for game in blind.values())
     assert abs(best_hits(blind)[0].mean() - 0.1) < 0.012 < best - 0.1 + 0.005
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("others", [9, 8])
+def test_a_rival_shows_no_lesion_that_was_learned(view: View, others: int) -> None:
+    """A source's own split may put photos of one lesion on both sides: naming one of them is no mistake."""
+    lesions = [f"known {row // 2}" for row in range(20)]  # learned, two photos of each
+    lesions += [f"known {row}" for row in range(10)] + [f"new {row}" for row in range(others)]  # reported
+    reported = np.arange(20, len(lesions))
+    none = np.zeros(0, dtype=np.int64)
+    rows = SiteRows("a", train=np.arange(20), tune=none, val=none, test=reported, unlabelled=none)
+    federation = Federation(
+        classes=("known", "new"),
+        images=np.zeros((len(lesions), 8, 8, 3), dtype=np.uint8),
+        labels=np.array([int(name.startswith("new")) for name in lesions]),
+        lesions=tuple(lesions),
+        names=tuple(lesions),
+        sites={"a": rows},
+        partition_sha256="",
+    )
+    site = mock.Mock(train=examples_of(federation, rows.train), tune=examples_of(federation, none))
+    site.name = "a"
+    with mock.patch.multiple("edgefl_trainer.audit.pictures", CANDIDATES=10, LEAST_QUERIES=5):
+        found = queries_of(federation, site, site.train, view, 20, 0)
+    if others == 9:
+        assert isinstance(found, Queries) and found.rival_labels.tolist() == [1] * 9
+    else:
+        assert isinstance(found, str) and found.startswith("a has 8 lesions that it did not learn from")
 
 
 def test_sites_are_judged_together() -> None:

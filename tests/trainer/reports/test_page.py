@@ -1,7 +1,6 @@
 """`edgefl-train report`: the page says what summary.json says, asks for nothing, and runs nothing."""
 
 import json
-import math
 import re
 import shutil
 import tarfile
@@ -15,11 +14,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.reports.blocks import FactList, ReportTable, Words, figure
+from edgefl_trainer.reports.blocks import figure
 from edgefl_trainer.reports.findings import in_short
-from edgefl_trainer.reports.leaving import travels_section
 from edgefl_trainer.reports.page import report_page
-from edgefl_trainer.reports.run_facts import RunFacts, read_run
+from edgefl_trainer.reports.run_facts import read_run
 
 OLD_RUN = Path(__file__).resolve().parents[2] / "vectors/old_folders/run.tar.gz"
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
@@ -58,20 +56,6 @@ class Read(HTMLParser):
         self.text += data
         if self.path is not None:
             self.figures[-1] = (self.path, self.figures[-1][1] + data)
-
-
-def leaving(facts: RunFacts) -> str:
-    """The words of the section that tells what leaves a site, one block, term or cell a line."""
-    lines: list[str] = []
-    for block in travels_section(facts).blocks:
-        if isinstance(block, Words):
-            lines.append(block.text)
-        elif isinstance(block, FactList):
-            lines += [text for term, cell in block.rows for text in (term, cell.text)]
-        else:
-            assert isinstance(block, ReportTable)
-            lines += [cell.text for row in block.rows for cell in row]
-    return "\n".join(lines)
 
 
 @pytest.fixture(scope="module")
@@ -146,71 +130,6 @@ def test_the_page_tells_whose_pictures_and_what_travels(page, finished):
     summary = json.loads((finished["fedevprompt"] / "summary.json").read_text())
     assert summary["sites"]["east"]["learned_images"] == [7, 6] or sum(summary["sites"]["east"]["learned_images"]) == 13
     assert summary["state_sha256"] in read.text and summary["partition_sha256"] in read.text
-
-
-def test_what_leaves_of_a_picture_is_told_as_the_run_sent_it(page, finished):
-    """It said "each or of every class their mean": docs/decisions/0071, and docs/results/what_leaves.md the figures."""
-    facts = read_run(finished["fedevprompt"])  # of the preset tiny, which sends means
-    mean = "of each class the mean of the maps of at most 5 training pictures; of one picture, its own map"
-    told = {}
-    for sent, most in (("mean", 5), ("each", 5), ("mean", 1)):
-        hyper = {**facts.run.settings.hyper, "sent_maps": sent, "maps_per_class": most}
-        run = replace(facts.run, settings=replace(facts.run.settings, hyper=hyper))
-        told[sent, most] = leaving(replace(facts, run=run))
-    assert mean in Read(page).text and mean in told["mean", 5]
-    assert "of each class the single maps of at most 5 training pictures" in told["each", 5]
-    assert "of each class the single maps of at most 1 training picture" in told["mean", 1]  # a mean of one is that one
-    results = (Path(__file__).parents[3] / "docs/results/what_leaves.md").read_text()
-    for words, sent in (("single map", "one a picture"), ("mean of five", "the mean of five")):
-        (line,) = [
-            one for one in results.splitlines() if one.startswith(f"| maps, {sent} | re-identification, same picture")
-        ]
-        figure, floor = (float(re.match(r"[\d.]+", one.strip())[0]) for one in line.split("|")[3:5])
-        for text in told.values():
-            assert f"{words} " in text and f"{figure:.0f} %" in text and f"a guess is right in {floor:.0f} %" in text
-    assert "what_leaves.md" not in leaving(read_run(finished["local"]))
-
-
-def test_what_was_sent_before_the_first_round_is_counted(finished):
-    """`Every byte between them is counted`: also features, before the first round. Sums of metrics.jsonl, by hand."""
-    facts = read_run(finished["fedavg"])
-    assert facts.lines[0]["round"] == 0 and "features" in facts.summary["travels"]
-    text = leaving(facts)
-    for way in ("up", "down"):
-        sent = [(line["round"], line[f"bytes_{way}"]) for line in facts.lines]
-        first, whole = sum(n for round_, n in sent if round_ == 0), sum(n for _, n in sent)
-        for when, value in (("before the first round", first), ("in the whole run", whole)):
-            assert re.search(rf"bytes {way} {when}, all sites\n[\d.]+ \w+ \({value:,} bytes\)", text)
-    assert "mean and spread over a site's training pictures" in text and "one vector, without a name" not in text
-
-
-def test_privacy_noise_is_told_with_what_it_covers(finished, tmp_path):
-    """Epsilon, delta, budget and what left without noise: an epsilon alone would promise more than it holds."""
-    given = (
-        "run",
-        "fedclf",
-        "--data",
-        "lesions:sites=2,images=20,px=32",
-        "--preset",
-        "tiny",
-        "--rounds",
-        1,
-        "--epochs",
-        1,
-    )
-    made = edgefl_train(
-        *given, "--set", "dp_noise=1", "--privacy-budget", 40, "--device", "cpu", "--out", tmp_path / "noised"
-    )
-    assert made.code == 0, made.err
-    facts = read_run(tmp_path / "noised")
-    text = leaving(facts)
-    assert (
-        "Privacy noise: epsilon" in text and "at delta 1e-05" in text and "weights left the sites without noise" in text
-    )
-    assert "The privacy budget of each site was 40." in text and "It came from the seed" in text
-    for spent in facts.summary["epsilon_spent"].values():
-        assert f"{math.ceil(spent * 1000) / 1000:.3f}" in text
-    assert "Nothing that left carries privacy noise" in leaving(read_run(finished["fedevprompt"]))
 
 
 def renamed(facts, site: str, label: str, folder: str):
@@ -392,3 +311,20 @@ def test_a_figure_that_is_taken_away_is_missed(finished):
     del summary["sites"]["east"]["auroc"]
     read = Read(report_page([replace(facts, run=replace(facts.run, summary=summary))], NOW))
     assert {tuple(path): text for path, text in read.figures}["sites", "east", "auroc"] == "not recorded"
+
+
+def test_a_run_that_went_on_elsewhere_shows_both_places(finished, tmp_path):
+    """docs/reference/runs.md, `environment.json` and `inputs.json`: what it ran on first, and what it began with."""
+    folder = shutil.copytree(finished["local"], tmp_path / "run")
+    here, kept = (json.loads((folder / name).read_text()) for name in ("environment.json", "inputs.json"))
+    first = {
+        "versions": {"torch": "1.2.3"},
+        "commit": "a" * 40,
+        "machine": {"processor": "Old CPU", "cuda": "Old card"},
+    }
+    (folder / "environment.json").write_text(json.dumps({**here, "earlier": [first]}))
+    (folder / "inputs.json").write_text(json.dumps({**kept, "hyper": {**kept["hyper"], "lr_head": 0.1234}}))
+    text = Read(report_page([read_run(folder)], NOW)).text
+    for words in ("processor before the run went on", "Old CPU", "Old card", "torch 1.2.3", "a" * 40, "0.1234"):
+        assert words in text, words
+    assert here["machine"]["processor"] in text and here["versions"]["torch"] in text

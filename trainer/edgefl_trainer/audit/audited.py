@@ -35,6 +35,11 @@ def open_audit(run: FinishedRun, names: Sequence[str], pictures: int, report: Ca
             f"the run in {run.folder} answers questions, and audit attacks what is sent of pictures alone: name "
             "another run."
         )
+    if "site_sha256" in run.summary:
+        raise RunError(
+            f"{run.folder} holds one site's part of a federation, and audit also needs the server's state and the "
+            "other sites' pictures, which are not here: name a folder of edgefl-train run."
+        )
     method, path = run.settings.build_method(), run.folder / PARTITION_FILE
     partition = read_partition(path) if path.exists() else None
     backbone = load_backbone(run.settings.backbone, image_px=run.settings.image_px or None, seed=run.settings.seed)
@@ -53,4 +58,6 @@ def open_audit(run: FinishedRun, names: Sequence[str], pictures: int, report: Ca
         raise RunError(f"the run in {run.folder} kept no states: audit needs its folder checkpoints.")
     server = checkpoints.load_state(progress.server)
     states = checkpoints.states(sorted(sites))
-    return Audited(run, method, federation, sites, tuple(names or sites), server, states, pictures, report)
+    return Audited(
+        run, method, federation, sites, tuple(dict.fromkeys(names or sites)), server, states, pictures, report
+    )

@@ -28,7 +28,9 @@ def unit_bounds(
 
     Of a share, draws that are all alike say nothing of how sure it is: Clopper and Pearson's interval takes their
     place, with units as trials, as in `evaluate.intervals.share_interval`. It is exact where each unit has one picture,
-    and then always taken: draws of 1 hit in 60 end at 5.0 %, the exact interval at 8.9 %.
+    and then always taken: draws of 1 hit in 60 end at 5.0 %, the exact interval at 8.9 %. Figure minus floor rests on
+    the same hits, so its draws are as narrow: its interval there reaches at least as far as the exact one minus the
+    mean floor.
 
     Args:
         floors: what is reached of each picture without the payload.
@@ -44,8 +46,9 @@ def unit_bounds(
     alike = figure[1] - figure[0] < ROUNDING
     if shares and (alike or count == len(values)):
         figure = share_bounds(float(values.mean()) * count, count)
-        if alike or np.ptp(floors) < ROUNDING:  # nothing to pair: the floor only shifts the figure
-            minus_floor = (figure[0] - float(floors.mean()), figure[1] - float(floors.mean()))
+        exact = (figure[0] - float(floors.mean()), figure[1] - float(floors.mean()))
+        paired = not alike and np.ptp(floors) >= ROUNDING  # else the floor only shifts the figure
+        minus_floor = (min(minus_floor[0], exact[0]), max(minus_floor[1], exact[1])) if paired else exact
     return figure, minus_floor
 
 

@@ -52,7 +52,9 @@ def membership_lines(
     parts: list[dict[str, Roc]] = []
     for name in audited.attacked:
         rows = member_rows(audited.federation, audited.sites[name], audited.run.settings.seed)
-        if isinstance(rows, str):
+        if len(audited.sites) == 1:
+            refused[name] = "there is no other site, and the floor is a model that learned from other sites alone"
+        elif isinstance(rows, str):
             refused[name] = rows
         elif name not in models:
             refused[name] = without.get(name, f"{name} has no such model")

@@ -25,6 +25,7 @@ from edgefl_protocol.rules.draws import bank_rng
 from edgefl_protocol.rules.feature_rows import SENT, first_order
 from edgefl_trainer.audit.line import NotAttacked
 from edgefl_trainer.contract import Examples, Method, Phase, Predictor, Site, State
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.models import BATCH, FinishedRun, predict
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.features import frozen_features
@@ -33,7 +34,7 @@ from edgefl_trainer.models.cnn import Backbone
 
 Read = Callable[[UInt8[np.ndarray, "n px px 3"]], Float[np.ndarray, "n P"]]
 Alone = Callable[[UInt8[np.ndarray, "n px px 3"], Int[np.ndarray, " n"]], Float[np.ndarray, "n P"]]
-EXCHANGED = 512  # pictures of one exchange, fewer than a bank holds
+EXCHANGED = 512  # most pictures of one exchange, fewer where a bank holds fewer
 GUESSES = 4  # random views that an attacker averages
 
 
@@ -156,6 +157,7 @@ def _exchanged(method: Method, server: State, site: Site) -> Callable[[int], Rea
     """
     warm = Phase("warm", 0)
     broadcast: Payload = stamped(call_broadcast(method, server, warm, [site.name])[site.name], warm, site.task.rounds)
+    most = min(EXCHANGED, int(hyper_values(method).get("queue", EXCHANGED)))  # K: of more pictures some are left out
 
     def once(pictures: UInt8[np.ndarray, "n px px 3"], seed: int) -> Float[np.ndarray, "n P"]:
         asked = replace(site, unlabelled=examples_of_pictures(pictures), task=replace(site.task, seed=seed))
@@ -167,8 +169,11 @@ def _exchanged(method: Method, server: State, site: Site) -> Callable[[int], Rea
         return found
 
     def many(pictures: UInt8[np.ndarray, "n px px 3"], seed: int) -> Float[np.ndarray, "n P"]:
-        parts = np.array_split(pictures, max(1, -(-len(pictures) // EXCHANGED)))
-        return np.concatenate([once(part, seed) for part in parts])
+        asked = pictures
+        if most == 2 and len(pictures) % 2:  # one picture alone has no batch norm, so another goes beside the last
+            asked = np.concatenate([pictures, pictures[:1]])
+        parts = np.array_split(asked, max(1, -(-len(asked) // most)))
+        return np.concatenate([once(part, seed) for part in parts])[: len(pictures)]
 
     def reading(guesses: int) -> Read:
         first = 0 if guesses == 1 else 1  # other draws than those of the payload

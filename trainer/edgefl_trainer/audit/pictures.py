@@ -2,7 +2,7 @@
 
     looked for    training pictures of a site, one of each lesion
     other view    the same picture, cut, turned and lit anew; or another photo of the same lesion
-    rivals        199 pictures of other lesions of the same site, none of which was learned from
+    rivals        199 pictures of other lesions of the same site, of which no photo was learned from
     public        training pictures of the other sites, which an attacker may have
 
 Rivals are of the same site: pictures of another camera would be told apart by their colour alone.
@@ -60,7 +60,7 @@ def queries_of(
     """Choose the pictures of a site that are looked for; where there are too few, a clause that says so."""
     rng = np.random.default_rng([seed, VIEWS.index(view)])
     chosen = _chosen(federation, learned, view, most, rng)
-    rivals = _one_of_each_lesion(federation, _never_learned(federation, site), rng)[: CANDIDATES - 1]
+    rivals = _one_of_each_lesion(federation, _never_learned(federation, site, learned), rng)[: CANDIDATES - 1]
     if len(chosen) < LEAST_QUERIES:
         kind = "pictures" if view == VIEWS[0] else "lesions with two photos"
         return f"{site.name} has {len(chosen)} {kind} to look for, and {LEAST_QUERIES} are needed"
@@ -101,8 +101,14 @@ def orientations(pictures: UInt8[np.ndarray, "n px px 3"]) -> UInt8[np.ndarray, 
     return np.stack([*turned, *(one[:, :, ::-1] for one in turned)], axis=1)
 
 
-def _never_learned(federation: Federation, site: Site) -> np.ndarray:
-    return np.concatenate([report_rows(federation, site.name).rows, site.tune.rows])
+def _never_learned(federation: Federation, site: Site, learned: Examples) -> np.ndarray:
+    """Rows whose lesion the site did not learn from: a source's own split may put photos of one lesion on both sides.
+
+    Another photo of the lesion that is looked for would be a right answer that counts as a wrong one.
+    """
+    rows = np.concatenate([report_rows(federation, site.name).rows, site.tune.rows])
+    known = {federation.lesions[row] for row in learned.rows}
+    return np.array([row for row in rows if federation.lesions[row] not in known], dtype=np.int64)
 
 
 def _chosen(

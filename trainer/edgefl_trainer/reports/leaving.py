@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from edgefl_protocol.rules.feature_rows import MOST_ROWS as MOST_FEATURES
 from edgefl_protocol.rules.maps import MAX_MAPS, sent_maps_in
 from edgefl_protocol.rules.travels import KINDS
 from edgefl_protocol.sentences import capital, counted, joined_by_and
-from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.privacy.spent import privacy_lines
 from edgefl_trainer.evaluate.tables.text import bytes_text
 from edgefl_trainer.gaussian_noise import told_epsilon
@@ -35,7 +35,6 @@ KIND_WORDS = {
     "weights": "weights of the network, of the head, or of an optimiser",
 }
 FEATURES = "features"  # of each picture where a network is learned without labels, else summed up
-EACH_FEATURE = "of each training picture what the network makes of it: one vector, without a name"
 SUMMED_FEATURES = "mean and spread over a site's training pictures of what the network makes of them"
 MAPS = "maps"  # of which a run sends each, or of every class their mean
 WHAT_MAPS_TELL = (
@@ -48,7 +47,7 @@ OF_A_CLASS = ("maps", "prototypes", "logits")  # kinds whose arrays are named by
 
 def travels_section(facts: RunFacts) -> Section:
     """Tell what a site sends and receives, in kinds and bytes, and what never leaves it."""
-    summary = facts.summary
+    summary, whose = facts.summary, _whose(facts)
     kinds = found_at(summary, ("travels",))
     blocks: list[ReportBlock] = [Words(text=_where(facts))]
     if not isinstance(kinds, list):
@@ -62,11 +61,11 @@ def travels_section(facts: RunFacts) -> Section:
     blocks.append(
         FactList(
             rows=[
-                ("bytes up in a round, all sites", _bytes(summary, "bytes_up_per_round")),
-                ("bytes down in a round, all sites", _bytes(summary, "bytes_down_per_round")),
+                (f"bytes up in a round{whose}", _bytes(summary, "bytes_up_per_round")),
+                (f"bytes down in a round{whose}", _bytes(summary, "bytes_down_per_round")),
                 *_before(facts),
-                ("bytes up in the whole run, all sites", _bytes(summary, "bytes_up_total")),
-                ("bytes down in the whole run, all sites", _bytes(summary, "bytes_down_total")),
+                (f"bytes up in the whole run{whose}", _bytes(summary, "bytes_up_total")),
+                (f"bytes down in the whole run{whose}", _bytes(summary, "bytes_down_total")),
                 ("bytes of one whole model", _bytes(summary, "full_model_bytes")),
             ]
         )
@@ -101,19 +100,34 @@ def _words_of(kind: str, facts: RunFacts) -> str:
     if kind == MAPS:
         return _sent_maps(facts)
     if kind == FEATURES:
-        return SUMMED_FEATURES if facts.judged else EACH_FEATURE
+        return SUMMED_FEATURES if facts.judged else _each_feature(facts)
     return KIND_WORDS.get(kind, kind)
+
+
+def _each_feature(facts: RunFacts) -> str:
+    """Say how many features of a picture a site sends, as the run was set: each epoch of a round makes one of each."""
+    values = facts.run.hyper
+    each = 1 if values.get("dp_noise") else facts.run.settings.epochs
+    return (
+        "what the network makes of single training pictures, without a name: in a round at most "
+        f"{counted(each, 'vector')} of each picture, and at most {int(values.get('queue', MOST_FEATURES)):,} in all"
+    )
 
 
 def _sent_maps(facts: RunFacts) -> str:
     """Say what a site sends of its rollout maps, as the run was set: a mean of one map is that map."""
-    values = hyper_values(facts.run.settings.build_method())
+    values = facts.run.hyper
     most = int(values.get("maps_per_class", MAX_MAPS))
     if most > 1 and sent_maps_in(values) == "mean":
         what = f"of each class the mean of the maps of at most {most} training pictures; of one picture, its own map"
     else:
         what = f"of each class the single maps of at most {counted(most, 'training picture')}"
     return f"rollout maps: where the network looks, {what}"
+
+
+def _whose(facts: RunFacts) -> str:
+    """End the name of a sum of bytes: a live site counts its own alone."""
+    return "" if facts.live else ", all sites"
 
 
 def _where(facts: RunFacts) -> str:
@@ -157,7 +171,7 @@ def _before(facts: RunFacts) -> list[tuple[str, ReportCell]]:
     first = [line for line in _counted_lines(facts) if line["round"] == 0]
     sums = {way: sum(int(line[f"bytes_{way}"]) for line in first) for way in ("up", "down")}
     return [
-        (f"bytes {way} before the first round, all sites", ReportCell(f"{bytes_text(value)} ({value:,.0f} bytes)"))
+        (f"bytes {way} before the first round{_whose(facts)}", ReportCell(f"{bytes_text(value)} ({value:,.0f} bytes)"))
         for way, value in sums.items()
         if value
     ]

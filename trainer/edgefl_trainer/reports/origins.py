@@ -1,6 +1,6 @@
 """What was learned, from whom, how and where: sections of a report that need no judged picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +8,10 @@ import numpy as np
 from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_protocol.sentences import capital, counted
 from edgefl_trainer.data.tasks import listed
-from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.settings import without_folders
+from edgefl_trainer.environment import all_environments
 from edgefl_trainer.evaluate.tables.text import time_text
-from edgefl_trainer.experiments.run_words import schedule
+from edgefl_trainer.experiments.run_words import NO_PRESET, schedule
 from edgefl_trainer.reports.blocks import (
     NOT_RECORDED,
     UNDEFINED,
@@ -126,7 +126,7 @@ def method_section(facts: RunFacts) -> Section:
     settings = facts.run.settings
     method = settings.build_method()
     asked = facts.run.questions is not None
-    values = hyper_values(method)
+    values = facts.run.hyper
     described: Sequence[Described] = settings_of(settings.method, asked=asked) or settings_of(settings.method)
     rows = [
         [ReportCell(one.key), ReportCell(value_text(values.get(one.key, one.default))), *plain(one.source, one.meaning)]
@@ -136,7 +136,7 @@ def method_section(facts: RunFacts) -> Section:
         ("method", ReportCell(settings.method)),
         ("what it does", ReportCell(purpose(type(method)))),
         ("paper", ReportCell(type(method).paper)),
-        ("schedule", ReportCell(schedule(settings))),
+        ("schedule", ReportCell(schedule(settings, facts.summary).removeprefix(f"{NO_PRESET}, "))),
         ("model that is kept", ReportCell(_kept(facts))),
         ("seed", figure(facts.summary, ("seed",), "count")),
         (
@@ -172,20 +172,17 @@ def _kept(facts: RunFacts) -> str:
 def environment_section(facts: RunFacts, written_at: str) -> Section:
     """Show versions, machine, dates and digests, by which the run can be repeated, and this page be checked."""
     found, summary = facts.environment, facts.summary
-    machine = found.get("machine", {}) if isinstance(found.get("machine"), dict) else {}
-    versions = found.get("versions", {}) if isinstance(found.get("versions"), dict) else {}
     rows: list[tuple[str, ReportCell]] = [
         ("begun", ReportCell(_date(found.get("begun")))),
         ("finished", ReportCell(_date(found.get("finished")))),
         ("this page written", ReportCell(_date(written_at))),
         ("working time of all sites", ReportCell(time_text(summary.get("seconds")), ("seconds",))),
-        ("processor", ReportCell(str(machine.get("processor", NOT_RECORDED)))),
-        ("graphics card", ReportCell(str(machine.get("cuda") or "none"))),
-        ("system", ReportCell(str(machine.get("system", NOT_RECORDED)))),
-        ("threads", ReportCell(str(machine.get("threads", NOT_RECORDED)))),
-        ("versions", ReportCell(", ".join(f"{name} {version}" for name, version in versions.items()) or NOT_RECORDED)),
-        ("commit", ReportCell(str(found.get("commit") or NOT_RECORDED))),
     ]
+    *earlier, last = all_environments(found)
+    for number, place in enumerate(earlier, 1):
+        which = f", {number} of {len(earlier)}" if len(earlier) > 1 else ""
+        rows += [(f"{name} before the run went on{which}", cell) for name, cell in _place(place)]
+    rows += _place(last)
     digests = {
         "state_sha256": "the state of server and sites at the end",
         "site_sha256": "the state of this site at the end",
@@ -200,6 +197,20 @@ def environment_section(facts: RunFacts, written_at: str) -> Section:
     ]
     kept.append(("SHA-256 of summary.json, which holds the figures of this page", ReportCell(facts.summary_sha256)))
     return Section(title="Environment and digests", blocks=[FactList(rows=rows), FactList(rows=kept)])
+
+
+def _place(found: Mapping[str, Any]) -> list[tuple[str, ReportCell]]:
+    """Machine, versions and commit of an `environment.json`."""
+    machine = found.get("machine", {}) if isinstance(found.get("machine"), dict) else {}
+    versions = found.get("versions", {}) if isinstance(found.get("versions"), dict) else {}
+    return [
+        ("processor", ReportCell(str(machine.get("processor", NOT_RECORDED)))),
+        ("graphics card", ReportCell(str(machine.get("cuda") or "none"))),
+        ("system", ReportCell(str(machine.get("system", NOT_RECORDED)))),
+        ("threads", ReportCell(str(machine.get("threads", NOT_RECORDED)))),
+        ("versions", ReportCell(", ".join(f"{name} {version}" for name, version in versions.items()) or NOT_RECORDED)),
+        ("commit", ReportCell(str(found.get("commit") or NOT_RECORDED))),
+    ]
 
 
 def _date(found: Any) -> str:

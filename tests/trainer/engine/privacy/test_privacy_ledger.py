@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,17 @@ def test_a_live_epsilon_without_a_ledger_is_a_lower_bound() -> None:
     assert first.startswith("privacy noise: at least epsilon 1.2, counted of the replies that came in time, at delta")
     first, _ = privacy_lines({"epsilon_spent": {"a": 1.2}, "privacy_noise": facts | {"ledger": True}})
     assert first.startswith("privacy noise: epsilon 1.2 at delta")
+
+
+def test_each_epsilon_says_that_it_is_for_one_picture() -> None:
+    """Two pictures of a patient move what is sent by sqrt(2) times as much (docs/methods.md 2.2), and cost more."""
+    noise = build(METHODS["fedclf"], {"dp_noise": 4.0}).noise
+    assert closed_form([4.0 / (2 * math.sqrt(2))]) > noise.epsilon(1) == pytest.approx(closed_form([4.0 / 2]))
+    assert noise.terms is not None
+    facts = {**asdict(noise.terms), "without_noise": [], "seeded": False, "ledger": True}
+    whom = "for one picture (several of one patient cost more), given the encoders"
+    assert whom in privacy_lines({"epsilon_spent": {"a": 1.2}, "privacy_noise": facts})[0]
+    assert whom in noise.sentence("a", 2)
 
 
 def test_a_method_with_a_ledger_says_what_its_noise_promises() -> None:

@@ -160,16 +160,21 @@ def release_of(method: Method, phase: Phase) -> NoisyRelease | None:
     return told(method, phase) if told else None
 
 
+def check_spendable(settings: RunSettings, method: Method, remedy: str) -> None:
+    """Refuse, by a `SettingError`, a budget that nothing spends; `remedy` says how something would."""
+    if settings.privacy_budget and not _releases(method, settings.rounds):
+        raise SettingError(
+            f"{settings.method} sends nothing under Gaussian noise with these settings, so a privacy budget bounds "
+            f"nothing: leave --privacy-budget out, or {remedy}."
+        )
+
+
 def check_budget(settings: RunSettings, method: Method) -> None:
     """Refuse, by a `SettingError`, a budget that nothing spends, or that does not last for the rounds."""
+    check_spendable(settings, method, "set dp_noise of a method that has it (edgefl-train methods NAME)")
     if not settings.privacy_budget:
         return
     found = _releases(method, settings.rounds)
-    if not found:
-        raise SettingError(
-            f"{settings.method} sends nothing under Gaussian noise with these settings, so a privacy budget bounds "
-            "nothing: leave --privacy-budget out, or set dp_noise of a method that has it (edgefl-train methods NAME)."
-        )
     delta = found[0].delta
     cost = _cost(found, delta)
     if settings.participation == 1 and cost > settings.privacy_budget:

@@ -4,8 +4,8 @@
     privacy_noise    `NoiseTerms`, with `without_noise`, the kinds that left without, `seeded`, and `ledger`: whether
                      each release is in the site's ledger, or those alone count that were not taken back
 
-Guarantees: no epsilon is told without what it covers, nor one that bounds nothing; nor one that the site's ledger
-contradicts. Source: docs/methods.md 2.2 and 6; docs/design.md 5.
+Guarantees: no epsilon is told without what it covers and for whom, nor one that bounds nothing; nor one that the site's
+ledger contradicts. Source: docs/methods.md 2.2 and 6; docs/design.md 5.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from typing import Any
 from edgefl_protocol.sentences import capital, joined_by_and
 from edgefl_trainer.contract import Method, State, declared
 from edgefl_trainer.engine.privacy.ledger import PrivacyLedger, counted_by
-from edgefl_trainer.gaussian_noise import told_epsilon
+from edgefl_trainer.gaussian_noise import PROTECTED, told_epsilon
 
 
 def privacy_cost(folder: Path, method: Method, states: Mapping[str, State], *, seeded: bool) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
         first = f"privacy noise: no guarantee, so no epsilon is told: {facts['no_guarantee']}"
     else:
         first = (
-            f"privacy noise: {most} at delta {facts['delta']:g} in all, at the site that sent most often, given "
-            f"{facts['given']}"
+            f"privacy noise: {most} at delta {facts['delta']:g} in all, at the site that sent most often, {PROTECTED}, "
+            f"given {facts['given']}"
         )
     second = f"the noise is on {facts['on']} only"
     if facts["without_noise"]:
