@@ -152,6 +152,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm's hub without a connection: its vision transformers, small, with weights and positions of N(0, 0.3)."""
+    import timm
+
+    plain = timm.create_model
+
+    def create(name: str, *, pretrained: bool, **options: Any) -> torch.nn.Module:
+        network = plain(name, pretrained=False, patch_size=12, embed_dim=64, depth=2, num_heads=2, **options)
+        draw = torch.Generator().manual_seed(7)
+        for value in network.parameters() if pretrained else ():
+            torch.nn.init.normal_(value, std=0.3, generator=draw)
+        return network
+
+    monkeypatch.setattr(timm, "create_model", create)
+
+
 @pytest.fixture(scope="session")
 def train() -> Callable[..., Outcome]:
     return edgefl_train

@@ -5,7 +5,7 @@
              enter Q_l, and Q_CL takes B of the others' in each step                       _learn
     final    with `bn=local`: batch norm, sent once                                        _final
     reply    the encoder (all of it, or all but batch norm) and what of Q_l the round
-             made; `n_train` weighs it
+             made, in `final` nothing of Q_l; `n_train` weighs it
 
 The names of what travels are those of the trainer's method, so devices and GPU sites learn in one federation. Orders
 and the others' features that enter are the trainer's draws; views are this device's own (`views`). A device without
@@ -99,12 +99,12 @@ class FedCLFLearner:
         return {}
 
     def most_reply_bytes(self, broadcast: Payload) -> int:
-        """Count the encoder, its slow copy where that travels, and a full bank; see `RoundLearner`."""
+        """Count the encoder, its slow copy where that travels, and a full bank but in `final`; see `RoundLearner`."""
         plan = self._plan
         phase, _ = phase_and_round(broadcast)
         names = {"train": plan.leaves, "final": plan.norm}.get(phase, ())
         values = sum(math.prod(plan.shape(name)) * (8 if name in plan.counters else 4) for name in names)
-        bank = 2 * FEATURES * plan.queue if plan.shares else 0
+        bank = 2 * FEATURES * plan.queue if plan.shares and phase != "final" else 0
         return values + bank + sum(map(len, names)) + ENTRY_BYTES * (5 + len(names))
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
@@ -114,7 +114,7 @@ class FedCLFLearner:
             return self._warm(state, broadcast)
         if phase == "final":
             own = {name: value for name, value in state.items() if name in self._plan.norm}
-            return state, self._reply(state, own, state.get(BANK))
+            return state, self._reply(state, own, None)
         if phase != "train":
             raise LearningError(f"this method has no phase {phase}", "other_phase")
         network = round_network(self._plan, broadcast.arrays, state)

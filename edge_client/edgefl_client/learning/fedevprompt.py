@@ -3,7 +3,9 @@
     learn   E epochs of the training graph, the others' maps as targets (eq. 2, 4, 7)       _learn
     judge   new values against the bundle's and those in use, on pictures held back  learning_gate.judge
     reply   of each class, the M maps of lowest vacuity of the pictures it learned from,    _reply
-            of which the picture gate refers none; or the mean of these
+            of which the picture gate refers none; or the mean of these. Vacuity is that
+            of the learned values alone, as at a GPU site: what was fitted after learning
+            (temperature, discount) does not count                                 as_learned
 
 The maps that leave are those of the learned values where these are no worse than the bundle's by their gate, else those
 of the bundle's values; what scores now decides nothing of a reply. The state goes on in both cases, as at every site;
@@ -190,8 +192,9 @@ class FedEvPromptLearner:
         if not self._around.maps_per_class:
             return Payload({}, {"site_sha256": site_sha256})
         rows, scored = self._learn_rows, list[tuple[NDArray[np.float32], NDArray[np.float32]]]()
+        values = as_learned(weights)
         for start in range(0, len(rows), BATCH):
-            given = {"image": rows.images[start : start + BATCH], **weights}
+            given = {"image": rows.images[start : start + BATCH], **values}
             found = run_graph(graph, ("vacuity", "map"), given, "the model")
             scored.append((found["vacuity"], found["map"]))
             report({"choosing": min(start + BATCH, len(rows)), "pictures": len(rows)})
@@ -226,3 +229,9 @@ def personal_weights(
     """
     learned = {name: state[name] for name in plan.trained}
     return {**bundle.weights, **learned, "prior": prior}
+
+
+def as_learned(weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Put into the scoring graph's tensors what leaves evidence as it was learned: temperature 1, nothing unusual."""
+    plain = {"temperature": 1.0, "usual.whitening": 0.0}  # under 0 the distance of every feature is 0
+    return {name: np.full_like(value, plain[name]) if name in plain else value for name, value in weights.items()}

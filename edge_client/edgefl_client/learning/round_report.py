@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -12,8 +12,15 @@ from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.scoring.personal import PersonalState, load_personal, save_personal
 from edgefl_client.scoring.untaught import untaught_facts
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.figures import taught_elsewhere
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.maps import maps_in_broadcast
+
+# What a round tells beside its number, `state` and `reason`.
+_FACTS: Final = (
+    "epoch", "epochs", "step", "learned_from", "left_out", "held_back", "classes_with_others_maps", "peak_memory_mib",
+    "weights_sha256", "state_sha256", "gate", "in_use",
+)  # fmt: skip
 
 
 @dataclass
@@ -75,6 +82,11 @@ def round_facts(
         "in_use": {
             "kind": "bundle" if kept is None else "personal",
             "round": None if kept is None else kept.round,
-            **untaught_facts(bundle.labels, None if kept is None else kept.seen),
+            **untaught_facts(bundle.labels, None if kept is None else kept.seen, taught_elsewhere(bundle.card)),
         },
     }
+
+
+def not_begun(reason: str) -> dict[str, Any]:
+    """Make what `--json` tells where a limit forbade to begin: the keys of a round, null but for state and reason."""
+    return {"state": "paused", "reason": reason, "round": None, **dict.fromkeys(_FACTS)}

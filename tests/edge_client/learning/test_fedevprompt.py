@@ -4,13 +4,14 @@ A step is replaced by one that records; what it must be given is written down he
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
+import onnx
 import pytest
 
 from edgefl_client.learning import fedevprompt
@@ -22,6 +23,7 @@ from edgefl_client.learning.session import TrainingSession
 from edgefl_client.scoring.learning_verdict import LearningVerdict
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol import Payload, digest
+from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.pictures.imaging import Colour
 from edgefl_protocol.pictures.light import Light
 from edgefl_protocol.rules.maps import SentMaps
@@ -91,11 +93,12 @@ def a_round(
     learn: PreparedRows | None = None,
     colour: Colour = "none",
     in_use: PersonalState | None = None,
+    fitted: Callable[[Bundle], Bundle] = lambda bundle: bundle,
     **plan: Any,
 ) -> Round:
     """Round 2 of two epochs, from `BEGUN`."""
     weights: dict[str, Any] = {"refer_above": None}
-    bundle = school.learning_bundle(weights=weights, epochs_before=1, batch=BATCH, seed=SEED, **plan)
+    bundle = fitted(school.learning_bundle(weights=weights, epochs_before=1, batch=BATCH, seed=SEED, **plan))
     bundle = replace(bundle, preprocess=replace(bundle.preprocess, colour=colour))
     recorder, judged = Recorder(change, []), list[PersonalState]()
     monkeypatch.setattr(TrainingSession, "step", lambda session, *given: recorder.step(session, *given))
@@ -211,7 +214,7 @@ def test_the_most_certain_maps_leave(
     colours = rows.images.astype(np.float64).mean(axis=(1, 2)) / 255
 
     def choice(weight: np.ndarray, bias: np.ndarray, prior: np.ndarray) -> dict[int, list[int]]:
-        evidence = np.log1p(np.exp((colours @ weight.T + bias) / 1.25))
+        evidence = np.log1p(np.exp(colours @ weight.T + bias))
         vacuity = 3 / (evidence + prior).sum(axis=1)
         ranked = [row for row in np.argsort(vacuity).tolist() if row not in UNFIT]
         return {label: [row for row in ranked if LABELS[row] == label][:M] for label in (0, 1)}
@@ -227,6 +230,48 @@ def test_the_most_certain_maps_leave(
         assert sent.dtype == np.float16
         np.testing.assert_allclose(sent, maps, atol=1e-3)
     assert dict(found.reply.scalars) == {"site_sha256": digest(dict(found.state))}
+
+
+def cold(bundle: Bundle) -> Bundle:
+    """Of another temperature."""
+    return replace(bundle, weights={**bundle.weights, "temperature": np.array(0.2, np.float32)})
+
+
+def discounting(bundle: Bundle) -> Bundle:
+    """One that takes the evidence of bright pictures away, as of features that are unusual: e / max(1, ‖A·f‖²)."""
+    model, node = onnx.load_model_from_string(bundle.score_onnx), onnx.helper.make_node
+    nodes = list(model.graph.node)
+    [place] = [index for index, one in enumerate(nodes) if one.op_type == "Softplus"]
+    nodes[place].output[0] = "whole"
+    nodes[place + 1 : place + 1] = [
+        node("Transpose", ["usual.whitening"], ["usual.t"], perm=[1, 0]),
+        node("MatMul", ["features", "usual.t"], ["white"]),
+        node("ReduceSumSquare", ["white", "last"], ["unusual"], keepdims=1),
+        node("Max", ["unusual", "one"], ["divisor"]),
+        node("Div", ["whole", "divisor"], ["evidence"]),
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("usual.whitening", onnx.TensorProto.FLOAT, [3, 3]))
+    weights = {**bundle.weights, "usual.whitening": (1.5 * np.eye(3)).astype(np.float32)}
+    return replace(bundle, score_onnx=model.SerializeToString(), weights=weights)
+
+
+@pytest.mark.parametrize("fitted", [cold, discounting])
+def test_what_was_fitted_after_learning_chooses_no_map(
+    school: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitted: Callable[[Bundle], Bundle]
+) -> None:
+    """docs/methods.md 1.5 and 1.8: temperature and discount are of a finished model, and a GPU site that chooses while
+    it learns has neither. The same pictures would not be chosen with them."""
+    for name in ("plain", "fitted", "shown"):
+        (tmp_path / name).mkdir()
+    plain = a_round(school, tmp_path / "plain", monkeypatch)
+    found = a_round(school, tmp_path / "fitted", monkeypatch, fitted=fitted)
+    assert found.judged.verdict.no_worse_than_bundle is plain.judged.verdict.no_worse_than_bundle is True
+    assert found.reply.to_bytes() == plain.reply.to_bytes()
+    monkeypatch.setattr(fedevprompt, "as_learned", dict)
+    shown = a_round(school, tmp_path / "shown", monkeypatch, fitted=fitted)
+    assert shown.reply.to_bytes() != plain.reply.to_bytes()
 
 
 def test_what_is_in_use_decides_nothing_of_a_reply(

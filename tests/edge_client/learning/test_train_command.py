@@ -5,12 +5,14 @@ import json
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from tests.edge_client.page_keys import keys_of
 
 from edgefl_client.cli import cli
 from edgefl_client.commands.learning_text import learned_text
 from edgefl_client.doctor.home_checks import check_personal
 from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.home import Home
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.scoring.checked_file import read_checked, write_checked
@@ -69,6 +71,18 @@ def test_minutes_pause_a_round(call, labels):
     assert "\n40 pictures held back " in call("train", "--labels", labels).stdout
     for option, value in (("--minutes", "0"), ("--minutes", "nan"), ("--checkpoint-every", "nan")):
         assert call("train", "--labels", labels, option, value).exit_code == 2  # nan would never stop, never save
+
+
+def test_every_key_of_the_page_is_told_also_where_nothing_began(call, labels, monkeypatch):
+    """docs/reference/device-learning.md, keys of `train --json`: of a device without power they were two."""
+    done, few = (json.loads(call("train", "--labels", labels, *more, "--json").stdout)
+                 for more in ((), ("--minutes", "0.0000001")))  # fmt: skip
+    monkeypatch.setattr(LearningLimits, "forbidding", lambda _limits: "the battery is at 10 %")
+    none = call("train", "--labels", labels, "--json")
+    facts = json.loads(none.stdout)
+    assert facts.keys() == done.keys() == few.keys() == keys_of("train") and none.exit_code == 0
+    told = {key: value for key, value in facts.items() if value is not None}
+    assert told == {"state": "paused", "reason": "the battery is at 10 %"}
 
 
 def test_memory_is_watched(call, labels):

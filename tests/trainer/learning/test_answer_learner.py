@@ -158,6 +158,24 @@ def test_a_vision_transformer_learns_where_it_is_asked_to(task, backbone, rows, 
     assert not np.array_equal(predict_rows(frozen, rows).probabilities, one)
 
 
+@pytest.mark.parametrize(
+    ("name", "unread"),
+    [("vit_tiny_patch16_224", set()), ("beit3_base_patch16_224", {"fc_norm.weight", "fc_norm.bias"})],
+)
+def test_a_site_answers_with_the_network_of_timms_hub_that_it_learned(name, unread, hub, task, rows):
+    """docs/methods.md 11.1: positions of timm's networks learn with all else; a norm behind the mean is not read."""
+    vit = load_backbone(f"timm:{name}", image_px=IMAGE_PX)
+    begun = {key: value.numpy().copy() for key, value in vit.network.state_dict().items()}
+    task = replace(task, backbone=vit.spec, initial=weights_of(vit.network))
+    learner, site = AnswerLearner(replace(RECIPE, encoder="learned")), site_of(task, vit, rows)
+    once = learned(learner.recipe, site)
+    state = learner.learned(site, once, Payload({}, {"phase": "train", "round": 2, "rounds": 2}), keep_optimizer=True)
+    assert {key for key in begun if np.array_equal(state.arrays[f"network.{key}"], begun[key])} == unread
+    answering = learner.predictor(site, state).module.backbone.network.state_dict()
+    for key in begun:
+        np.testing.assert_array_equal(answering[key].numpy(), state.arrays[f"network.{key}"], err_msg=key)
+
+
 def test_a_method_says_whether_its_network_learns():
     """What the engine reads: whether an untrained backbone may be named, and which weights a task carries."""
     for name in ("local", "fedavg", "fedprox", "fedavgpers", "pfl-vqa"):

@@ -158,7 +158,7 @@ def test_noise_has_the_stated_deviation_before_it_is_brought_back_to_unit_length
 def test_without_the_accounting_library_noise_is_refused_before_anything_begins(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     FeatureNoise().check_accountant()
-    with pytest.raises(SettingError, match=r"needs dp-accounting, .*pip install 'edgefl-derm\[privacy\]'"):
+    with pytest.raises(SettingError, match=r"needs dp-accounting, .* edgefl-derm\[privacy\]: pip install "):
         FeatureNoise(dp_noise=1.0).check_accountant()
 
 

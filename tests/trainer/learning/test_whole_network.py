@@ -119,6 +119,18 @@ def test_training_and_scoring_read_the_same_feature(name: str):
         torch.testing.assert_close(model.features(pixels), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_norm_behind_the_mean_is_part_of_the_feature(hub):
+    """timm's own forward without a classifier is mean, then `fc_norm`, for a network that was trained so."""
+    backbone = load_backbone("timm:beit3_base_patch16_224", image_px=36)
+    network, pixels = backbone.network, torch.randn((3, 3, 36, 36), generator=torch.Generator().manual_seed(0))
+    assert isinstance(network.norm, nn.Identity) and isinstance(network.fc_norm, nn.LayerNorm)
+    with torch.inference_mode():
+        torch.testing.assert_close(Classifier(network, 64, 2, "mean").features(pixels), network(pixels))
+        for readout in ("mean", "cls"):
+            expected = backbone(pixels).readout(readout)
+            torch.testing.assert_close(Classifier(network, 64, 2, readout).features(pixels), expected)
+
+
 @pytest.mark.parametrize(("name", "readout"), [("tiny", "pooled"), ("cnn:resnet18", "mean")])
 def test_a_readout_the_network_does_not_have_is_refused(name: str, readout: str):
     spec = load_backbone(name, image_px=36, seed=1).spec

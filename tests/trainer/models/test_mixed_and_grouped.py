@@ -134,6 +134,19 @@ def test_scores_are_equation_15(seed, tau, classes):
     assert (found[:, shares == 0] == 0).all()
 
 
+def test_scores_under_autocast_are_those_without():
+    """docs/design.md 8: bfloat16 is of the network. A cosine rounded to it would mix other prompts than it scores with.
+
+    Class tokens as near to one another as a real network's: cosines of 0.99, which tau tells apart.
+    """
+    common = 10 * drawn(1, 64)
+    given = common + drawn(16, 64), common + drawn(CLASSES, 64), torch.full((CLASSES,), 1 / CLASSES)
+    expected = Mixed(tau=0.005).scores(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Mixed(tau=0.005).scores(*given)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+
+
 def test_scores_become_the_class_shares_as_tau_grows():
     """docs/methods.md 5.1: tau → ∞ forgets the image."""
     shares = torch.tensor([0.6, 0.3, 0.1, 0.0])

@@ -1,6 +1,7 @@
 """Where our vision transformers say a patch lies: MAE's fixed table (facebookresearch/mae, util/pos_embed.py).
 
 No file and no digest holds the table, so it is written here once more, as that page has it (docs/methods.md 3.1).
+Positions of timm's networks are learned, and weights like all others.
 """
 
 from math import cos, sin
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.architectures import Architecture, sincos_positions
 from edgefl_trainer.models.backbones import frozen_network, load_backbone, weights_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
@@ -69,6 +71,18 @@ def test_a_shipped_network_has_the_table():
             assert_same(backbone.vit.pos_embed, spec.width, spec.image_px // spec.patch)
             specs[name] = (spec.width, spec.image_px // spec.patch)
     assert specs["derm-vit-tiny-84"] == (192, 7)
+
+
+def test_learned_positions_are_weights_like_all_others(hub):
+    """A frozen network of timm's hub gives them, another takes them over, and none is filled without them."""
+    backbone = load_backbone("timm:vit_tiny_patch16_224", image_px=36)
+    weights = weights_of(backbone.network)
+    assert weights.keys() == backbone.network.state_dict().keys()
+    again = frozen_network(backbone.spec, weights)
+    assert torch.equal(again.vit.pos_embed, backbone.vit.pos_embed) and again.spec.sha256 == backbone.spec.sha256
+    del weights["pos_embed"]
+    with pytest.raises(BackboneError, match=r"lacks some tensors or holds others \(pos_embed\)"):
+        frozen_network(backbone.spec, weights)
 
 
 @pytest.mark.parametrize(("width", "patch"), SHAPES)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Site, State
+from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.linear_probe import linear_probe
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import Readout, readouts_of, settled_readout
@@ -118,12 +119,13 @@ def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True)
 def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise: bool) -> State:
     """Pool the replies of a warm phase (see `feature_reply`); gives what `own_features` gives, common to all sites.
 
-    With `auto`, the readout is the one that probes better on the mean of the sites.
+    With `auto`, the readout is the one that probes better on the mean of the sites. A `TrainingError` where a figure of
+    a probe is no share: without bounds one site would decide for all.
     """
     names = sorted(replies)
     readout = readout_named(wanted)
     if wanted == "auto":
-        probes = {k: [float(replies[name].scalars[f"probe.{k}"]) for name in names] for k in PROBED}
+        probes = {k: [_told(name, replies[name], f"probe.{k}") for name in names] for k in PROBED}
         readout = best_readout({k: float(np.mean(figures)) for k, figures in probes.items()})
     if not standardise:
         return State({}, {"readout": readout})
@@ -131,6 +133,14 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
     stacked = np.stack([replies[name].arrays[f"moments.{readout}"].astype(np.float64) for name in names])
     mean, square = (stacked * (counts / counts.sum())[:, None, None]).sum(axis=0)
     return State(FeatureMoments(int(counts.sum()), mean, square).statistics(), {"readout": readout})
+
+
+def _told(site: str, reply: Payload, name: str) -> float:
+    """Read a balanced accuracy that a reply tells."""
+    figure = float(reply.scalars[name])
+    if not 0 <= figure <= 1:
+        raise TrainingError(f"the reply of {site} says {name} = {figure:g}; a balanced accuracy must be from 0 to 1.")
+    return figure
 
 
 def features_sent(head_norm: str) -> tuple[str, ...]:

@@ -44,8 +44,11 @@ def class_rows(arrays: Arrays, kind: str, classes: int, width: int) -> tuple[NDA
 
 
 def moments_of(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor]) -> State:
-    """Read the moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps."""
-    found = {name: optimizer.state[tensor] for name, tensor in learned.items()}
+    """Read the moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps.
+
+    A tensor that the loss does not depend on was never stepped, and has none.
+    """
+    found = {name: optimizer.state[tensor] for name, tensor in learned.items() if tensor in optimizer.state}
     arrays = as_arrays({f"optimizer.{key}.{name}": own[key] for name, own in found.items() for key in MOMENTS})
     return State(arrays, {"optimizer.step": int(next(iter(found.values()))["step"])})
 
@@ -55,5 +58,7 @@ def restore_moments(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tens
     if state is None or "optimizer.step" not in state.values:
         return
     for name, tensor in learned.items():
+        if f"optimizer.{MOMENTS[0]}.{name}" not in state.arrays:
+            continue
         moments = as_tensors({key: state.arrays[f"optimizer.{key}.{name}"] for key in MOMENTS}, tensor.device)
         optimizer.state[tensor] = {"step": torch.tensor(float(state.values["optimizer.step"])), **moments}

@@ -111,7 +111,7 @@ class Classifier(nn.Module):
             return self.network(pixels).float()  # type: ignore[no-any-return]
         tokens = self.network.forward_features(pixels)  # (B, 1+N, D)
         found = tokens[:, 0] if self.readout == "cls" else tokens[:, 1:].mean(dim=1)
-        return found.float()  # type: ignore[no-any-return]
+        return self.network.fc_norm(found).float()  # type: ignore[no-any-return]
 
 
 def fresh_head(model: Classifier, seed: int) -> None:

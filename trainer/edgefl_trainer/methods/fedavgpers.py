@@ -17,7 +17,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
-from edgefl_trainer.learning.learners.learner import SiteLearner, declares_both
+from edgefl_trainer.learning.learners.learner import SiteLearner, declares_over
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -31,7 +31,9 @@ class FedAvgPers:
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 2411.10071"
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = declares_both(lambda: FedAvgPers(base=FedAvg(recipe=AnswerRecipe())))
+    declares: ClassVar[Declaration] = declares_over(
+        FedAvg.declares, lambda: FedAvgPers(base=FedAvg(recipe=AnswerRecipe()))
+    )
 
     base: FedAvg = field(default_factory=FedAvg)
     final_epochs: int = 0  # epochs of the fine-tuning at the end; 0: as many as a round has (default ours)

@@ -20,7 +20,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Site, State
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.learners.answers import AnswerRecipe
-from edgefl_trainer.learning.learners.learner import SiteLearner, declares_both
+from edgefl_trainer.learning.learners.learner import SiteLearner, declares_over
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
@@ -51,7 +51,9 @@ class FedProx:
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 1812.06127"
     needs_labels: ClassVar[bool] = True
-    declares: ClassVar[Declaration] = declares_both(lambda: FedProx(base=FedAvg(recipe=AnswerRecipe())))
+    declares: ClassVar[Declaration] = declares_over(
+        FedAvg.declares, lambda: FedProx(base=FedAvg(recipe=AnswerRecipe()))
+    )
 
     base: FedAvg = field(default_factory=FedAvg)
     mu: float = 0.01  # weight of the squared distance to what was sent (default ours)

@@ -28,7 +28,7 @@ from edgefl_protocol.sentences import joined_by_and
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, NoiseTerms, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.gaussian_noise import told_epsilon
+from edgefl_trainer.gaussian_noise import PROTECTED, told_epsilon
 from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.named_arrays import as_tensors
@@ -207,8 +207,8 @@ class PepFedPT:
         else:
             most = told_epsilon(cost * (site.task.rounds + 1))
             told = (
-                f"class means of site {site.name} cost epsilon {told_epsilon(cost)} a round and {most} in all, given "
-                f"{terms.given}"
+                f"class means of site {site.name} cost epsilon {told_epsilon(cost)} a round and {most} in all, "
+                f"{PROTECTED}, given {terms.given}"
             )
         return f"{told}; {joined_by_and(terms.without(self.travels))} leave without noise.{site.noise_warning}"
 

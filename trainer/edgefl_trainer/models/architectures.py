@@ -91,7 +91,13 @@ def build_vit(architecture: Architecture) -> nn.Module:
     )
     vit.pos_embed.data.copy_(sincos_positions(architecture.width, architecture.image_px // architecture.patch))
     vit.pos_embed.requires_grad_(False)
+    vit.fixed_positions = True  # said of the network: a frozen one asks no gradient for learned positions either
     return vit  # type: ignore[no-any-return]
+
+
+def fixed_tensors(network: nn.Module) -> frozenset[str]:
+    """Name the tensors that a network has by its shape alone: the position table of ours; timm's positions learn."""
+    return frozenset({"pos_embed"} if getattr(network, "fixed_positions", False) else ())
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -40,6 +40,7 @@ from edgefl_trainer.models.architectures import (
     CNNArchitecture,
     build_cnn,
     build_vit,
+    fixed_tensors,
     initialise,
     parse_architecture,
     pooled_width,
@@ -91,11 +92,8 @@ def empty_network(spec: BackboneSpec) -> nn.Module:
 
 def weights_of(network: nn.Module) -> dict[str, NDArray[np.generic]]:
     """Return tensors of a network by timm's names, running statistics included; fixed position tables are left out."""
-    return {
-        name: value.detach().cpu().numpy()
-        for name, value in network.state_dict().items()
-        if name != "pos_embed" or network.get_parameter("pos_embed").requires_grad
-    }
+    fixed = fixed_tensors(network)
+    return {name: value.detach().cpu().numpy() for name, value in network.state_dict().items() if name not in fixed}
 
 
 def backbone_bytes(
@@ -182,7 +180,7 @@ def load_weights(network: nn.Module, arrays: Mapping[str, NDArray[np.generic]], 
             "again.",
             "backbone_unreadable",
         ) from error
-    if odd := sorted({*unexpected, *missing} - {"pos_embed"}):
+    if odd := sorted({*unexpected, *missing} - fixed_tensors(network)):
         raise BackboneError(
             f"backbone {name} lacks some tensors or holds others ({', '.join(odd[:4])}): learn it again, or copy it "
             "again.",

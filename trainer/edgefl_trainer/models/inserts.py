@@ -136,8 +136,10 @@ class Mixed:
             prototypes: mean class token of each class; a row of zeros counts as cosine 0.
             shares: of each class among the site's training images, not all zero.
         """
-        cosine = functional.normalize(cls, dim=-1) @ functional.normalize(prototypes, dim=-1).T
-        return (cosine / self.tau + shares.log()).softmax(dim=-1)
+        # In float32 wherever it is called from: tau magnifies what autocast would round away of the cosine.
+        with torch.autocast(cls.device.type, enabled=False):
+            cosine = functional.normalize(cls, dim=-1) @ functional.normalize(prototypes, dim=-1).T
+            return (cosine / self.tau + shares.log()).softmax(dim=-1)
 
 
 @dataclass(frozen=True)

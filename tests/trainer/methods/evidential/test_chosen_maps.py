@@ -31,18 +31,21 @@ def scored(method, site, state):
         return predictor.module(torch.from_numpy(site.train.images), tensors)
 
 
-def test_correct_offers_the_most_certain_of_the_right_answers(make_task, make_site):
-    """select=correct: lowest vacuity among training images that are named right; the filter changes the choice."""
+@pytest.mark.parametrize("classes", [("nevus", "other"), ("nevus", "other", "absent")])
+def test_correct_offers_the_most_certain_of_the_right_answers(make_task, make_site, classes):
+    """select=correct: lowest vacuity among training images that are named right; the filter changes the choice. A class
+    that the site lacks has the larger prior, and is never its answer (1.3)."""
     labels = np.random.default_rng(3).integers(0, 2, 24).tolist()
-    site = make_site(make_task(), count=24, labels=labels)
+    site = make_site(make_task(classes=classes), count=24, labels=labels)
     choice = {}
     for select in ("vacuity", "correct"):
         method = build(METHODS["fedevprompt"], {**HYPER, "maps_per_class": 3, "select": select, "lr_head": 2e-3})
         state, reply = method.local_round(site, State(), train())
         choice[select] = reply.arrays
     score = scored(method, site, state)
-    right = score.probabilities.argmax(dim=1).numpy() == site.train.targets
+    right = score.probabilities[:, :2].argmax(dim=1).numpy() == site.train.targets
     assert 0 < right.sum() < 24
+    assert (score.probabilities.argmax(dim=1) == 2).any() == (len(classes) == 3)
     expected = {}
     for k in (0, 1):
         rows = np.flatnonzero(right & (site.train.targets == k))

@@ -205,6 +205,19 @@ def test_where_the_head_is_averaged_the_mean_over_sites_decides(probes, expected
     assert method.broadcast(server, after(task), ["a"])["a"].scalars["readout"] == expected
 
 
+@pytest.mark.parametrize("figure", [1.001, -0.001, 1e6, "nan"])
+def test_a_site_that_tells_no_share_decides_no_readout(figure):
+    """1.6: a probe tells a balanced accuracy, a share; the reply that tells another number is named."""
+    replies = {
+        name: Payload({}, {"n_train": 9, "probe.cls": 0.8, "probe.mean": mean})
+        for name, mean in (("a", 0.0), ("b", figure), ("c", 1.0))
+    }
+    with pytest.raises(TrainingError, match=r"the reply of b says probe\.mean = .*; a balanced accuracy must be from"):
+        features.common_features(replies, "auto", standardise=False)
+    del replies["b"]
+    assert features.common_features(replies, "auto", standardise=False).values == {"readout": "cls"}
+
+
 # distillation
 
 

@@ -103,7 +103,11 @@ def test_one_site_no_weight_or_no_common_class_has_nothing_to_measure(sites, mak
 
 
 def test_only_methods_that_share_maps_measure(sites):
-    for name, hyper, measures in (("fedevprompt", {}, True), ("fedavg", {"kd": True}, True), ("fedavg", {}, False)):
+    averaging = [(name, hyper) for name in ("fedavg", "fedprox", "fedavgpers") for hyper in ({"kd": True}, {})]
+    for name, hyper, measures in (
+        ("fedevprompt", {}, True),
+        *((name, hyper, bool(hyper)) for name, hyper in averaging),
+    ):
         method = build(METHODS[name], {**HYPER, **hyper})
         assert (declared(method).measured_before(method, sites) is not None) == measures
 

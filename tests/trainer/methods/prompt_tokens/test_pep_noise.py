@@ -114,9 +114,9 @@ def test_noise_is_fresh_each_round_and_its_cost_is_told(make_task, make_site):
     assert not np.array_equal(first.arrays["prototypes"], second.arrays["prototypes"])
     warnings = [fact["warning"] for fact in heard if "warning" in fact]
     assert warnings == [
-        "class means of site a cost epsilon 0.6 a round and 1.8 in all, given the prompts and head, and how many "
-        "images each class has; prompts and weights leave without noise. The noise comes from the seed: "
-        "whoever knows that can take it off."
+        "class means of site a cost epsilon 0.6 a round and 1.8 in all, for one picture (several of one patient cost "
+        "more), given the prompts and head, and how many images each class has; prompts and weights leave without "
+        "noise. The noise comes from the seed: whoever knows that can take it off."
     ]
     clean = make()
     _, reply = clean.local_round(site, State(), broadcasts["a"])

@@ -55,7 +55,7 @@ def test_a_run_says_what_its_noise_has_cost(ward, tmp_path):
     outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *given)
     cost = fedclf(dp_noise=4.0).noise.epsilon(2)
     told = f"privacy noise: epsilon {math.ceil(cost * 1e4) / 1e4:.5g} at delta 1e-05 in all, at the site that sent"
-    assert told in outcome.out and "most often, given the encoders\n" in outcome.out  # 4.…: four places, rounded up
+    assert told in outcome.out and "cost more), given the encoders\n" in outcome.out  # 4.…: four places, rounded up
     assert "on features only; weights left the sites without noise. It came from the seed" in outcome.out
     assert "carry no noise. The noise comes from the seed: whoever knows that can take it off." in outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

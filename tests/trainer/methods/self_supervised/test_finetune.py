@@ -169,6 +169,20 @@ def test_without_a_network_to_start_from_it_is_fresh_by_seed(networks):
     assert np.array_equal(given.arrays["network.norm.weight"], networks["tiny"].network.norm.weight.numpy())
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit3_base_patch16_224"])
+def test_a_network_of_timms_hub_is_learned_on_from_all_its_weights(name, hub):
+    """docs/methods.md 3.4: from the pre-trained weights, learned positions too. The second norms behind the mean."""
+    network = load_backbone(f"timm:{name}", image_px=PX)
+    pretrained = {f"network.{key}": value.numpy() for key, value in network.network.state_dict().items()}
+    task = task_of(network, rounds=1)
+    tuning = build(FineTune, {**VIT, "mode": "federated", "optimizer_state": "keep"})
+    begun = tuning.start(task, ["a"]).arrays
+    assert pretrained.keys() == begun.keys() - {"head.weight", "head.bias"}
+    assert all(np.array_equal(begun[key], value) for key, value in pretrained.items())
+    _, states = play(tuning, task, {"a": site_of(network, task)})
+    assert not any(np.array_equal(states["a"].arrays[key], value) for key, value in pretrained.items())
+
+
 def test_a_trained_network_is_never_silently_left_out(networks):
     """A task without weights, as a coordinator makes it, must not begin afresh where it names a trained network."""
     spec = replace(networks["tiny"].spec, name="run:somewhere")

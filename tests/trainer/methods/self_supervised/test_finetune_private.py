@@ -103,6 +103,19 @@ def test_the_averaged_part_is_the_weighted_mean_and_the_rest_is_each_sites_own(n
     assert len(moved) > 0.7 * len(norms)
 
 
+def test_a_site_that_joins_begins_with_the_norms_of_its_own_encoder(network, norms):
+    """docs/methods.md 3.4: after `local-cl` a site's task holds the encoder that it learned; the rest is sent."""
+    task = task_of(network)
+    own = {name: value + 1 for name, value in task.initial.items()}
+    site = site_of(network, replace(task, initial=own), "a", 9, 1)
+    tuning = method(private="head_and_norms")
+    server = tuning.start(task, ["a"])
+    begun = tuning.current(site, State(), told(tuning, server, task, "a"))
+    assert all(np.array_equal(begun[name], own[name.removeprefix("network.")]) for name in norms)
+    assert all(np.array_equal(begun[name], value) for name, value in server.arrays.items())
+    assert begun.keys() == server.arrays.keys() | norms | HEAD
+
+
 @pytest.mark.parametrize("home", ["head", "head_and_norms", "network"])
 def test_the_fit_at_home_moves_its_part_of_the_averaged_network_alone(network, norms, home):
     """Of the whole network every tensor moves, the statistics of batch norm among them; nothing of the fit is sent."""

@@ -6,12 +6,12 @@ stands behind it: prompts and head of a frozen network for pictures, an answer m
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Asked, Declaration, Method, Predictor, Scalar, Site, State, Task
+from edgefl_trainer.contract import Asked, Declaration, MeasuredBefore, Method, Predictor, Scalar, Site, State, Task
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.learners.answers import PRESETS, AnswerLearner, AnswerRecipe
@@ -89,3 +89,15 @@ def declares_both(asked: Callable[[], Method]) -> Declaration:
         asked=Asked(make=asked, presets=PRESETS),
         learns_network=lambda method: bool(method.learner.learns_network),
     )
+
+
+def declares_over(base: Declaration, asked: Callable[[], Method]) -> Declaration:
+    """Declare of a method that holds another one as `base` all that this one declares (`declares_both`).
+
+    `asked` makes it with an `AnswerRecipe`.
+    """
+
+    def measured(method: Any, sites: Mapping[str, Site]) -> MeasuredBefore | None:
+        return None if base.measured_before is None else base.measured_before(method.base, sites)
+
+    return replace(base, asked=Asked(make=asked, presets=PRESETS), measured_before=measured)

@@ -123,5 +123,6 @@ def chosen_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: i
         order = site.rng("select", round_).permutation(len(targets))
     else:
         order = np.argsort(uncertainty, kind="stable")
-        order = order[(scores.probabilities.argmax(axis=1) == targets)[order]]
+        named = np.where(site.seen, scores.probabilities, -1).argmax(axis=1)  # never a class that the site lacks
+        order = order[(named == targets)[order]]
     return reply_maps(scores.maps, first_of_each_class(order, targets, sharing.maps_per_class), sharing.sent_maps)

@@ -31,7 +31,7 @@ from edgefl_protocol.rules.feature_rows import MOST_ROWS, RECEIVED, SENT, check_
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, NoiseTerms
 from edgefl_trainer.errors import TrainingError
-from edgefl_trainer.gaussian_noise import NoisyRelease, told_epsilon
+from edgefl_trainer.gaussian_noise import PROTECTED, NoisyRelease, told_epsilon
 
 STORED = "features."  # and, with the site's name behind it, in the server's state
 SENSITIVITY = 2.0  # L2 distance of two unit vectors
@@ -75,7 +75,7 @@ class FeatureNoise:
         one, all_ = told_epsilon(self.epsilon(1)), told_epsilon(self.epsilon(releases))
         return (
             f"shared features of site {site} cost epsilon {one} a round and {all_} in all, at delta "
-            f"{self.dp_delta:g}, given the encoders; the weights that travel with them carry no noise."
+            f"{self.dp_delta:g}, {PROTECTED}, given the encoders; the weights that travel with them carry no noise."
         )
 
     def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
