@@ -130,7 +130,7 @@ def test_evaluate_refuses_classes_the_run_has_not_learned(finished, tmp_path, ca
     data = f"folder:{make_ward(tmp_path / 'ward', {'east': {'nevus': 4, 'mole': 4}})}"
     outcome = edgefl_train("evaluate", finished["local"], "--data", data)
     assert outcome.code == 1
-    assert "'mole'" in outcome.sentence() and "nevus, other" in outcome.sentence()
+    assert "'mole'" in outcome.sentence() and "nevus and other" in outcome.sentence()
 
 
 def test_evaluate_says_what_is_no_run_with_models(mae, ward, tmp_path, finished):

@@ -1,5 +1,7 @@
 """What is written never lands among, or over, what a person put there (docs/reference/runs.md)."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,38 @@ def test_an_experiment_goes_on_beside_a_persons_notes(tmp_path, cached, monkeypa
     (tmp_path / "notes.md").write_text("x")
     again = edgefl_train(*words)
     assert again.code == 0 and "finished before" in again.err
+
+
+@pytest.fixture
+def served(finished, tmp_path) -> Path:
+    """A site's folder and the server's, as a federation of SuperNodes leaves them (docs/guides/flower.md)."""
+    shutil.copytree(finished["local"], tmp_path / "site-1/server-1")
+    (tmp_path / "server").mkdir()
+    shutil.copy(finished["local"] / "config.toml", tmp_path / "server")
+    (tmp_path / "server/federation.json").write_text('{"federation": "server-1"}')
+    summary = {"method": "local", "task": "all", "sites": ["site-1"], "state_sha256": "ab" * 32}  # of an older version
+    (tmp_path / "server/summary.json").write_text(json.dumps(summary))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("table",),
+        ("report", "-o", "page.html"),
+        ("evaluate", "--data", "lesions:"),
+        ("predict", "x.png", "--site", "a"),
+    ],
+)
+def test_the_servers_half_of_a_federation_is_no_run(served, words):
+    outcome = edgefl_train(words[0], served / "server", *words[1:])
+    assert outcome.code == 2 and "server holds the server's half of a federation, without a model" in outcome.sentence()
+
+
+def test_a_table_of_a_federation_leaves_its_server_out(served):
+    outcome = edgefl_train("table", served)
+    assert outcome.code == 0, outcome.err
+    assert "server (the server's half of a federation)" in outcome.err and "| local |" in outcome.out
 
 
 @pytest.mark.parametrize("command", ["table", "evaluate", "data"])

@@ -1,7 +1,7 @@
 """The machine and the code of a run: versions, commit, seed, threads and dates, by which a reader judges or repeats it.
 
 `environment.json` of a run's folder holds it. `begun` stays when a run goes on; `finished` is added at its end. Both
-are UTC, to the second.
+are UTC, to the second. Where a run goes on elsewhere, or with other versions, `earlier` keeps what it ran on before.
 """
 
 import json
@@ -19,6 +19,8 @@ from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import write_atomic
 
 ENVIRONMENT = "environment.json"
+PLACE = ("versions", "commit", "machine")  # what tells one environment from another
+EARLIER = "earlier"
 MODIFIED = "(modified)"  # of a commit: its tracked files were changed
 
 
@@ -31,10 +33,19 @@ def environment_of(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_environment(folder: Path, seed: int) -> None:
-    """Write what a run begins with; where it goes on, it began when it began."""
-    begun = environment_of(folder).get("begun") or _now()
-    _write(folder, {**environment(seed), "begun": begun})
+def write_environment(folder: Path, seed: int, device: torch.device) -> None:
+    """Write what a run begins with; where it goes on, it began when it began, and what it ran on before is kept."""
+    before, now = environment_of(folder), environment(seed, device)
+    earlier = list(before.get(EARLIER, ()))
+    place = {name: before[name] for name in PLACE if name in before}
+    if place and place != {name: now[name] for name in PLACE}:
+        earlier.append(place)
+    _write(folder, {**now, "begun": before.get("begun") or _now(), **({EARLIER: earlier} if earlier else {})})
+
+
+def all_environments(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a run ran on, of its `environment.json`: first what it began on."""
+    return [*found.get(EARLIER, ()), found]
 
 
 def write_finished(folder: Path) -> None:
@@ -51,8 +62,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def environment(seed: int) -> dict[str, Any]:
-    """Describe machine, versions and commit, by which a reader judges or repeats the run."""
+def environment(seed: int, device: torch.device) -> dict[str, Any]:
+    """Describe machine, versions and commit, by which a reader judges or repeats a run on this device."""
     packages = ("torch", "timm", "numpy", "pillow", "scikit-learn")
     return {
         "versions": {DISTRIBUTION: VERSION}
@@ -64,7 +75,7 @@ def environment(seed: int) -> dict[str, Any]:
             "system": platform.platform(),
             "processor": _processor(),
             "threads": torch.get_num_threads(),
-            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "cuda": torch.cuda.get_device_name() if device.type == "cuda" else None,
         },
     }
 

@@ -34,6 +34,10 @@ class RunError(EdgeflError):
     code = "run"
 
 
+class BusyRunError(RunError):
+    """A run directory in which another process works."""
+
+
 class TrainingError(EdgeflError):
     """Training met something it cannot go on with."""
 

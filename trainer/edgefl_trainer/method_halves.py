@@ -5,6 +5,7 @@ not declare, so that what `run`, `init` and a device's owner are told of leaves 
 package itself passes as it is. Source: docs/design.md 4.
 """
 
+import hashlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.pae import pae
 from edgefl_protocol.rules.maps import renumbered
 from edgefl_protocol.rules.travels import KINDS, kind_of
 from edgefl_protocol.sentences import counted, listed
@@ -59,6 +61,16 @@ def stamped(payload: Payload, phase: Phase, rounds: int, numbering: np.random.Ge
     """
     arrays = payload.arrays if numbering is None else renumbered(payload.arrays, numbering)
     return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
+
+
+def secret_numbering(key: bytes, receiver: str, exchange: int) -> np.random.Generator:
+    """Return what draws the peers' numbers in one receiver's broadcast of an exchange, counted from 1.
+
+    It is for members that a server does not own: they are told the seed, and could undo draws from it. `key` is the
+    server's secret. The same arguments give the same numbers, so that a broadcast may be made again.
+    """
+    seed = hashlib.sha256(pae(key, receiver.encode(), str(exchange).encode())).digest()
+    return np.random.default_rng(list(seed))
 
 
 def call_local_round(method: Method, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:

@@ -1,11 +1,13 @@
 """The code that a run names: a commit, and that its files were changed since; nothing where it was installed."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from edgefl_trainer.environment import commit_of
+from edgefl_trainer.environment import commit_of, environment_of, write_environment
 from edgefl_trainer.evaluate.tables.text import origin
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
@@ -59,3 +61,27 @@ def test_a_caption_tells_a_changed_checkout_from_its_commit():
     )
     assert origin([at]) == f"CPU; commit {'a' * 12}"
     assert origin([changed, at]) == f"CPU; commit {'a' * 12}, {'a' * 12} (modified)"
+
+
+def test_a_run_that_went_on_elsewhere_names_both(tmp_path):
+    """docs/reference/runs.md: only the last machine and commit were named, as if they had made it all."""
+    old = {"versions": {"torch": "2.0"}, "commit": "a" * 40, "machine": {"processor": "Old CPU", "cuda": "Old card"}}
+    (tmp_path / "environment.json").write_text(json.dumps({**old, "seed": 7, "begun": "2020-01-01T00:00:00+00:00"}))
+    for _ in range(2):  # the second time nothing is new
+        write_environment(tmp_path, 7, torch.device("cpu"))
+        found = environment_of(tmp_path)
+        assert found["earlier"] == [old] and found["begun"].startswith("2020") and found["seed"] == 7
+    told = origin([found])
+    assert "Old card" in told and found["machine"]["processor"] in told and "a" * 12 in told
+    here = {name: found[name] for name in old}
+    (tmp_path / "environment.json").write_text(json.dumps({**old, "earlier": [here]}))
+    write_environment(tmp_path, 7, torch.device("cpu"))
+    assert environment_of(tmp_path)["earlier"] == [here, old]
+
+
+def test_a_run_on_the_processor_names_no_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a card")
+    for device, card in (("cpu", None), ("cuda", "a card")):
+        write_environment(tmp_path, 0, torch.device(device))
+        assert environment_of(tmp_path)["machine"]["cuda"] == card

@@ -161,3 +161,26 @@ def test_one_site_is_not_called_sites(capsys):
     display.phase_started(ROUNDS[0], 2, ["large"])
     display.phase_judged(ROUNDS[0], {"large": {"tune_balanced_accuracy": 0.75}})
     assert capsys.readouterr().err.strip() == "round 1/2: tune balanced accuracy 75.0%, mean of 1 site"
+
+
+def test_sites_of_an_earlier_process_do_not_count_as_quick(clock, capsys):
+    """Five of six equal sites are kept; half of the sixth took 300 s, so its other half takes 300 s: it was told 27."""
+    sites, (first, _) = dict.fromkeys("abcdef", 100), ROUNDS
+    pace = RunPace([first], sites, clock=clock)
+    shown = Display(pace, epochs=1)
+    shown.phase_started(first, 1, list(sites))
+    for site in "abcde":
+        shown.site_started(site)
+        shown.site_kept(site)
+    assert pace.left_seconds() is None and pace.done == 500
+    clock.now += 300
+    pace.within("f", 0.5)
+    assert pace.left_seconds() == pytest.approx(300)
+    assert capsys.readouterr().err.count("taken from the run's checkpoints") == 5
+
+
+def test_a_round_may_judge_sites_that_took_no_part():
+    """`--select pooled`: one of four sites learns from 100 pictures a round, and all four are judged, as 40 more."""
+    sites = dict.fromkeys("abcd", 100)
+    assert RunPace(ROUNDS, sites, 0.25, judged=40.0).total == 2 * (100 + 10)
+    assert RunPace(ROUNDS, sites, 0.25, judged=40.0, judges_all=True).total == 2 * (100 + 40)

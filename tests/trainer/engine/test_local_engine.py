@@ -339,23 +339,40 @@ def test_damaged_lines_of_metrics_are_a_sentence(text, tmp_path):
     assert json.dumps(read_metrics(tmp_path / "nowhere")) == "[]"
 
 
-def test_peers_are_dealt_anew_in_every_phase(tmp_path):
-    """docs/methods.md 1: in a broadcast a peer is a number that names no site over rounds; the same run draws them
-    alike."""
+class Buffer(Adding):
+    """Sends each site the maps of four peers."""
 
-    class Buffer(Adding):
-        def broadcast(self, state, phase, sites):
-            maps = {f"maps.{peer}.0": np.full((1, 4), peer, np.float16) for peer in range(4)}
-            return {name: Payload({**state.arrays, **maps}, {"to": name}) for name in sites}
+    def broadcast(self, state, phase, sites):
+        maps = {f"maps.{peer}.0": np.full((1, 4), peer, np.float16) for peer in range(4)}
+        return {name: Payload({**state.arrays, **maps}, {"to": name}) for name in sites}
+
+
+def first_peers(folder: Path, **changes) -> dict[str, list[int]]:
+    """Which peer is number 0 in each of 14 exchanges, by receiver."""
+    found: dict[str, list[int]] = {"east": [], "west": []}
 
     class Watching(Runner):
         def local_round(self, state, broadcast, report):
-            found.append(int(broadcast.arrays["maps.0.0"][0, 0]))
+            found[self.name].append(int(broadcast.arrays["maps.0.0"][0, 0]))
             return super().local_round(state, broadcast, report)
 
-    found: list[int] = []
     task = dataclasses.replace(TASK, rounds=12)
-    for folder in ("one", "two"):
-        engine(tmp_path / folder, method=Buffer(), task=task, sites={"east": Watching("east")}).run()
-    first, second = found[:14], found[14:]
-    assert set(first) == {0, 1, 2, 3} and first == second
+    engine(folder, method=Buffer(), task=task, sites={name: Watching(name) for name in found}, **changes).run()
+    return found
+
+
+def test_peers_are_dealt_anew_in_every_phase(tmp_path):
+    """docs/methods.md 1: in a broadcast a peer is a number that names no site over rounds; the same run draws them
+    alike."""
+    first, second = first_peers(tmp_path / "one"), first_peers(tmp_path / "two")
+    assert set(first["east"]) == {0, 1, 2, 3} and first == second
+
+
+def test_a_server_of_others_deals_peers_by_its_secret(tmp_path):
+    """docs/methods.md 1.1: members know the seed and the exchange, and what is drawn does not follow from these alone;
+    nor does a receiver learn another one's numbers from its own."""
+    keys = {"one": b"1" * 32, "again": b"1" * 32, "two": b"2" * 32}
+    drawn = {name: first_peers(tmp_path / name, numbering_key=key) for name, key in keys.items()}
+    assert drawn["one"] == drawn["again"] != drawn["two"]
+    assert drawn["one"]["east"] != drawn["one"]["west"]
+    assert all(set(numbers) == {0, 1, 2, 3} for one in drawn.values() for numbers in one.values())

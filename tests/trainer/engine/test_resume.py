@@ -149,6 +149,25 @@ def test_a_default_that_is_spelled_out_is_no_difference(begun, tmp_path, finishe
     assert found["state_sha256"] == summary(finished["fedevprompt"])["state_sha256"]
 
 
+def test_a_default_that_another_version_had_is_no_default_of_this_one(begun, tmp_path, monkeypatch):
+    """docs/reference/runs.md, `inputs.json`: the file is as a version left it whose `kd_weight` was 0.25."""
+    kept = tmp_path / "run" / "inputs.json"
+    found = json.loads(kept.read_text())
+    assert found["hyper"]["kd_weight"] == 1e-6 and found["hyper"]["batch"] == 32  # methods.md 5; neither was given
+    kept.write_text(json.dumps({**found, "hyper": {**found["hyper"], "kd_weight": 0.25, "of_then": [1, 2]}}))
+    told = edgefl_train(*begun, "--resume").sentence()
+    assert "began with kd_weight = 0.25, and this version of EdgeFL has 1e-06 where it is not given" in told
+    assert "give its first value with --set kd_weight=…" in told
+    assert (
+        "has kd_weight = 0.25, but this command has 0.75"
+        in edgefl_train(*begun, "--resume", "--set", "kd_weight=0.75").sentence()
+    )
+    monkeypatch.setattr("edgefl_trainer.engine.run.run_phases", stop)
+    assert "stopped; " in edgefl_train(*begun, "--resume", "--set", "kd_weight=0.25").err
+    kept.write_text(json.dumps({name: value for name, value in found.items() if name != "hyper"}))  # an older run
+    assert "stopped; " in edgefl_train(*begun, "--resume").err
+
+
 def test_a_folder_with_a_run_is_not_taken_twice(begun, tmp_path, finished):
     for folder, arguments in ((tmp_path / "run", begun), (finished["local"], None)):
         given = arguments or ["run", "local", "--config", folder / "config.toml", "--out", folder]

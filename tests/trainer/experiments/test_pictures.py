@@ -10,9 +10,8 @@ from edgefl_trainer.experiments.pictures import _spread
 def runs(*of_row):
     """So many seeds of each row, over three sites that train and one that does not."""
     sites = {name: {"held_out": name == "d"} for name in "abcd"}
-    measured = SimpleNamespace(summary={"sites": sites})
     return [
-        SimpleNamespace(part="p", row=f"row {place}", measured=measured)
+        SimpleNamespace(part="p", row=f"row {place}", summary={"sites": sites})
         for place, many in enumerate(of_row)
         for _ in range(many)
     ]

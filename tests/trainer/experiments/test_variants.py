@@ -1,11 +1,13 @@
 """Runs of one method are told apart by the settings in which they differ, and by nothing else."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.experiments.variants import told_apart
+from edgefl_trainer.experiments.variants import told_apart, unlike_settings
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -56,6 +58,16 @@ def test_seeds_are_no_variants_also_where_each_has_files_of_its_own():
     ]
     assert names(*runs) == ["fedavg, lr_head=0.1", "fedavg, lr_head=0.2"] * 2
     assert names(runs[0], runs[2]) == ["fedavg", "fedavg"]
+
+
+def test_defaults_that_a_version_changed_make_variants(tmp_path):
+    """docs/reference/runs.md, `inputs.json`: neither run was given `lr_head`; one began where its default was 0.5."""
+    (tmp_path / "inputs.json").write_text(json.dumps({"hyper": {"lr_head": 0.5}}))
+    usual, other = run(), replace(run(seed=1), folder=tmp_path)
+    first = f"lr_head={hyper_values(FedAvg())['lr_head']}"
+    assert names(usual, other) == [f"fedavg, {first}", "fedavg, lr_head=0.5"]
+    told = f"NOT ALL WITH THE SAME SETTINGS: of a, seed 0 had {first} and seed 1 had lr_head=0.5"
+    assert unlike_settings({"a": [usual, other]}) == [told] and unlike_settings({"a": [usual, run(seed=1)]}) == []
 
 
 def test_folders_are_left_out_where_the_last_names_differ():

@@ -7,13 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import edgefl_train
 
+from edgefl_trainer.engine.folder import working_in
+from edgefl_trainer.engine.settings import RunSettings, from_toml
+from edgefl_trainer.errors import BusyRunError
 from edgefl_trainer.experiments import crews, watching
 from edgefl_trainer.experiments.crews import RunJob, environment_of, visible_cards
+from edgefl_trainer.experiments.files import read_experiment
+from edgefl_trainer.experiments.planning import Choice, plan_runs
+from edgefl_trainer.experiments.running import jobs_of, run_planned
 from edgefl_trainer.experiments.study_book import StudyBook
 
 FILE = Path(__file__).parents[3] / "experiments/fedevprompt-table-1.toml"
@@ -86,8 +93,6 @@ def alive(process: int) -> bool:
 
 
 def job(folder: Path) -> RunJob:
-    from edgefl_trainer.engine.settings import RunSettings
-
     settings = RunSettings(method="local", data=("lesions:sites=2,images=40,px=36",), preset="tiny", rounds=400)
     return RunJob(name="part/row/seed-0", head="1/1", settings=settings, folder=folder / "run")
 
@@ -211,6 +216,73 @@ def test_ctrl_c_stops_all_and_the_same_command_goes_on_until_it_is_killed(study,
     assert not StudyBook(out).is_led()
 
 
+@pytest.fixture
+def one_planned(tmp_path):
+    """A study of one run, and how a watcher sees it."""
+    choice = Choice(out=tmp_path, rows=("local-bt",), tiny=True, flags={"device": "cpu", "rounds": 1})
+    planned = plan_runs(read_experiment(FILE), choice, os.environ)
+    (job,) = jobs_of(planned)
+    return planned, job, lambda: watching.StudyWatch([job], tmp_path).state()["runs"][0]
+
+
+def finish(folder: Path) -> None:
+    """What another command leaves at the end of a run."""
+    summary = {"state_sha256": "ab", "seconds": 1.0, "mean_balanced_accuracy": 0.5}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_run_that_another_command_makes_is_waited_for(one_planned, tmp_path):
+    """It was begun all the same, refused, and shown as failed to every watcher while it went on."""
+    planned, job, watched_run = one_planned
+    book, said, seen, other = StudyBook(tmp_path), [], [], ExitStack()
+
+    class Waiting(crews.ThisProcess):
+        def begin(self, job):
+            pytest.fail("another command makes it")
+
+        def pause(self):
+            seen.append(watched_run())
+            finish(job.folder)
+            other.close()
+
+    with book.led():  # the other command
+        other.enter_context(working_in(job.folder, job.settings, resume=True))
+        book.began(job.name, job.folder, 3, 4711)
+        assert run_planned(planned, said.append, Waiting(), StudyBook(tmp_path)) == []
+        assert watched_run()["state"] == "finished"
+    assert [(run["state"], run["worker"], run["process"], run["why"]) for run in seen] == [("running", 3, 4711, None)]
+    assert [line.partition(": ")[2].partition(": ")[2] for line in said[-2:]] == [
+        "another command makes it, and this one waits for it", "finished before"
+    ]  # fmt: skip
+
+
+def test_two_commands_that_begin_a_run_at_once_both_have_it(one_planned, tmp_path, monkeypatch):
+    """Both read data before one of them has the folder; the one that has it not tries again."""
+    planned, job, watched_run = one_planned
+    states = []
+
+    def made(settings, folder, *_):
+        states.append(watched_run()["state"])
+        if len(states) == 1:
+            raise BusyRunError("another process works on the run")
+        finish(folder)
+
+    monkeypatch.setattr(crews, "make_run", made)
+    job.folder.mkdir(parents=True)
+    assert run_planned(planned, lambda _: None, crews.ThisProcess(), StudyBook(tmp_path)) == []
+    assert states == ["running", "running"] and "failed" not in StudyBook(tmp_path).note_of(job.name)
+
+
+@pytest.mark.slow
+def test_a_process_whose_run_another_one_makes_is_told_apart(one_planned, tmp_path):
+    _, job, _ = one_planned
+    crew = crews.Processes(1, tmp_path / ".study")
+    with working_in(job.folder, job.settings, resume=True):
+        crew.begin(job)
+        outcome = crew.ended()
+    assert outcome.busy and "another process works on the run" in outcome.cause
+
+
 @pytest.mark.slow
 def test_a_row_that_cannot_be_made_is_told_with_its_cause(tmp_path, monkeypatch):
     """The sentence of the run itself, from its own process."""
@@ -226,18 +298,12 @@ def test_a_row_that_cannot_be_made_is_told_with_its_cause(tmp_path, monkeypatch)
 
 
 def settings_of(out: Path) -> str:
-    from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.planning import Choice, plan_runs
-
     choice = Choice(out=out, rows=("local-bt",), tiny=True, flags={"device": "cpu", "rounds": 1})
     (planned,) = plan_runs(read_experiment(FILE), choice, os.environ)
     return planned.settings.to_toml()
 
 
 def test_the_settings_a_process_is_given_are_the_planned_ones(tmp_path):
-    from edgefl_trainer.engine.settings import RunSettings, from_toml
-    from edgefl_trainer.experiments.files import read_experiment
-    from edgefl_trainer.experiments.planning import Choice, plan_runs
 
     for path in sorted(FILE.parent.glob("*.toml")):
         for planned in plan_runs(read_experiment(path), Choice(out=tmp_path, tiny=True), {"EDGEFL_DATA": "/nowhere"}):
@@ -273,8 +339,6 @@ def test_each_process_has_one_gpu_in_turn():
 
 def test_how_long_yet_is_told_from_this_process_own_pace(tmp_path):
     """By hand: taken over after 2 of 10 rounds, 5 done in 30 s: 10 s a round, 50 s left; one more run waits."""
-    from edgefl_trainer.engine.settings import RunSettings
-
     settings = RunSettings(method="local", data=("lesions:",), preset="tiny", rounds=10)
     jobs = [RunJob(name=name, head=name, settings=settings, folder=tmp_path / name) for name in ("a", "b")]
     book, latest = StudyBook(tmp_path), tmp_path / "a/checkpoints/latest.json"
@@ -292,3 +356,22 @@ def test_how_long_yet_is_told_from_this_process_own_pace(tmp_path):
         found = watching.StudyWatch(jobs, tmp_path).state(now=began + 90)
         assert (found["runs"][0]["state"], found["runs"][0]["seconds_left"], found["running"]) == ("judging", None, 1)
     assert watching.StudyWatch(jobs, tmp_path).state()["runs"][0]["state"] == "waiting"  # nobody leads any more
+
+
+def test_sites_that_an_earlier_process_left_do_not_count_as_quick(tmp_path):
+    """Round 2 of 3 was killed after 5 of 6 sites. A sixth of a round took 20 s, so a round and no more is 120 s."""
+    settings = RunSettings(method="local", data=("lesions:",), preset="tiny", rounds=3)
+    folder, book = tmp_path / "a", StudyBook(tmp_path)
+    (phase := folder / "checkpoints/phase-0001").mkdir(parents=True)
+    (folder / "checkpoints/latest.json").write_text(json.dumps({"phases": 1}))
+    lines = [json.dumps({"phase_index": 0, "site": site}) for site in "abcdef"]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    for site in "abcde":
+        (phase / f"{site}.metrics.json").write_text("{}")
+    watch = watching.StudyWatch([RunJob(name="a", head="a", settings=settings, folder=folder)], tmp_path)
+    with book.led():
+        book.began("a", folder, 1, 4711)
+        began = book.note_of("a")["began"]
+        assert watch.state(now=began + 10)["runs"][0]["seconds_left"] is None  # it was told 15 s
+        (phase / "f.metrics.json").write_text("{}")
+        assert watch.state(now=began + 20)["runs"][0]["seconds_left"] == pytest.approx(120)

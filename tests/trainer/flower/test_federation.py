@@ -13,9 +13,10 @@ from tests.trainer.flower.three_nodes import CLASSES, DATA, SITES, asked, begin,
 
 from edgefl_protocol import Payload
 from edgefl_protocol.distribution import VERSION
+from edgefl_protocol.rules.maps import maps_in_broadcast
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
-from edgefl_trainer.engine.folder import LOCK
+from edgefl_trainer.engine.folder import LOCK, check_finished, run_folders
 from edgefl_trainer.engine.settings import read_settings, resolve
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.flower import away, federation
@@ -45,9 +46,50 @@ def test_a_federation_ends_with_the_digest_of_the_local_engine(method, begin, tm
         [path] = (tmp_path / name).glob("server-*/summary.json")
         summary = json.loads(path.read_text())
         assert summary["state_sha256"] == found["state_sha256"] and list(summary["sites"]) == [name]
+    assert found["site_names"] == list(SITES) and "sites" not in found  # in a run's summary figures, by name
+    assert plan.out not in run_folders(tmp_path) and len(run_folders(tmp_path)) == 4
+    with pytest.raises(RunError, match="server's half of a federation"):
+        check_finished(plan.out)
     states = list((tmp_path / "server/checkpoints").rglob("site-*.state.safetensors"))
     assert len(states) == 3
     assert not any(Payload.from_bytes(path.read_bytes()).arrays for path in states)
+
+
+def test_no_site_can_tell_whose_maps_it_was_given(begin, monkeypatch) -> None:
+    """docs/methods.md 1.1: a peer is a number and not a name. Each site knows the others' names, the seed and the
+    round; with these it undoes neither the numbers of the second round nor those of the hand-out. Of two peers every
+    second draw is that of the seed, so the server's secret is a fixed one here."""
+    monkeypatch.setattr(federation.secrets, "token_bytes", lambda count: b"\1" * count)
+    given, said = {}, {}  # arrays of broadcasts and replies, by exchange and site
+
+    def note(asked, reply):
+        if asked.metadata.message_type in ("train", "evaluate"):
+            told = unpacked(asked.content, away.GIVEN)
+            place = told["facts"].scalars["number"], told["facts"].scalars["site"]
+            given[place] = told["broadcast"].arrays
+            if asked.metadata.message_type == "train":
+                said[place] = unpacked(reply.content, ("facts", "reply"))["reply"].arrays
+        return reply
+
+    def whose(exchange, site):
+        """The sites behind numbers 0 and 1: their maps are those of their replies before."""
+        maps = {peer: (label, one) for (peer, label), one in maps_in_broadcast(given[exchange, site]).items()}
+        return [
+            next(name for name in SITES if np.array_equal(said[exchange - 1, name].get(f"maps.{label}"), one))
+            for label, one in (maps[0], maps[1])
+        ]
+
+    grid, plan = begin()
+    for node in grid.nodes.values():
+        node.spoil = note
+    serve(grid, plan)
+    others = {name: [peer for peer in SITES if peer != name] for name in SITES}
+    for exchange in (2, 3):
+        found = {name: whose(exchange, name) for name in SITES}
+        by_seed = np.random.default_rng([0, exchange]).permutation(2)
+        assert {name: sorted(peers) for name, peers in found.items()} == others != found
+        assert found != {name: [others[name][drawn] for drawn in by_seed] for name in SITES}
+    assert (plan.out / "numbering.key").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.slow

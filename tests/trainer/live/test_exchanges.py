@@ -6,20 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.trainer.live.test_site_work import OPTIONS, told
+from tests.trainer.live.test_site_work import OPTIONS, facts, told
 
 from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import RunPace
-from edgefl_trainer.engine.hyper_parameters import build
 from edgefl_trainer.engine.local_engine import InProcessSite
 from edgefl_trainer.engine.privacy.ledger import PrivacyLedger
 from edgefl_trainer.errors import BudgetError
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.site_work import prepare
-from edgefl_trainer.methods import METHODS
 
 
 @pytest.fixture
@@ -53,16 +51,16 @@ def test_a_coordinator_restored_from_a_backup_takes_its_sites_back(answered, tmp
 def test_a_live_site_counts_each_draw_of_its_noise_and_stops_at_its_budget(tmp_path: Path, monkeypatch) -> None:
     """Check 52: noise is secret and new each time, so a reply that is learned again is another release; past the budget
     of `join --privacy-budget` nothing is learned."""
-    work = prepare(told(rounds=5, train_rounds=5), replace(OPTIONS, privacy_budget=1e9))
-    noised = build(METHODS["fedclf"], {"dp_noise": 4.0})
+    noise = {"method": "fedclf", "settings": {"dp_noise": 4.0}, "travels": (), "backbone": facts("cnn:test_resnet")}
+    work = prepare(told(rounds=5, train_rounds=5, **noise), replace(OPTIONS, privacy_budget=1e9))
     learned = SiteResult(State(), Payload({}, {}), {})
     monkeypatch.setattr(InProcessSite, "local_round", lambda *given: learned)
     broadcast = Payload({}, {"phase": "warm", "round": 0, "rounds": 5})
 
     def at(budget: float) -> Exchanges:
         settings = replace(work.settings, privacy_budget=budget)
-        pace = RunPace(noised.phases(5), {"site-2": 1})
-        return Exchanges(replace(work, method=noised, settings=settings), tmp_path, pace)
+        pace = RunPace(work.method.phases(5), {"site-2": 1})
+        return Exchanges(replace(work, settings=settings), tmp_path, pace)
 
     assert work.settings.privacy_budget == 1e9
     ledger = PrivacyLedger(tmp_path, "site-2")

@@ -1,11 +1,15 @@
 """Waiting for a coordinator ends where it knows the site no more. Source: docs/reference/runs.md, a live federation."""
 
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.exchange.tls_server import QUICK, post
 
 from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.https import HttpsTransport
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.errors import FederationRefused
 from edgefl_trainer.live.joining import Join, _patiently, _rounds_text, _tell_judged
@@ -36,6 +40,34 @@ def test_a_site_that_was_shut_out_does_not_wait_without_end() -> None:
 def test_other_troubles_are_waited_out() -> None:
     waits: list[float] = []
     assert asking([401, 401, 401, 503, 401, 401, 401, None], waits) == "the task" and len(waits) == 8
+
+
+def test_a_page_of_plain_http_ends_no_run() -> None:
+    """docs/security.md, order of checks: anybody on the way can send it. It ended a run with status 3."""
+    said: list[str] = []
+    answers = iter([b"HTTP/1.1 503 Service Unavailable\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for answer in answers:
+                with listening.accept()[0] as connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        address = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        tries = iter(range(3))
+
+        def ask() -> str:
+            if next(tries) < 2:
+                post(HttpsTransport(address, deadlines=QUICK))
+            return "the task"
+
+        call = Join(folder=None, options=None, say=said.append, sleep=lambda _: None)  # type: ignore[arg-type]
+        assert _patiently(call, ask) == "the task"
+        server.join(5)
+    assert len(said) == 1 and "is not TLS" in said[0]
 
 
 def test_once_asks_once() -> None:

@@ -1,4 +1,7 @@
-"""A site's clock that is ahead, and its invite. Source: docs/security.md 2.4 (signed time) and 2.5 (enrolment)."""
+"""A site's clock that is ahead, its invite, and its way to the coordinator.
+
+Source: docs/security.md 2.4 (signed time) and 2.5 (enrolment).
+"""
 
 import time
 from dataclasses import replace
@@ -6,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.exchange.in_memory import HOUR_MS, FakeCoordinator
+from tests.exchange.tls_server import certificate
 
 from edgefl_protocol.records.invite import encode_invite
-from edgefl_trainer.errors import FederationRefused
+from edgefl_trainer.errors import FederationRefused, RunError
 from edgefl_trainer.live import site_membership
 from edgefl_trainer.live.site_membership import SiteMembership
 
@@ -43,3 +47,51 @@ def test_an_invite_that_expired_by_signed_time_is_refused_for_good(
         SiteMembership(tmp_path).enrolled(given(behind, hours=hours), None, None)
     assert refused.value.code == code and not behind.members
     assert bool(behind.requests) is (code == "expired_invite")
+
+
+@pytest.fixture
+def ways(behind: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path | None, str | None]]:
+    """Certificate and proxy of each connection."""
+    found: list[tuple[Path | None, str | None]] = []
+
+    def connect(url: str, ca: Path | None = None, proxy: str | None = None) -> FakeCoordinator:
+        found.append((ca, proxy))
+        return behind
+
+    monkeypatch.setattr(site_membership, "HttpsTransport", connect)
+    return found
+
+
+def test_another_proxy_counts_from_now_on(
+    behind: FakeCoordinator, ways: list[tuple[Path | None, str | None]], tmp_path: Path
+) -> None:
+    """With the invite or without it. It was passed over in silence."""
+    seat, invite = SiteMembership(tmp_path), given(behind, hours=24)
+    seat.enrolled(invite, None, "http://old:3128")
+    behind.approve("site-1")
+    new, newer = "http://new:3128", "http://newer:3128"
+    for again, proxy, kept in [(None, new, new), (None, None, new), (invite, newer, newer), (invite, None, newer)]:
+        assert seat.enrolled(again, None, proxy).proxy == kept
+        seat.task()
+        assert ways[-1] == (None, kept)
+    seat.enrolled(None, None, "")
+    assert seat.task().round == 1 and not ways[-1][1]
+
+
+def test_another_certificate_needs_the_invite(
+    behind: FakeCoordinator, ways: list[tuple[Path | None, str | None]], tmp_path: Path
+) -> None:
+    """docs/security.md 2.6: the invite decides which is trusted. The same command without INVITE still goes on."""
+    seat, invite = SiteMembership(tmp_path / "run"), given(behind, hours=24)
+    first, second = (certificate(tmp_path, name)[0] for name in ("first", "second"))
+    seat.enrolled(invite, first, None)
+    behind.approve("site-1")
+    seat.enrolled(None, first, None)
+    with pytest.raises(RunError, match=r"second\.pem does not hold the certificate .* trusts: give INVITE, too"):
+        seat.enrolled(None, second, None)
+    assert (seat.home / "ca.pem").read_text().strip() == first.read_text().strip()
+    seat.enrolled(invite, second, None)
+    seat.enrolled(None, second, None)
+    seat.task()
+    assert ways[-1] == (seat.home / "ca.pem", None)
+    assert (seat.home / "ca.pem").read_text().strip() == second.read_text().strip()

@@ -13,10 +13,16 @@ from PIL import Image
 from tests.told import told_task
 from tests.trainer.conftest import pictures_of, rad_entries, write_rad
 
+from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_trainer.cli import exit_code
+from edgefl_trainer.contract import State
 from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.errors import FederationRefused, SettingError
+from edgefl_trainer.evaluate.tables.text import render_table
+from edgefl_trainer.experiments.run_words import schedule
+from edgefl_trainer.live import final_results
 from edgefl_trainer.live.site_work import SiteOptions, prepare
 from edgefl_trainer.models.backbones import load_backbone
 
@@ -101,7 +107,7 @@ WRONG = [
 def test_what_the_federation_asks_and_cannot_be_done_is_refused(task: Any, options: Any, sentence: str) -> None:
     with pytest.raises(FederationRefused, match=sentence) as caught:
         prepare(told(**task), replace(OPTIONS, **options))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and exit_code(caught.value) == 3
 
 
 ASKED = [
@@ -118,8 +124,25 @@ ASKED = [
 
 @pytest.mark.parametrize(("task", "options", "sentence"), ASKED)
 def test_what_the_site_has_to_say_is_asked_for(task: Any, options: Any, sentence: str) -> None:
-    with pytest.raises((SettingError, TaskError), match=sentence):
+    """docs/reference/runs.md, "In a live federation": a timer tells it from a refusal by its status."""
+    with pytest.raises((SettingError, TaskError), match=sentence) as caught:
         prepare(told(**task), replace(OPTIONS, **options))
+    assert exit_code(caught.value) == 2
+
+
+IDLE = [
+    ({}, "fedevprompt"),
+    ({"method": "pep-fedpt", "settings": {"dp_epsilon": 0.2, "dp_clip_l1": 1.0}, "travels": ()}, "pep-fedpt"),
+]
+
+
+@pytest.mark.parametrize(("task", "method"), IDLE)
+def test_a_budget_that_nothing_spends_is_refused(task: Any, method: str) -> None:
+    """docs/decisions/0066: nobody believes to be protected by a bound on nothing; Laplace noise spends none of it."""
+    with pytest.raises(
+        SettingError, match=f"{method} sends nothing under Gaussian noise .*: leave --privacy-budget out"
+    ):
+        prepare(told(**task), replace(OPTIONS, privacy_budget=1.0))
 
 
 def test_questions_are_not_learned_in_a_live_federation(tmp_path: Path, cached: None) -> None:
@@ -161,3 +184,16 @@ def test_a_network_that_is_learned_needs_no_copy_of_it() -> None:
     task = {"method": "fedmae", "settings": {"decoder_width": 32, "decoder_depth": 1}, "travels": ("weights",)}
     work = prepare(told(**task, backbone={**facts(seed=1), "name": "run:first"}), OPTIONS)
     assert work.task.backbone.width == 64 and not work.task.initial
+
+
+def test_a_site_names_no_preset(monkeypatch, tmp_path) -> None:
+    """Rounds, epochs and settings are the coordinator's: its summary said `bench84`, and so did tables and reports."""
+    work, kept = prepare(told(), OPTIONS), {}
+    monkeypatch.setattr(final_results, "privacy_cost", lambda *_, **__: {})
+    monkeypatch.setattr(final_results, "results_of", lambda *_, **__: {})
+    monkeypatch.setattr(final_results, "write_summary", lambda _, head, *__: kept.update(head) or kept)
+    summary = final_results.write_results(work, tmp_path, told(), "skin", State(), Payload({}, {}))
+    assert summary["preset"] is None and summary["rounds"] == 2
+    assert schedule(work.settings, summary) == "none, 2 rounds of 3 epochs"
+    table = {**summary, "sites": {"a": {"balanced_accuracy": 0.5}}, "schedule": schedule(work.settings, summary)}
+    assert "Preset none, 2 rounds of 3 epochs" in render_table([table])

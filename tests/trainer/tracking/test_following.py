@@ -8,6 +8,7 @@ import pytest
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.tracking import following
+from edgefl_trainer.tracking.figures import summary_figures
 from edgefl_trainer.tracking.tracks import NamedTracker
 
 TRACK = NamedTracker("mlflow", "http://localhost:1")
@@ -123,3 +124,27 @@ def test_nothing_is_written_where_nobody_follows(tmp_path):
     with following.followed([], tmp_path, SETTINGS):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_every_number_of_a_summary_is_sent():
+    """docs/guides/follow-runs.md, `What is sent`: only `sites` and `pooled` of the tables were."""
+    summary = {
+        "seconds": 1.5,
+        "selected_round": 3,
+        "mean_balanced_accuracy": None,
+        "sites": {"a": {"n_train": 3, "balanced_accuracy": 0.5}},
+        "pooled": {"accuracy": 0.6},
+        "probe": {"cls": {"mean": 0.7, "pooled": 0.71, "sites": {"a": 0.72}}},
+        "held_out": {"sites": ["c"], "mean_balanced_accuracy": 0.8},
+        "further": {"own_round": {"mean_accuracy": 0.81, "sites": {"a": {"accuracy": 0.82}}}},
+        "epsilon_spent": {"a": 3.2},
+        "several_classes": {"sites": 4},
+        "travels": ["weights"],
+        "private": True,
+    }
+    assert summary_figures(summary) == {
+        "seconds": 1.5, "selected_round": 3, "reported_n_train/a": 3, "reported_balanced_accuracy/a": 0.5,
+        "pooled_accuracy": 0.6, "probe.cls.mean": 0.7, "probe.cls.pooled": 0.71, "probe.cls/a": 0.72,
+        "held_out.mean_balanced_accuracy": 0.8, "further.own_round.mean_accuracy": 0.81,
+        "further.own_round.accuracy/a": 0.82, "epsilon_spent/a": 3.2, "several_classes.sites": 4,
+    }  # fmt: skip

@@ -10,7 +10,7 @@ from tests.trainer.conftest import TINY, edgefl_train
 
 pytestmark = pytest.mark.skipif(
     find_spec("tensorboard") is None,
-    reason="TensorBoard is not installed: pip install 'edgefl-derm[tensorboard]'",
+    reason="TensorBoard is not installed: needs edgefl-derm[tensorboard]",
 )
 
 WORDS = ("--data", "lesions:sites=2,images=40,px=36", *TINY, "--rounds", "2")

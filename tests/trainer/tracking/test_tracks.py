@@ -48,7 +48,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tracks, "find_spec", lambda name: None)
     words = ("run", "local", "--data", DATA, "--out", tmp_path / "r", *TINY, "--track", "mlflow:http://localhost:1")
     found = edgefl_train(*words)
-    assert found.code == 2 and "pip install 'edgefl-derm[mlflow]'" in found.sentence()
+    assert found.code == 2 and "needs edgefl-derm[mlflow]: pip install " in found.sentence()
 
 
 def test_a_folder_of_other_event_files_is_refused(tmp_path, installed):

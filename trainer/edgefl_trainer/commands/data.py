@@ -43,9 +43,7 @@ def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, folder: P
 
     if sheet is not None and sheet.exists() and not force:
         raise SettingError(f"{sheet} exists already: name another file, or overwrite it with --force.")
-    tables = read_tables(specs)
-    if task is not None:
-        tables = gathered(tables, task)
+    tables = gathered(read_tables(specs, task=task or "all"), task or "all")
     found = survey(tables)
     for line in found.warnings:
         click.echo(f"warning: {line}", err=True)

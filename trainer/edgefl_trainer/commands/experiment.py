@@ -137,7 +137,7 @@ def experiment(
         watch_study(jobs_of(planned), out, as_json=as_json)
         return
     check_engine(engine)
-    from edgefl_trainer.experiments.comparison import render_comparison  # with matplotlib, which takes a second
+    from edgefl_trainer.experiments.comparison_text import render_comparison  # with matplotlib, which takes a second
     from edgefl_trainer.experiments.finished import find_runs
     from edgefl_trainer.experiments.running import jobs_of, run_planned
     from edgefl_trainer.experiments.study_book import StudyBook

@@ -38,7 +38,7 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
     ),
 )
 @click.option(
-    "--proxy", metavar="URL", help="Proxy to use from now on; proxy settings of the environment are not used."
+    "--proxy", metavar="URL", help='Proxy to use from now on, "" for none; the environment\'s settings are not used.'
 )
 @click.option(
     "--backbone",

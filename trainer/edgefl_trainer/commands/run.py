@@ -204,7 +204,7 @@ def run(method: str | None, out: Path, as_json: bool, resume: bool, track: tuple
         from edgefl_trainer.data.survey import with_others
 
         labels = settings.build_method().needs_labels
-        raise with_others(settings.data, error, settings.seed, labels=labels) from error
+        raise with_others(settings.data, error, settings.seed, settings.task, labels=labels) from error
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
 
 

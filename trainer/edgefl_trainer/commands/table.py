@@ -75,7 +75,7 @@ def table(
     from edgefl_trainer.evaluate.tables.rows import runs_of_rows, table_rows, usual_metric
     from edgefl_trainer.evaluate.tables.text import against, origin, render_table
     from edgefl_trainer.experiments import pictures
-    from edgefl_trainer.experiments.comparison import render_comparison
+    from edgefl_trainer.experiments.comparison_text import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.finished import find_runs
     from edgefl_trainer.experiments.variants import told_apart

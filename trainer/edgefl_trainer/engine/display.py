@@ -2,7 +2,7 @@
 
 Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left; in 80
 columns nothing of it is cut. Sites differ in size, so what is left is counted in images and not in sites, and only work
-of this process tells its pace: a run that goes on after a stop does not take the finished rounds for quick ones.
+of this process tells its pace: a run that goes on after a stop does not take finished rounds and sites for quick ones.
 
 A run then judges every `tune` and every reported row of each site, however few it learned from. This may take longer
 than learning, so the time left counts it, and a line names each site that is judged.
@@ -53,16 +53,19 @@ class RunPace:
         clock: Callable[[], float] = monotonic,
         after: float = 0.0,
         judged: float = 0.0,
+        judges_all: bool = False,
     ) -> None:
         """Count the work: images that each site learns from in an epoch, and the share of sites in each round.
 
-        Judging is work, too: `judged` follows each phase but a warm one, `after` the last.
+        Judging is work, too: `judged` follows each phase but a warm one, `after` the last. With `judges_all` a round
+        judges all sites, else those that took part.
         """
         self._after = after
         self._phases, self._images, self._clock = list(phases), images, clock
         everyone = sum(images.values())
         self._learned = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]
-        looked = [judged * (participation if one.kind == "train" else one.kind != "warm") for one in phases]
+        share = 1.0 if judges_all else participation
+        looked = [judged * (share if one.kind == "train" else one.kind != "warm") for one in phases]
         self._sizes = [sum(work) for work in zip(self._learned, looked, strict=True)]
         self.total = max(sum(self._sizes), 1.0)
         self.done = 0.0
@@ -87,6 +90,13 @@ class RunPace:
         """Note that part of a site's work is done."""
         self._parts[site] = share
         self.done = self._base + self._share * sum(part * self._images[name] for name, part in self._parts.items())
+
+    def kept(self, site: str) -> None:
+        """Note that an earlier process did a site's work: it tells nothing of the pace of this one."""
+        self.within(site, 1.0)
+        if self._begun is not None:
+            clock, work = self._begun
+            self._begun = clock, work + self._share * self._images[site]
 
     def judged(self) -> None:
         """Note that the phase is judged, which ends it."""
@@ -167,6 +177,7 @@ class Display:
 
     def site_kept(self, site: str) -> None:
         """Move the bar over a site that an earlier process finished, and say so."""
+        self._pace.kept(site)
         self._done(site)
         self._say(f"{self._phase} · {site}: taken from the run's checkpoints, not computed again")
 

@@ -1,8 +1,8 @@
 """The run directory: whose it is, who works in it, and whether its run is finished.
 
 Guarantees: a directory is taken only after everything that can be checked before the first step was checked, so a
-mistyped option leaves nothing behind; a run goes on only with the settings it began with; two processes never work in
-one directory at once; a finished run is not computed again.
+mistyped option leaves nothing behind; a run goes on only with the settings it began with, also where another version
+has other defaults; two processes never work in one directory at once; a finished run is not computed again.
 """
 
 import json
@@ -17,15 +17,17 @@ from edgefl_protocol.errors import StorageError
 from edgefl_protocol.lock_file import hold, is_held
 from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.settings import RunSettings, read_settings
-from edgefl_trainer.errors import RunError
+from edgefl_trainer.errors import BusyRunError, RunError
 
 CONFIG = "config.toml"
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 INPUTS = "inputs.json"
+FEDERATION = "federation.json"  # of the server of a federation of SuperNodes: no model and no figure is there
 STOPPED = "privacy/stopped.txt"  # why nothing more leaves a site of this run: it cannot go on
 MAX_INPUTS_BYTES = 1 << 16
+SET = "--set "  # before a hyper-parameter that is called as a setting is
 NOT_COMPARED = {"device", "workers", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
 
 
@@ -67,10 +69,17 @@ def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     if not path.exists():
         return
     before = read_settings(path)
-    then, now = _compared(before), _compared(settings)
+    then, usual, now = _compared(before, begun_hyper(folder)), _compared(before), _compared(settings)
     for name in [*then, *(name for name in now if name not in then)]:
         if then.get(name) != now.get(name):
             check_not_stopped(folder)
+            if usual.get(name) == now.get(name):  # given neither then nor now
+                called = name.removeprefix(SET)
+                raise RunError(
+                    f"the run in {folder} began with {called} = {then.get(name)!r}, and this version of EdgeFL has "
+                    f"{now.get(name)!r} where it is not given: give its first value with --set {called}=…, or name "
+                    "another --out."
+                )
             raise RunError(
                 f"the run in {folder} has {name} = {then.get(name)!r}, but this command has {now.get(name)!r}: "
                 "resume with the same settings, or name another --out."
@@ -78,24 +87,26 @@ def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
 
 
 def check_alone(folder: Path) -> None:
-    """Refuse, by a `RunError`, a run that another process works on: before its data are read, which takes minutes."""
+    """Refuse, by a `BusyRunError`, a run that another process works on: before its data are read for minutes."""
     if is_worked_on(folder):
-        raise RunError(_worked_on(folder))
+        raise _worked_on(folder)
 
 
-def _worked_on(folder: Path) -> str:
-    return f"another process works on the run in {folder}: wait for it or name another --out."
+def _worked_on(folder: Path) -> BusyRunError:
+    return BusyRunError(f"another process works on the run in {folder}: wait for it or name another --out.")
 
 
-def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> None:
+def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str, hyper: Mapping[str, Any]) -> None:
     """Keep what the run began with, or check that a resumed run still has the same rows and the same network.
+
+    `hyper` has every hyper-parameter of the method, also those that no one named: `check_claim` compares them.
 
     Raises:
         RunError: the data or the backbone changed since the run began, or what it began with cannot be read.
     """
     now = {"partition_sha256": partition_sha256, "backbone_sha256": backbone_sha256}
     if not (folder / INPUTS).exists():
-        write_atomic(folder / INPUTS, json.dumps(now, indent=2).encode())
+        write_atomic(folder / INPUTS, json.dumps({**now, "hyper": hyper}, indent=2).encode())
     then = begun_inputs(folder)
     for name, what in (("partition_sha256", "rows of the data"), ("backbone_sha256", "weights of the backbone")):
         if then.get(name) != now[name]:
@@ -104,8 +115,8 @@ def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> N
             )
 
 
-def begun_inputs(folder: Path) -> dict[str, str]:
-    """Read the digests of rows and network that the run began with; a `RunError` where they are damaged."""
+def begun_inputs(folder: Path) -> dict[str, Any]:
+    """Read digests of rows and network, and hyper-parameters, of the run's begin; a `RunError` where damaged."""
     path = folder / INPUTS
     try:
         return dict(json.loads(read_bounded(path, MAX_INPUTS_BYTES)))
@@ -113,10 +124,20 @@ def begun_inputs(folder: Path) -> dict[str, str]:
         raise RunError(f"{path} is damaged ({error}): put it back from a copy, or start anew.", "damaged") from error
 
 
+def begun_hyper(folder: Path) -> dict[str, Any]:
+    """Read the hyper-parameters that the run began with, those that were not given too; empty where none were kept."""
+    if not (folder / INPUTS).exists():
+        return {}
+    kept = begun_inputs(folder).get("hyper", {})
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+
+
 def check_finished(folder: Path) -> None:
-    """Refuse, by a `RunError`, a folder that is no run directory, or whose run is not finished."""
+    """Refuse, by a `RunError`, a folder that is no run directory or a server's, or whose run is not finished."""
     if not (folder / CONFIG).exists():
         raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
+    if (folder / FEDERATION).exists():
+        raise RunError(f"{folder} holds the server's half of a federation, without a model: name the folder of a site.")
     if (folder / SUMMARY).exists():
         return
     if is_worked_on(folder):
@@ -153,11 +174,14 @@ def check_model(folder: Path, site: str) -> None:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none."""
+    """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none.
+
+    The server's folder of a federation is left out: its sites' folders have the results.
+    """
     if (folder / CONFIG).exists():
         return [folder]
     below = sorted(path.parent for path in folder.rglob(CONFIG))
-    finished = [path for path in below if finished_summary(path) is not None]
+    finished = [path for path in below if not _why_left_out(path)]
     if not finished:
         what = "holds no finished run" if below else "is not a run directory, and holds none"
         raise RunError(f"{folder} {what}: name one that `edgefl-train run … --out` made.")
@@ -169,11 +193,15 @@ def left_out_of(folder: Path) -> list[str]:
     if (folder / CONFIG).exists():
         return []
     below = (path.parent for path in sorted(folder.rglob(CONFIG)))
-    return [
-        f"{path.relative_to(folder)} ({'its results are damaged' if (path / SUMMARY).exists() else 'not finished'})"
-        for path in below
-        if finished_summary(path) is None
-    ]
+    return [f"{path.relative_to(folder)} ({why})" for path in below if (why := _why_left_out(path))]
+
+
+def _why_left_out(folder: Path) -> str:
+    if (folder / FEDERATION).exists():
+        return "the server's half of a federation"
+    if finished_summary(folder) is not None:
+        return ""
+    return "its results are damaged" if (folder / SUMMARY).exists() else "not finished"
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:
@@ -191,8 +219,8 @@ def finished_summary(folder: Path) -> dict[str, Any] | None:
 def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator[None]:
     """Take the directory for this process and write `config.toml`; the lock falls with the process, even by kill −9.
 
-    A `RunError` where another process works in it, or began another run in it meanwhile; a `StorageError` where it
-    cannot be written.
+    A `BusyRunError` where another process works in it; a `RunError` where one began another run in it meanwhile; a
+    `StorageError` where it cannot be written.
     """
     make_folder(folder)
     try:
@@ -201,7 +229,7 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
         raise StorageError(f"cannot write in {folder}: {error.strerror}; name another --out") from error
     try:
         with suppress(OSError):  # a file system without locks: nothing to hold
-            hold(handle, RunError(_worked_on(folder)))
+            hold(handle, _worked_on(folder))
         check_claim(folder, settings, resume=resume)
         if not (folder / CONFIG).exists():
             write_atomic(folder / CONFIG, settings.to_toml().encode())
@@ -215,12 +243,16 @@ def is_worked_on(folder: Path) -> bool:
     return is_held(folder / LOCK)
 
 
-def _compared(settings: RunSettings) -> Mapping[str, Any]:
-    """Settings and effective hyper-parameters, flat: one given as its default value equals one not given."""
+def _compared(settings: RunSettings, kept: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Settings and effective hyper-parameters, flat: one given as its default value equals one not given.
+
+    `kept`, of the run's begin, counts in place of today's defaults.
+    """
     plain = {name: value for name, value in vars(settings).items() if name not in NOT_COMPARED}
     hyper = hyper_values(settings.build_method())
+    hyper |= {name: value for name, value in (kept or {}).items() if name in hyper}
     both = plain.keys() & hyper.keys()  # `select` is a setting of every run and a hyper-parameter of one method
-    return {**plain, **{f"--set {name}" if name in both else name: value for name, value in hyper.items()}}
+    return {**plain, **{f"{SET}{name}" if name in both else name: value for name, value in hyper.items()}}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from edgefl_trainer.engine.privacy.ledger import Ledgers
 from edgefl_trainer.engine.selection import better_for_all, better_sites
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
-from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round, stamped
+from edgefl_trainer.method_halves import call_aggregate, call_broadcast, call_local_round, secret_numbering, stamped
 
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 
@@ -206,6 +206,7 @@ class LocalEngine:
     selecting_encoder: bool = False  # keep the encoder of the round with the best probe
     ledgers: Ledgers | None = None  # of noised releases; None: nobody keeps any here
     crew: SideBySide | None = None  # who works side by side; None: this process, one site after the other
+    numbering_key: bytes | None = None  # server's secret of peers' numbers, where sites are away; None: the seed's
 
     def run(self) -> FederationState:
         """Run what is left of all phases; returns the federation after the last one."""
@@ -264,7 +265,10 @@ class LocalEngine:
         def given(name: str) -> tuple[State, Payload]:
             if self.ledgers is not None:
                 self.ledgers.charge(name, states[name], index, phase)
-            numbering = np.random.default_rng([self.task.seed, phase.round])
+            if self.numbering_key is None:
+                numbering = np.random.default_rng([self.task.seed, phase.round])
+            else:
+                numbering = secret_numbering(self.numbering_key, name, index + 1)
             sent[name] = stamped(broadcasts[name], phase, self.task.rounds, numbering)
             return states[name], sent[name]
 

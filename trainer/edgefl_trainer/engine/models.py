@@ -22,7 +22,16 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.preprocess import Preprocess, TaughtPictures
 from edgefl_protocol.rules.questions import Questions
 from edgefl_trainer.contract import Examples, Prediction, Predictor
-from edgefl_trainer.engine.folder import CONFIG, SUMMARY, check_finished, check_model, make_folder, model_sites
+from edgefl_trainer.engine.folder import (
+    CONFIG,
+    SUMMARY,
+    begun_hyper,
+    check_finished,
+    check_model,
+    make_folder,
+    model_sites,
+)
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.metrics import predicted_classes
@@ -58,6 +67,14 @@ class FinishedRun:
     def classes(self) -> tuple[str, ...]:
         """Class names; a class index counts in them."""
         return tuple(self.summary["classes"])
+
+    @cached_property
+    def hyper(self) -> Mapping[str, Any]:
+        """Every hyper-parameter as the run began; today's defaults where it did not keep them.
+
+        A `SettingError` where the method is not known here.
+        """
+        return {**hyper_values(self.settings.build_method()), **begun_hyper(self.folder)}
 
     @cached_property
     def questions(self) -> Questions | None:

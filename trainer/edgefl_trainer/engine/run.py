@@ -112,8 +112,8 @@ def run(
     tell_before(settings, method, federation, sites, server)
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device), during:
-        check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
-        _write_inputs(folder, settings, task, partition)
+        check_inputs(folder, federation.partition_sha256, backbone.spec.sha256, hyper_values(method))
+        _write_inputs(folder, settings, task, partition, device)
         asked = {**what_was_asked(settings, method, partition), **_measured_before(method, sites)}
         held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
         judged = {} if declared(method).encoder else judged_sites(federation, sites, held_out)
@@ -142,9 +142,11 @@ def _measured_before(method: Method, sites: Mapping[str, Site]) -> dict[str, Any
     return {found.name: dict(found.figures)}
 
 
-def _write_inputs(folder: Path, settings: RunSettings, task: Task, partition: Partition | None) -> None:
+def _write_inputs(
+    folder: Path, settings: RunSettings, task: Task, partition: Partition | None, device: torch.device
+) -> None:
     """Leave what a run begins with, so that the directory says it all."""
-    write_environment(folder, settings.seed)
+    write_environment(folder, settings.seed, device)
     if task.questions is not None:
         save_questions(folder, task.questions)
     if partition is not None:
@@ -228,7 +230,8 @@ def run_phases(
     watched = {name: JudgedSite(0, len(site.tune.rows[:most])) for name, site in sites.items() if judge}
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     judged = epochs_of_work(watched, settings.epochs)
-    pace = RunPace(method.phases(settings.rounds), learning, settings.participation, after=after, judged=judged)
+    phases, together = method.phases(settings.rounds), settings.select == "pooled"
+    pace = RunPace(phases, learning, settings.participation, after=after, judged=judged, judges_all=together)
     network = next(iter(sites.values())).backbone
     side_by_side: AbstractContextManager[Workers | None] = nullcontext()
     if settings.workers > 1 and drive is LocalEngine.run and network is not None:
@@ -246,7 +249,7 @@ def run_phases(
             participation=settings.participation,
             judge=judge,
             selecting=frozenset() if settings.select == "last" else selecting_sites(sites),
-            selecting_together=settings.select == "pooled",
+            selecting_together=together,
             probe=make_prober(method, task, sites, settings.probe_every),
             selecting_encoder=settings.select == "tune",
             crew=crew,

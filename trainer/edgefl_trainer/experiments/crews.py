@@ -1,6 +1,6 @@
 """Who makes the runs of a study: this process, one after the other, or several processes side by side.
 
-Guarantees: a run that fails, or whose process ends in whatever way, is an outcome with its cause; leaving `Processes`
+Guarantees: a run that fails, in whatever way, or whose process ends, is an outcome with its cause; leaving `Processes`
 stops what still runs, resumable. Threads of a process are those of `edgefl-train run`: the same bits however many.
 """
 
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from typing import IO, Protocol
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.experiments.one_run import make_run
+from edgefl_trainer.errors import BusyRunError
+from edgefl_trainer.experiments.one_run import BUSY_STATUS, make_run
 
 HERE = "edgefl_trainer.experiments.one_run"  # the program of a run whose sites work on this machine
 LOOK_SECONDS = 0.5  # between two looks at the processes
@@ -45,6 +47,7 @@ class Outcome:
 
     job: RunJob
     cause: str = ""
+    busy: bool = False  # another process works on its run: nothing was done, and nothing is wrong
 
 
 class Crew(Protocol):
@@ -59,6 +62,9 @@ class Crew(Protocol):
 
     def ended(self) -> Outcome:
         """Wait for the next job that ends."""
+
+    def pause(self) -> None:
+        """Wait a moment for what others make."""
 
     def stop(self) -> None:
         """End what is under way so that it can go on later."""
@@ -88,8 +94,15 @@ class ThisProcess:
         try:
             make_run(job.settings, job.folder, job.name, self._track)
         except EdgeflError as error:
-            return Outcome(job, str(error))
+            return Outcome(job, str(error), busy=isinstance(error, BusyRunError))
+        except Exception as error:  # noqa: BLE001 - whatever it is, as where a card is full: the others are tried
+            traceback.print_exc()
+            return Outcome(job, f"{type(error).__name__}: {error}")
         return Outcome(job)
+
+    def pause(self) -> None:
+        """Wait a moment."""
+        time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
         """Do nothing: a run here has stopped by itself."""
@@ -154,9 +167,14 @@ class Processes:
                 if worker is not None and worker.process.poll() is not None:
                     self._seats[number] = None
                     _close(worker.process)
-                    return Outcome(worker.job, _cause(worker.process.returncode, worker.log))
-            self._look()
-            time.sleep(LOOK_SECONDS)
+                    status = worker.process.returncode
+                    return Outcome(worker.job, _cause(status, worker.log), busy=status == BUSY_STATUS)
+            self.pause()
+
+    def pause(self) -> None:
+        """Show how it stands, and wait a moment."""
+        self._look()
+        time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
         """End the input of each process, by which it stops as by Ctrl-C; kill what does not in time."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.first_run import first_run
-from edgefl_trainer.engine.folder import CONFIG, finished_summary, read_metrics, run_folders
+from edgefl_trainer.engine.folder import CONFIG, begun_hyper, finished_summary, read_metrics, run_folders
 from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, read_settings
@@ -52,6 +52,7 @@ def _found(path: Path, part: Part, row: MethodRow) -> Found:
         measured=measured,
         settings=run.settings,
         environment=environment_of(path),
+        hyper=begun_hyper(path),
         first=_first_stage(run.settings),
         first_seconds=_first_seconds(run.settings),
     )
@@ -84,7 +85,7 @@ def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, 
             continue
         if lies is not None and lies[:2] == (part.name, row.folder):
             return part, row
-        if _has(run.settings, row.hyper) and _starts(run.settings, part, row) and _labels(run.settings, part, row):
+        if _has(run.hyper, row.hyper) and _starts(run.settings, part, row) and _labels(run.settings, part, row):
             candidates.append((part, row))
     most = max((_named(row) for _, row in candidates), default=0)
     closest = [(part, row) for part, row in candidates if _named(row) == most]
@@ -96,9 +97,8 @@ def _named(row: MethodRow) -> int:
     return len(row.hyper) + (0 if row.pretrain is None else len(row.pretrain.hyper))
 
 
-def _has(settings: RunSettings, hyper: Mapping[str, Any]) -> bool:
-    """Whether a run has every hyper-parameter that a row names."""
-    values = hyper_values(settings.build_method())
+def _has(values: Mapping[str, Any], hyper: Mapping[str, Any]) -> bool:
+    """Whether a run with these hyper-parameters has every one that a row names."""
     return all(values.get(name) == value for name, value in hyper.items())
 
 
@@ -110,7 +110,11 @@ def _starts(settings: RunSettings, part: Part, row: MethodRow) -> bool:
     if row.pretrain is None:
         return bool(row.settings.get("backbone", settings.backbone) == settings.backbone)
     first = _first_stage(settings)
-    if first is None or first.method != row.pretrain.method or not _has(first, row.pretrain.hyper):
+    if (
+        first is None
+        or first.method != row.pretrain.method
+        or not _has(hyper_values(first.build_method()), row.pretrain.hyper)
+    ):
         return False
     return federation_of(Path(settings.backbone.partition(":")[2])) in (None, part.shared)
 

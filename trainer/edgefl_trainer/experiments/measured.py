@@ -1,11 +1,12 @@
 """What finished runs measured, in the columns of an experiment: a figure of each run, then mean and spread over seeds.
 
 Figures over sites count each site once; sites without the figure are left out (docs/methods.md, "evaluation"). Where
-a site has one class only, the figure without such sites stands beside, and a figure with sites that are judged on
-fewer classes than the run has is marked, both as in `evaluate.tables`.
+a site has one class only, or took part in no round, the figure without such sites stands beside, and a figure with
+sites that are judged on fewer classes than the run has is marked, all as in `evaluate.tables`. Guarantee: a cell says
+which seeds have its figure; a mean over some of them is told from one over all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 
 from edgefl_trainer.engine.selection import JUDGED, OPEN, RIGHT
 from edgefl_trainer.evaluate.answer_figures import USUAL
+from edgefl_trainer.evaluate.no_round import in_no_round
 from edgefl_trainer.evaluate.one_class import one_class_of
 from edgefl_trainer.evaluate.tables.rows import LOWER_IS_BETTER, of_fewer
 from edgefl_trainer.experiments.files import Column
 
 PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}
 OVER_SITES = ("mean", "worst", *PERCENTILES)
+TARGETS = ("rounds", "seconds", "bytes")  # figures of what it took to reach a target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,11 @@ class Cell:
 
     value: float | None = None
     std: float | None = None  # standard deviation, of a sample unless asked for otherwise
+    seeds: tuple[int, ...] = ()  # of the runs that have the figure, in order
     several: "Cell | None" = None  # the same without sites of one class, where one counts (`evaluate.one_class`)
+    trained: "Cell | None" = None  # the same without sites of no round, where one counts (`evaluate.no_round`)
     fewer: tuple[str, ...] = ()  # sites that count and are judged on fewer classes than the run has
+    no_round: tuple[str, ...] = ()  # sites that count and took part in no round of some run
 
 
 def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int = 1) -> Cell:
@@ -50,11 +56,21 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
     found = _cell(column, metric, spread, runs, ddof)
     if column.figure not in OVER_SITES:
         return found
-    found = replace(found, fewer=tuple(sorted({name for run in runs for name in fewer_sites(column, metric, run)})))
-    if not any(marked_sites(column, metric, run.summary) for run in runs):
-        return found
-    others = _cell(column, metric, spread, [_without(run) for run in runs], ddof)
-    return replace(found, several=replace(others, fewer=found.fewer))
+    fewer = _names(fewer_sites(column, metric, run) for run in runs)
+    absent = _names(absent_sites(column, metric, run.summary) for run in runs)
+    marked = any(marked_sites(column, metric, run.summary) for run in runs)
+    found = replace(found, fewer=fewer, no_round=absent)
+
+    def without(left: Callable[[Mapping[str, Any]], Collection[str]]) -> Cell:
+        return _cell(column, metric, spread, [_without(run, left(run.summary)) for run in runs], ddof)
+
+    several = replace(without(one_class_of), fewer=fewer, no_round=absent) if marked else None
+    trained = replace(without(in_no_round), fewer=fewer) if absent else None
+    return replace(found, several=several, trained=trained)
+
+
+def _names(found: Iterable[Collection[str]]) -> tuple[str, ...]:
+    return tuple(sorted({name for names in found for name in names}))
 
 
 def answers_of(column: Column, run: Measurement) -> Measurement | None:
@@ -78,30 +94,34 @@ def marked_sites(column: Column, metric: str, summary: Mapping[str, Any]) -> set
     return site_figures(column, metric, summary).keys() & one_class_of(summary)
 
 
-def _without(run: Measurement) -> Measurement:
-    """The run as if it had no site of one class."""
-    left = one_class_of(run.summary)
+def absent_sites(column: Column, metric: str, summary: Mapping[str, Any]) -> set[str]:
+    """Name the sites that count in a column and took part in no round."""
+    return site_figures(column, metric, summary).keys() & set(in_no_round(summary))
+
+
+def _without(run: Measurement, left: Collection[str]) -> Measurement:
+    """The run as if it had none of these sites."""
     sites = {name: site for name, site in run.summary["sites"].items() if name not in left}
     return replace(run, summary={**run.summary, "sites": sites})
 
 
 def _cell(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int) -> Cell:
-    values = [value for run in runs if (value := figure_of(column, metric, run)) is not None]
-    if not values:
+    pairs = [(run.seed, value) for run in runs if (value := figure_of(column, metric, run)) is not None]
+    if not pairs:
         return Cell()
-    mean = float(np.mean(values))
+    seeds, values = tuple(sorted(seed for seed, _ in pairs)), [value for _, value in pairs]
+    spread_of = values
     if spread == "sites":
-        per_site = list(_site_means(column, metric, runs).values())
-        is_mean = column.figure == "mean" and len(per_site) > 1
-        return Cell(value=mean, std=float(np.std(per_site, ddof=ddof)) if is_mean else None)
-    return Cell(value=mean, std=float(np.std(values, ddof=ddof)) if len(values) > 1 else None)
+        spread_of = list(_site_means(column, metric, runs).values()) if column.figure == "mean" else []
+    std = float(np.std(spread_of, ddof=ddof)) if len(spread_of) > 1 else None
+    return Cell(value=float(np.mean(values)), std=std, seeds=seeds)
 
 
 def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
     """Return a column's figure of one run; None where it is undefined or was never reached."""
     if column.figure == "none":
         return None
-    if column.figure in ("rounds", "seconds", "bytes"):
+    if column.figure in TARGETS:
         reached = _reached(run.lines, tracked(metric, run.summary), column.target)
         return None if reached is None else reached[column.figure]
     if column.figure == "pooled":

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.errors import BusyRunError
+
+BUSY_STATUS = 75  # EX_TEMPFAIL: another process works on the run
 
 if TYPE_CHECKING:
     from edgefl_trainer.engine.run import Drive
@@ -38,7 +41,8 @@ def main(driven: "Callable[[RunSettings], Drive]" = on_this_machine) -> None:
         settings = RunSettings(**from_toml(asked["settings"].encode(), "the study"))
         make_run(settings, Path(asked["folder"]), asked["name"], asked["track"], driven)
     except EdgeflError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)  # noqa: T201 - the log's last line is the cause
+        sys.exit(BUSY_STATUS if isinstance(error, BusyRunError) else 1)
     except KeyboardInterrupt:
         sys.exit("stopped")
 

@@ -14,9 +14,11 @@ from edgefl_trainer.evaluate.plots.progress import plot_progress
 from edgefl_trainer.evaluate.plots.tracks import Lines
 from edgefl_trainer.evaluate.tables.rows import row_names, usual_metric
 from edgefl_trainer.evaluate.tables.text import against, unlike
-from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, is_trial, one_class_sites
+from edgefl_trainer.experiments.comparison import TRIAL, Found, bars_of, rows_of
+from edgefl_trainer.experiments.comparison_text import is_trial, one_class_sites
 from edgefl_trainer.experiments.files import Experiment
 from edgefl_trainer.experiments.measured import tracked
+from edgefl_trainer.experiments.variants import unlike_settings
 
 
 def of_runs(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> bytes:
@@ -43,11 +45,13 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
 
     A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """
-    of_parts = [[one.measured.summary for one in found if one.part == part.name] for part in experiment.parts]
+    of_parts = [[one.summary for one in found if one.part == part.name] for part in experiment.parts]
     trial = [f"small data, untrained network (--tiny): {TRIAL}"] if is_trial(found) else []
-    plain = "\n".join(
-        [experiment.title, *trial, *dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))]
-    )
+    against = dict.fromkeys(clause for runs in of_parts for clause in unlike(runs))
+    for part in experiment.parts:
+        unlike_ones = unlike_settings({row.label: runs for row, runs in rows_of(experiment, part, found)})
+        against |= dict.fromkeys(clause.partition(":")[0] for clause in unlike_ones)
+    plain = "\n".join([experiment.title, *trial, *against])
     marked = sorted({name for part in experiment.parts for name in one_class_sites(experiment, part, found)})
     title = plain + (f"\nwithout {', '.join(marked)}: one class only" if marked else "") + _spread(experiment, found)
     if experiment.plot == "bars":
@@ -64,8 +68,8 @@ def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
         for one in found:
             if (one.part, one.row) == (part.name, row.folder):
                 tracks.setdefault(name, []).append(one.measured.lines)
-                runs.setdefault(name, []).append(one.measured.summary)
-                one_class.setdefault(name, set()).update(one_class_of(one.measured.summary, tuned=True))
+                runs.setdefault(name, []).append(one.summary)
+                one_class.setdefault(name, set()).update(one_class_of(one.summary, tuned=True))
     metric = tracked(experiment.metric, found[0].measured.summary)
     chance = {name: chance_of(some, metric) for name, some in runs.items()}
     return plot_progress(tracks, metric=metric, title=plain, one_class=one_class, chance=chance)
@@ -77,7 +81,7 @@ def _spread(experiment: Experiment, found: Sequence[Found]) -> str:
         runs = Counter((one.part, one.row) for one in found)
         numbers = sorted(set(runs.values()) - {1})
     else:
-        of_runs = [one.measured.summary["sites"].values() for one in found]
+        of_runs = [one.summary["sites"].values() for one in found]
         numbers = sorted({sum(not site.get("held_out") for site in sites) for sites in of_runs} - {1})
     if not numbers:
         return ""

@@ -69,6 +69,13 @@ class PlannedRun:
         """How a person is told of it."""
         return f"{self.part.name}/{self.row.folder}/seed-{self.settings.seed}"
 
+    def with_seed(self, seed: int) -> RunSettings:
+        """Return the settings of this row's run with another seed."""
+        settings = replace(self.settings, seed=seed)
+        if self.pretraining is None:
+            return settings
+        return replace(settings, backbone=f"run:{self.pretraining.folder.with_name(f'seed-{seed}')}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:

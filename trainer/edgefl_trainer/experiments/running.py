@@ -2,7 +2,8 @@
 
 Guarantees: nothing is computed twice: a partition that is there is used if it is the same one, a finished run is
 skipped, a stopped one resumed. A run that others start from is made before the first of them; if it fails, so do
-they. A run that fails does not keep the others from being tried.
+they. A run that fails does not keep the others from being tried. A run that another command makes is waited for.
+Runs of one row with other seeds, which a table averages with these, have the same settings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,13 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.data.partitions.make import make_partition
 from edgefl_trainer.data.partitions.partition import read_partition
-from edgefl_trainer.engine.folder import check_claim, finished_summary, make_folder
+from edgefl_trainer.engine.folder import check_claim, finished_summary, is_worked_on, make_folder
 from edgefl_trainer.engine.run import check_backbone
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.tables.rows import usual_metric
 from edgefl_trainer.experiments.crews import Crew, RunJob
 from edgefl_trainer.experiments.planning import (
+    SEED,
     PlannedPartition,
     PlannedRun,
     partitions_of,
@@ -42,6 +44,7 @@ def run_planned(runs: Sequence[PlannedRun], say: Say, crew: Crew, book: StudyBoo
     starts = [(planned.folder, planned.settings) for planned in runs if planned.pretraining is not None]
     for folder, settings in (*begins, *starts):
         check_claim(folder, settings, resume=True)
+    _check_other_seeds(runs)
     for _, settings in begins:
         check_backbone(settings, settings.build_method())
     for partition in partitions_of(runs):
@@ -51,6 +54,14 @@ def run_planned(runs: Sequence[PlannedRun], say: Say, crew: Crew, book: StudyBoo
             return _made(jobs_of(runs), say, crew, book)
         finally:
             crew.stop()
+
+
+def _check_other_seeds(runs: Sequence[PlannedRun]) -> None:
+    """Refuse, by a `RunError`, a row of which a run with another seed lies there that had other settings."""
+    for row in {planned.folder.parent: planned for planned in runs}.values():
+        for folder in sorted(row.folder.parent.glob("seed-*")):
+            if (found := SEED.fullmatch(folder.name)) is not None:
+                check_claim(folder, row.with_seed(int(found[1])), resume=True)
 
 
 def jobs_of(runs: Sequence[PlannedRun]) -> list[RunJob]:
@@ -76,6 +87,7 @@ def _made(jobs: Sequence[RunJob], say: Say, crew: Crew, book: StudyBook) -> list
     begun_from = {job.after for job in jobs}
     waiting, under_way = [job for job in jobs if job.folder in needed or job.folder not in begun_from], 0
     causes: dict[Path, str] = {}
+    elsewhere: set[Path] = set()  # of what other commands make, what was told
     while waiting or under_way:
         for job in list(waiting):
             if finished_summary(job.folder) is not None:
@@ -83,6 +95,11 @@ def _made(jobs: Sequence[RunJob], say: Say, crew: Crew, book: StudyBook) -> list
             elif job.after in causes:
                 causes[job.folder] = f"it starts from {next(one.name for one in jobs if one.folder == job.after)}"
                 _fail(job, causes[job.folder], say, book)
+            elif is_worked_on(job.folder):
+                if job.folder not in elsewhere:
+                    say(f"{job.head}: another command makes it, and this one waits for it")
+                elsewhere.add(job.folder)
+                continue
             elif crew.free is None or (job.after is not None and finished_summary(job.after) is None):
                 continue
             else:
@@ -95,11 +112,15 @@ def _made(jobs: Sequence[RunJob], say: Say, crew: Crew, book: StudyBook) -> list
             under_way -= 1
             outcome = crew.ended()
             summary = finished_summary(outcome.job.folder)
-            if outcome.cause or summary is None:
+            if outcome.busy:  # another command was quicker
+                waiting.append(outcome.job)
+            elif outcome.cause or summary is None:
                 causes[outcome.job.folder] = outcome.cause or "it left no summary"
                 _fail(outcome.job, causes[outcome.job.folder], say, book)
             else:
                 say(f"{outcome.job.head}: {_result(summary)}")
+        elif waiting:
+            crew.pause()
     return [job.name for job in jobs if job.folder in causes]
 
 

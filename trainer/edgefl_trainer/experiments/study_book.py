@@ -1,7 +1,7 @@
 """Who works on which run of a study, as files in `OUT/.study`: written by the command that leads, read by all others.
 
     OUT/.study/lock          held while a command leads: it falls with its process, even by kill −9
-    OUT/.study/RUN.json      worker, process, when it began and how far it then was; why it failed
+    OUT/.study/RUN.json      worker, process, when it began, phases and sites then done; why it failed
     OUT/.study/RUN.log       what the run's process said, with `--workers`
 
 Guarantees: a watcher only reads, and never keeps a run from beginning.
@@ -16,7 +16,7 @@ from typing import Any
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.lock_file import is_held, share
-from edgefl_trainer.engine.checkpoint import RunProgress
+from edgefl_trainer.engine.checkpoint import Checkpoints, RunProgress
 from edgefl_trainer.engine.folder import make_folder
 
 BOOK = ".study"
@@ -47,7 +47,9 @@ class StudyBook:
 
     def began(self, name: str, run: Path, worker: int, process: int) -> None:
         """Note that a worker's process makes a run."""
-        note = {"worker": worker, "process": process, "began": time.time(), "phases": phases_done(run)}
+        phases = phases_done(run)
+        kept = Checkpoints.sites_done(run / "checkpoints", phases)  # of the phase that an earlier process was in
+        note = {"worker": worker, "process": process, "began": time.time(), "phases": phases, "sites_done": kept}
         write_atomic(self._path(name), json.dumps(note).encode())
 
     def failed(self, name: str, cause: str) -> None:

@@ -78,7 +78,7 @@ class StudyWatch:
         here, sites = _sites(job.folder, done)
         there = done + (here / sites if sites else 0)
         elapsed = max(0.0, now - float(note["began"]))
-        since = there - int(note["phases"])
+        since = done - int(note["phases"]) + ((here - int(note.get("sites_done", 0))) / sites if sites else 0)
         judging = done == len(phases)
         left = elapsed * (len(phases) - there) / since if since > 0 and not judging else None
         working = {"worker": note["worker"], "process": note["process"], "sites_done": here, "sites": sites}

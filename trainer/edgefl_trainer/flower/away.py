@@ -27,6 +27,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import CONFIG, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.settings import GivenBudget
 from edgefl_trainer.engine.sites import load_data, repeatable
 from edgefl_trainer.errors import RunError, SettingError
@@ -154,7 +155,8 @@ def _sitting(
     check_free(folder, (CONFIG,))
     work = prepare(told, seat.options, read_vocabulary(given["vocabulary"]))
     with working_in(folder, work.settings, resume=True), repeatable(work.site.device):
-        check_inputs(folder, work.federation.partition_sha256, work.backbone.spec.sha256)
+        begun = work.federation.partition_sha256, work.backbone.spec.sha256, hyper_values(work.method)
+        check_inputs(folder, *begun)
         images = {work.site.name: len(work.site.train if work.method.needs_labels else work.site.unlabelled)}
         pace = RunPace(work.method.phases(work.task.rounds), images)
         yield Exchanges(work, folder, pace), facts, given["broadcast"], told

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from msgspec import Meta
 
 from edgefl_protocol import state_digest
-from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.durable import read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import Method, State, Task, declared
@@ -28,7 +28,7 @@ from edgefl_trainer.data.specs import asks_questions
 from edgefl_trainer.data.tasks import task_word
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.display import Display, RunPace, tell
-from edgefl_trainer.engine.folder import check_free, is_worked_on, working_in
+from edgefl_trainer.engine.folder import FEDERATION, check_free, is_worked_on, working_in
 from edgefl_trainer.engine.handout import final_phase, handed_out
 from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.local_engine import FederationState, LocalEngine
@@ -41,13 +41,14 @@ from edgefl_trainer.flower.asking import Asking
 from edgefl_trainer.flower.rounds import AwayCrew, AwaySite, site_digest
 from edgefl_trainer.flower.site_nodes import SiteNodes
 from edgefl_trainer.flower.vocabulary import keep_vocabulary, kept_vocabulary
-from edgefl_trainer.method_halves import check_travels, stamped
+from edgefl_trainer.method_halves import check_travels, secret_numbering, stamped
 from edgefl_trainer.models.backbone_names import has_own_weights
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.typed_values import read_value
 
 POLL_S = 1.0
-FEDERATION = "federation.json"  # in the server's folder: its name
+NUMBERING = "numbering.key"  # in the server's folder, and known to nobody else
+_KEY_BYTES = 32
 NOWHERE = ("folder:away",)  # data of a server, which has none
 Seconds = Annotated[float, Meta(ge=0, description="0 or more")]
 NUMBERS: Mapping[str, tuple[Any, float]] = {  # of --run-config, with what they are where nothing is given
@@ -167,11 +168,12 @@ def serve(grid: Grid, plan: Arrangement) -> dict[str, Any]:
             keep_vocabulary(plan.out, known)
             task = replace(task, classes=known.answers, questions=known.questions)
             crew = replace(crew, task=task, vocabulary=known)
-        final = _rounds(settings, method, task, plan, crew)
+        numbering_key = _numbering_key(plan.out)
+        final = _rounds(settings, method, task, plan, crew, numbering_key)
         digests = {name: site_digest(state) for name, state in final.sites.items()}
         ended = state_digest(final.server.digest(), digests)
-        without = _hand_out(crew, method, task, final.server, ended)
-        head = {**what_was_asked(settings, method, None), "sites": list(plan.sites), "quorum": plan.quorum}
+        without = _hand_out(crew, method, task, final.server, ended, numbering_key)
+        head = {**what_was_asked(settings, method, None), "site_names": list(plan.sites), "quorum": plan.quorum}
         told_end = {"without_hand_out": without, "state_sha256": ended}
         return write_summary(plan.out, head, {}, time.perf_counter() - started, told_end)
 
@@ -209,7 +211,17 @@ def _federation(out: Path) -> str:
     return str(json.loads(read_bounded(path, 1 << 12))["federation"])
 
 
-def _rounds(settings: RunSettings, method: Method, task: Task, plan: Arrangement, crew: AwayCrew) -> FederationState:
+def _numbering_key(out: Path) -> bytes:
+    """Return the secret, drawn once, from which peers' numbers are drawn (`secret_numbering`)."""
+    path = out / NUMBERING
+    if not path.exists():
+        write_atomic(path, secrets.token_bytes(_KEY_BYTES), 0o600)
+    return read_private(path, _KEY_BYTES)
+
+
+def _rounds(
+    settings: RunSettings, method: Method, task: Task, plan: Arrangement, crew: AwayCrew, numbering_key: bytes
+) -> FederationState:
     """Run the engine with its sites away."""
     pace = RunPace(method.phases(settings.rounds), dict.fromkeys(plan.sites, 1), settings.participation)
     with Display(pace, settings.epochs) as display:
@@ -221,15 +233,20 @@ def _rounds(settings: RunSettings, method: Method, task: Task, plan: Arrangement
             observer=display,
             participation=settings.participation,
             crew=crew,
+            numbering_key=numbering_key,
         )
         return engine.run()
 
 
-def _hand_out(crew: AwayCrew, method: Method, task: Task, server: State, ended: str) -> list[str]:
+def _hand_out(crew: AwayCrew, method: Method, task: Task, server: State, ended: str, numbering_key: bytes) -> list[str]:
     """Hand out what the sites make their models of; return the sites that did not take it."""
     phase = final_phase(task)
     found = handed_out(method, task, server, crew.sites)
-    payloads = {name: stamped(found[name], phase, task.rounds) for name in crew.sites}
+    number = len(method.phases(task.rounds)) + 1
+    payloads = {
+        name: stamped(found[name], phase, task.rounds, secret_numbering(numbering_key, name, number))
+        for name in crew.sites
+    }
     last = replace(crew, told=replace(crew.told, state="done", state_sha256=ended))
     without = last.give(payloads)
     for name, why in without.items():

@@ -34,6 +34,7 @@ def write_results(
     results = results_of(folder, work.method, work.task, work.backbone, final, work.federation, sites, held_out={})
     head = {
         **what_was_asked(work.settings, work.method, None),
+        "preset": None,  # every setting is the coordinator's
         "federation": federation,
         "partition_sha256": work.federation.partition_sha256,
         **results,

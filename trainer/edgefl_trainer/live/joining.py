@@ -24,6 +24,7 @@ from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
+from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.sites import repeatable
 from edgefl_trainer.environment import write_environment
 from edgefl_trainer.errors import FederationRefused, TrainingError
@@ -49,7 +50,7 @@ class Join:
     options: SiteOptions  # what the site decides
     invite: str | None = None  # the operator's, or None to go on with the membership in the folder
     ca: Path | None = None  # PEM file of the coordinator's certificate or authority, or None
-    proxy: str | None = None  # proxy to use from now on, or None
+    proxy: str | None = None  # to use from now on, "" for none; None leaves it as it is
     passphrase: bytes | None = None  # opens encrypted keys, or None
     once: bool = False  # do what is due and leave
     say: Say  # tells a person what happens
@@ -91,8 +92,9 @@ def join(call: Join) -> dict[str, Any]:
         call.say(f"the federation {membership.federation} is over: what it ended with is fetched")
     check_claim(call.folder, work.settings, resume=True)
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
-        check_inputs(call.folder, work.federation.partition_sha256, work.backbone.spec.sha256)
-        write_environment(call.folder, work.settings.seed)
+        begun = work.federation.partition_sha256, work.backbone.spec.sha256, hyper_values(work.method)
+        check_inputs(call.folder, *begun)
+        write_environment(call.folder, work.settings.seed, work.site.device)
         return _take_part(call, seat, membership, work, told)
 
 

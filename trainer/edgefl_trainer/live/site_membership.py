@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
 from edgefl_exchange.delivery import Delivery
-from edgefl_exchange.enrolment import EnrolmentError, check_role, enrol, trust_certificate
+from edgefl_exchange.enrolment import EnrolmentError, check_role, enrol, keep_way, trust_certificate
 from edgefl_exchange.errors import (
     REFUSED_FOR_GOOD,
     ExchangeError,
@@ -27,6 +27,7 @@ from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
 from edgefl_exchange.outbox import Outbox, WorkItem
+from edgefl_exchange.tls import certificates
 from edgefl_protocol.errors import InviteError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.records.invite import Invite, decode_invite
@@ -68,11 +69,12 @@ class SiteMembership:
 
         Args:
             invite: what the operator gave; None goes on with the membership that is there.
-            ca: PEM file of the coordinator's certificate or authority, or None.
-            proxy: proxy to use from now on, or None.
+            ca: PEM file of the coordinator's certificate or authority, or None. Without an invite it has to hold
+                the one that is trusted already.
+            proxy: to use from now on, "" for none; None leaves it as it is.
 
         Raises:
-            RunError: there is neither an invite nor a membership.
+            RunError: there is neither an invite nor a membership, or the certificate is another.
             FederationRefused: the coordinator, its certificate or its fingerprint is refused, or refuses.
             Unavailable: nothing answered; the same command goes on.
             EdgeflError: a damaged invite or file, or a full disk.
@@ -81,14 +83,18 @@ class SiteMembership:
         if invite is None:
             if known is None or known.state == "joining":
                 raise RunError(f"{self.folder} holds no finished enrolment: give the INVITE that the operator made.")
-            return known
+            if ca is not None:
+                self._check_trusted(known, ca)
+            return keep_way(self.home, known, self.passphrase, proxy=proxy)
         with refusals():
             joined = self.joined
             # A used invite may be past its date. This clock may be ahead by as much as signed time corrects; `enrol`
             # judges by the corrected one.
             found = decode_invite(invite, 0 if joined else wall_clock_ms() - MAX_CORRECTION_MS)
             if known is not None and joined:
-                return self._same(known, found)
+                self._check_same(known, found)
+                if ca is None:
+                    return keep_way(self.home, known, self.passphrase, proxy=proxy)
             check_role(found, "site")
             self._make_home()
             own_ca = trust_certificate(self.home, found, None if ca is None else read_ca(ca))
@@ -139,13 +145,19 @@ class SiteMembership:
         with contextlib.suppress(ExchangeError, FederationRefused), self.member() as member:
             member.rotate_if_due()
 
-    def _same(self, known: Membership, invite: Invite) -> Membership:
+    def _check_same(self, known: Membership, invite: Invite) -> None:
         if known.token_sha256 != invite.token_sha256:
             raise RunError(
                 f"{self.folder} belongs to {known.name} of the federation {known.federation}, which joined with "
                 "another invite: name another --out, or leave INVITE out."
             )
-        return known
+
+    def _check_trusted(self, known: Membership, ca: Path) -> None:
+        """Refuse a certificate that is not trusted yet: whether it may be, the invite says."""
+        kept = ca_file(self.home, known)
+        trusted = set[bytes]() if kept is None else set(certificates(read_ca(kept)))
+        if not trusted or not trusted <= set(certificates(read_ca(ca))):
+            raise RunError(f"{ca} does not hold the certificate that {self.folder} trusts: give INVITE, too.")
 
     def _known(self) -> Membership | None:
         try:

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.sentences import listed
 from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
+from edgefl_trainer.data.class_numbers import in_classes
 from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.federation import dealt_rows
 from edgefl_trainer.data.questions import Vocabulary
 from edgefl_trainer.data.specs import asks_questions, parse_spec, read_spec
+from edgefl_trainer.engine.privacy.ledger import check_spendable
 from edgefl_trainer.engine.settings import Budget, MostImages, RunSettings
 from edgefl_trainer.engine.sites import build_sites, load_data
 from edgefl_trainer.errors import FederationRefused, SettingError
@@ -90,7 +90,8 @@ def prepare(told: TaskReply, options: SiteOptions, vocabulary: Vocabulary | None
     read = load_data(settings, backbone.spec.image_px, whole_task=False, vocabulary=vocabulary)
     federation = only_site(read, options.site)
     if method.needs_labels and vocabulary is None:
-        federation = in_classes(federation, told.classes)
+        advice = "use the federation's names, or choose images with --classes."
+        federation = in_classes(federation, told.classes, whose="the federation", advice=advice, kind=TaskError)
     task = Task(
         name=settings.task if method.needs_labels else "pixels",
         classes=federation.classes,
@@ -162,6 +163,7 @@ def settings_of(told: TaskReply, options: SiteOptions, *, asked: bool = False) -
             f"the federation says that {listed(told.travels)} leave a site, but {told.method} of this version sends "
             f"{listed(method.travels) or 'nothing'}: {UPDATE}."
         )
+    check_spendable(settings, method, "ask the operator for a federation whose sites send under noise (dp_noise)")
     return settings
 
 
@@ -251,18 +253,3 @@ def _chosen(names: Sequence[str], site: str) -> str:
     if not site and len(names) > 1:
         raise SettingError(f"the data has the sites {listed(names)}: name this site with --site NAME.")
     return site or names[0]
-
-
-def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
-    """Number the labels of the rows by the federation's classes; a site may lack some of them.
-
-    A `TaskError` where the data has a class that the federation does not know.
-    """
-    unknown = [name for name in federation.classes if name not in classes]
-    if unknown:
-        raise TaskError(
-            f"the data has the class {unknown[0]!r}, but the federation's classes are {listed(classes)}: use the "
-            "federation's names, or choose images with --classes."
-        )
-    index = np.array([*(classes.index(name) for name in federation.classes), -1], dtype=np.int64)
-    return replace(federation, classes=tuple(classes), labels=index[federation.labels])

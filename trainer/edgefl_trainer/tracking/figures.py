@@ -5,7 +5,7 @@ told without the folders of their paths.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,26 @@ def phase_figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def summary_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a finished run: `FIGURE` of the whole run, `reported_FIGURE/SITE` of each site."""
+    """Return the figures of a finished run: `FIGURE` of the whole run, `reported_FIGURE/SITE` of each site.
+
+    Other tables are `TABLE.FIGURE`, with `/SITE` where a figure is a site's.
+    """
     sites = summary.get("sites", {})
+    others = {name: value for name, value in summary.items() if name not in ("sites", "pooled")}
     return {
-        **dict(_numbers({name: value for name, value in summary.items() if not isinstance(value, Mapping)})),
+        **{_with_site_last(path, sites): value for path, value in _paths(others)},
         **{f"pooled_{name}": value for name, value in _numbers(summary.get("pooled", {}))},
         **{f"reported_{name}/{site}": value for site, figures in sites.items() for name, value in _numbers(figures)},
     }
+
+
+def _with_site_last(path: Sequence[str], sites: Collection[str]) -> str:
+    """`probe.cls/a` of probe, cls, sites, a."""
+    place = next((i for i, part in enumerate(path) if i and part in sites), None)
+    if place is None:
+        return ".".join(path)
+    before = path[: place - 1] if path[place - 1] == "sites" else path[:place]
+    return f"{'.'.join([*before, *path[place + 1 :]])}/{path[place]}"
 
 
 def summary_texts(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -53,11 +66,15 @@ def summary_texts(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The finite numbers; those of a table by `name.key`, so that the probe of each readout has its own name."""
+    return ((".".join(path), number) for path, number in _paths(values))
+
+
+def _paths(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}.{key}", number) for key, number in _numbers(value))
+            yield from (((name, *path), number) for path, number in _paths(value))
         elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            yield name, float(value)
+            yield (name,), float(value)
 
 
 def _text(value: object) -> str:

@@ -36,7 +36,7 @@ def unlike_seeds(rows: Sequence[Seeded], names: Sequence[str]) -> list[str]:
     for row, name in zip(rows, names, strict=True):
         if row.seeds:
             having.setdefault(row.seeds, []).append(name)
-    told = [f"{_seeds(seeds)} of {listed(some)}" for seeds, some in sorted(having.items())]
+    told = [f"{named_seeds(seeds)} of {listed(some)}" for seeds, some in sorted(having.items())]
     return [f"NOT ALL WITH THE SAME SEEDS: {'; '.join(told)}"]
 
 
@@ -62,5 +62,6 @@ def _alike(rows: Sequence[Seeded]) -> bool:
     return len({row.seeds for row in rows if row.seeds}) < 2
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def named_seeds(seeds: Sequence[int]) -> str:
+    """Name seeds in a sentence: `seed 0`, `seeds 0 and 2`."""
     return f"seed{'s' if len(seeds) > 1 else ''} {joined_by_and([str(seed) for seed in seeds])}"

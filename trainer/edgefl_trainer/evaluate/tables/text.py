@@ -9,9 +9,11 @@ import io
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from edgefl_protocol.sentences import UNTRAINED, capital, listed
+from edgefl_trainer.environment import all_environments
 from edgefl_trainer.evaluate import no_round
 from edgefl_trainer.evaluate.metrics import metric_words
 from edgefl_trainer.evaluate.one_class import FEWER, FEWER_SAYS, MARK, SAYS
@@ -224,9 +226,12 @@ def _named(sites: Sequence[str]) -> str:
 
 
 def origin(environments: Sequence[Mapping[str, Any]]) -> str:
-    """Return, in words, on which machines and at which commits runs with these ``environment.json`` were made."""
+    """Return, in words, on which machines and at which commits runs with these ``environment.json`` were made.
+
+    A run that went on elsewhere names both.
+    """
     machines, commits = set(), set()
-    for found in environments:
+    for found in chain.from_iterable(map(all_environments, environments)):
         machine = found.get("machine", {})
         machines.add(machine.get("cuda") or machine.get("processor") or "machine not recorded")
         commit, *modified = str(found.get("commit") or "not recorded").split(" ", 1)
