@@ -109,10 +109,11 @@ def judge(data: str, networks: Mapping[str, Path]) -> dict[str, Any]:
 
 def describe(file: Path, rounds: int, *, beside: bool) -> dict[str, Any]:
     """What the file is, and where it comes from; no path of this machine."""
+    from edgefl_trainer.engine.sites import choose_device
     from edgefl_trainer.environment import environment
     from edgefl_trainer.models.backbones import load_backbone
 
-    here = environment(seed=0)
+    here = environment(seed=0, device=choose_device("auto"))
     return {
         "name": NAME,
         "sha256": load_backbone(f"file:{file}").spec.sha256,

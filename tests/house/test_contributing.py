@@ -53,6 +53,16 @@ def patched(text: str, diff: str) -> str:
     return "".join(lines)
 
 
+def test_the_page_names_the_files_that_tests_marked_data_open(root: Path, tracked: list[Path]) -> None:
+    """Whoever fills a folder from the page, and names it in EDGEFL_DATA, meets no file that is missing."""
+    told = (root / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("`EDGEFL_DATA` (")[2].partition(")")[0]
+    texts = [(root / path).read_text(encoding="utf-8") for path in tracked if path.match("test_*.py")]
+    opened = {
+        name for text in texts for name in re.findall(r"(?:real_data|EDGEFL_DATA.\]|rows_of\().*?(\w+\.zip)", text)
+    }
+    assert set(re.findall(r"\w+\.zip", told)) == opened
+
+
 @pytest.fixture
 def shown(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
     """The class of the page's Python block, in the table."""

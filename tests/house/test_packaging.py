@@ -30,6 +30,10 @@ OTHER_PROJECT = re.compile(
     r"\b(pipx?3?|uv|uvx|conda|poetry) (\S+ )*?['\"]?edgefl(?![-\w.])"
     r"|\bedgefl\[|\bedgefl-\d|\b([Uu]pdate|[Uu]pgrade|newer) edgefl(?!-derm|\w)"
 )
+# Our name, asked of an index, which does not have it: whoever registers it there would be run. A wheel's file is none.
+BARE_NAME = re.compile(
+    r"\b(pipx?3?|uv|conda|poetry) (install|add|download|pip install) (\S+ )*?['\"]?edgefl(-|_)derm(?!\S*\.whl)"
+)
 PINNED_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
@@ -69,12 +73,13 @@ def test_name_and_version_stand_once(project) -> None:
 
 
 def test_no_text_tells_anyone_to_install_the_other_edgefl(root: Path, tracked) -> None:
-    """`edgefl` on the public index is another project: no page, error or hint names it as what to install."""
+    """`edgefl` on the public index is another project, and `edgefl-derm` is none there: no page, error or hint has an
+    index asked for either."""
     for path in tracked:
         if path.suffix in TEXTS:
             text = (root / path).read_text(encoding="utf-8", errors="ignore")
             for number, line in enumerate(text.splitlines(), 1):
-                assert not OTHER_PROJECT.search(line), f"{path}:{number} {line.strip()}"
+                assert not OTHER_PROJECT.search(line) and not BARE_NAME.search(line), f"{path}:{number} {line.strip()}"
 
 
 @pytest.mark.parametrize(
@@ -87,19 +92,28 @@ def test_no_text_tells_anyone_to_install_the_other_edgefl(root: Path, tracked) -
         ("needs edge" + "fl[export]", True),
         ("pip install edge" + "fl-0.1.0-py3-none-any.whl", True),
         ("install a newer edge" + "fl", True),
-        ("pip install 'edgefl-derm[trainer]'", False),
+        ("pip install 'edge" + "fl-derm[trainer]'", True),
+        ("pip install --upgrade edge" + "fl_derm", True),
+        ("uv add edge" + "fl-derm", True),
         ("pip install --no-deps edgefl_derm-0.1.0-py3-none-any.whl", False),
+        ("pip install './edgefl_derm-0.1.0-py3-none-any.whl[trainer]'", False),
         ("install -d -m 700 -o edgefl -g edgefl /var/lib/edgefl", False),
         ("update edgefl-derm", False),
     ],
 )
 def test_the_search_for_the_other_name_finds_it(line: str, wrong: bool) -> None:
-    assert bool(OTHER_PROJECT.search(line)) is wrong
+    assert bool(OTHER_PROJECT.search(line) or BARE_NAME.search(line)) is wrong
 
 
 def test_the_base_dependencies_are_exactly_the_six(project) -> None:
     """docs/design.md 2."""
     assert {Requirement(line).name for line in project["project"]["dependencies"]} == DEVICE
+
+
+def test_the_design_names_every_extra(project, root: Path) -> None:
+    """docs/design.md 2 listed eight of twelve."""
+    [listed] = re.findall(r"Extras: ([^.]+)\.", (root / "docs/design.md").read_text(encoding="utf-8"))
+    assert set(re.findall(r"`(\w+)`", listed)) == project["project"]["optional-dependencies"].keys()
 
 
 def test_nothing_is_capped_and_cryptography_is_new_enough(project) -> None:

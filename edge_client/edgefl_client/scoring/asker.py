@@ -11,7 +11,7 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Network, Photo
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import shown_weaknesses
-from edgefl_protocol.bundle.figures import learned_from
+from edgefl_protocol.bundle.figures import learned_from, learned_from_federation
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.question_words import kept_from_learning, measured, why_no_map
 from edgefl_protocol.bundle.shown_map import how_true, level_words
@@ -72,6 +72,7 @@ class Asker:
             state_sha256=digest(bundle.weights),
             better_than_chance=bundle.questions.looks,
             warnings=shown_weaknesses(bundle.card, bundle.labels, bundle.questions),
+            learned_from_federation=learned_from_federation(bundle.card),
         )
 
     @property

@@ -15,7 +15,7 @@ from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.network import Floats, Network, Photo, decoded
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.card_words import better_than_chance, shown_weaknesses
-from edgefl_protocol.bundle.figures import learned_from, site_figures
+from edgefl_protocol.bundle.figures import learned_from, learned_from_federation, site_figures
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.bundle.shown_map import ShownMap, how_true, level_words
 from edgefl_protocol.errors import BundleError
@@ -83,6 +83,7 @@ class Scorer:
             better_than_chance=better_than_chance(site_figures(bundle.card)),
             warnings=shown_weaknesses(bundle.card, self.labels, learned_here=personal is not None),
             learned_from=learned_from(bundle.card),
+            learned_from_federation=learned_from_federation(bundle.card),
             site=bundle.card.site,
         )
 

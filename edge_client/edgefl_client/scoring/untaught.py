@@ -15,15 +15,16 @@ from edgefl_protocol.errors import BundleError, StorageError
 UNTAUGHT = ("never_named", "never_suspicious", "never_predicts")  # the keys
 
 
-def untaught_facts(labels: Labels, seen: Sequence[bool] | None) -> dict[str, Any]:
+def untaught_facts(labels: Labels, seen: Sequence[bool] | None, site: str | None = None) -> dict[str, Any]:
     """Give the keys that tell of classes never predicted.
 
     Args:
         labels: those of the bundle.
         seen: per class, whether a picture of this device taught the personal values; None for the bundle's values.
+        site: of the bundle's model, where other sites taught it, too (`figures.taught_elsewhere`).
     """
     taught = labels if seen is None else replace(labels, seen=tuple(seen))
-    found = never_predicted(taught, learned_here=seen is not None)
+    found = never_predicted(taught, learned_here=seen is not None, site=site)
     lost = [name for name, theirs, ours in zip(labels.classes, labels.seen, taught.seen, strict=True)
             if theirs and not ours]  # fmt: skip
     return dict(zip(UNTAUGHT, (lost, list(found.suspicious), found.sentence), strict=True))

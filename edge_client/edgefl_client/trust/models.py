@@ -78,19 +78,8 @@ def is_in_use(home: Home, sha256: str) -> bool:
     return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
 
 
-def current_name(home: Home) -> str | None:
-    """Name the bundle in use with its version; None where none is, or its file is damaged."""
-    found = _current_manifest(home)
-    return None if found is None else f"{found.name} version {found.version}"
-
-
-def current_line(home: Home) -> Line | None:
-    """Give federation, line and task of the bundle in use; None where none is, or its file is damaged."""
-    found = _current_manifest(home)
-    return None if found is None else found.line_key
-
-
-def _current_manifest(home: Home) -> "Manifest | None":
+def current_manifest(home: Home) -> "Manifest | None":
+    """Give the manifest of the bundle in use; None where none is, or its file is damaged."""
     from edgefl_protocol.bundle import unverified_manifest
 
     try:

@@ -63,6 +63,7 @@ def test_json_keys_are_the_contract(lab, plain_bundle):
         "suspicious_from", "rules_tried", "exposure", "suspicious_rule", "vacuity_from", "dissonance_from",
         "entropy_from", "heatmap_fall", "light", "transparent",
         "learned_from", "suspicious_tried", "turned_suspicious_probability",
+        "learned_from_federation",
     ]  # fmt: skip
     assert list(value["model"]) == ["id", "sha256", "version", "state", "better_than_chance", "warnings", "site"]
     assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}

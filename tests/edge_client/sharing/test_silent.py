@@ -8,6 +8,7 @@ import json
 import pytest
 from tests.edge_client.doctor.conftest import diagnosed
 from tests.edge_client.learning.contrast_lab import contrast_bytes, contrast_plan
+from tests.edge_client.page_keys import keys_of
 
 NAMING = (
     "this device learns in no round, because no pictures are named, or those that were named were refused: run {}, and "
@@ -33,8 +34,9 @@ def learns(device, live, school):
 def told(run, *options):
     """What a sync says, which `status` says too, with and without the coordinator."""
     code, out, _ = run("sync", "--json", *options)
-    said = json.loads(out)["silent"]
-    assert code == 0
+    report = json.loads(out)
+    said = report["silent"]
+    assert code == 0 and report.keys() == keys_of("sync")
     for offline in ((), ("--offline",)):
         assert json.loads(run("status", "--json", *offline)[1])["silent"] == said
     return said
