@@ -148,7 +148,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Bounds of the HTTP side and of the aggregation worker."""
 
     body_bytes: Positive = _MAX_BODY_BYTES  # of a request
-    reply_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB_BYTES)] = 16 * 2**20  # above one body: as a blob
+    reply_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB_BYTES)] = 16 * 2**20  # above 1 MiB: as a blob
     open_blobs: Positive = 2  # that a member may be sending at once; a new one pushes out the one that rested longest
     blob_age_s: Positive = 24 * 3600  # without a piece; then an unfinished blob is deleted
     header_deadline_s: Seconds = 10.0  # for a request's whole header

@@ -99,7 +99,8 @@ def enrol(
     Args:
         transport: to the invite's URL, trusting what `trust_certificate` kept.
         own_ca: whether that is a certificate of its own.
-        proxy: to go through from now on, "" for none; None leaves it as it is.
+        proxy: to go through from now on, "" for none; None leaves that of a membership as it is, and is none for one
+            that is still joining.
 
     Returns:
         The membership, in state "pending" (or "approved", where the operator was quick).

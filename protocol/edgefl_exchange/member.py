@@ -160,8 +160,8 @@ class Member:
         """Send a round's reply once; sending it again under the same key changes nothing.
 
         Args:
-            payload: the method's reply, or the blob that the coordinator holds. What does not fit one envelope is put
-                into an outbox and delivered from there.
+            payload: the method's reply, or the blob that the coordinator holds. What an outbox delivers goes as
+                a blob above 1 MiB.
 
         Raises:
             FrameError: the reply does not fit one envelope.

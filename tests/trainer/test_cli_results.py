@@ -265,6 +265,8 @@ def variant(run, folder, **changes):
     settings = read_settings(run / "config.toml")
     settings = replace(settings, **{**changes, "hyper": {**settings.hyper, **changes.get("hyper", {})}})
     (folder / "config.toml").write_text(settings.to_toml())
+    inputs = json.loads((run / "inputs.json").read_text())
+    (folder / "inputs.json").write_text(json.dumps(inputs | {"hyper": hyper_values(settings.build_method())}))
     summary = json.loads((run / "summary.json").read_text())
     told = {"seed": settings.seed, "settings_sha256": settings.digest_but_seed()}
     (folder / "summary.json").write_text(json.dumps(summary | told))

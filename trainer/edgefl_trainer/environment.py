@@ -33,11 +33,17 @@ def environment_of(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_environment(folder: Path, seed: int, device: torch.device) -> None:
-    """Write what a run begins with; where it goes on, it began when it began, and what it ran on before is kept."""
+def write_environment(folder: Path, seed: int, device: torch.device, *, began_on: str = "auto") -> None:
+    """Write what a run begins with; where it goes on, it began when it began, and what it ran on before is kept.
+
+    `began_on` is the device of its `config.toml`.
+    """
     before, now = environment_of(folder), environment(seed, device)
     earlier = list(before.get(EARLIER, ()))
     place = {name: before[name] for name in PLACE if name in before}
+    # Older versions named the machine's card for a run on the processor, too, and kept nothing earlier.
+    if began_on == "cpu" and not earlier and isinstance(place.get("machine"), dict):
+        place["machine"] = {**place["machine"], "cuda": None}
     if place and place != {name: now[name] for name in PLACE}:
         earlier.append(place)
     _write(folder, {**now, "begun": before.get("begun") or _now(), **({EARLIER: earlier} if earlier else {})})

@@ -39,11 +39,14 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
     if task.shares_maps and len(payload.scalars) > 1:
         raise _bad(f"the reply has {len(payload.scalars)} scalars, but only site_sha256 is allowed")
     sent = sent_maps_in(task.settings)
+    # Where weights travel, too, members send by the method's setting, which older federations keep apart.
+    of_members = task.settings.get("maps_per_class", task.maps_per_class)
+    most = task.maps_per_class if task.shares_maps or not isinstance(of_members, int) else of_members
     for name, array in payload.arrays.items():
         if not (task.shares_maps or is_maps(name)):
             continue
         try:
-            check_sent_maps(name, array, len(task.classes), task.tokens, task.maps_per_class, sent)
+            check_sent_maps(name, array, len(task.classes), task.tokens, most, sent)
         except MapsError as error:
             raise _bad(str(error)) from error
     return site_sha256

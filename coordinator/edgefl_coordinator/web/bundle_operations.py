@@ -15,7 +15,7 @@ from edgefl_coordinator.store import publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
-from edgefl_protocol.bundle.manifest import Manifest
+from edgefl_protocol.bundle.manifest import Manifest, check_validity
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.errors import BundleError, RecordError
@@ -114,7 +114,8 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
     Raises:
         OperatorError: another federation's bundle, one too large, or no higher version.
-        BundleError: it is no bundle, or none of the trusted keys signed it.
+        BundleError: it is no bundle, is past its time, from the future or for a newer version, or none of the trusted
+            keys signed it.
         StorageError: it cannot be read or stored.
     """
     now_ms = coordinator.clock()
@@ -130,6 +131,7 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
             f"the bundle is made for {found}, but this is the federation {federation}: export it with --federation "
             f"{federation}"
         )
+    check_validity(manifest, now_ms, None)  # devices would refuse it: the index names no such bundle
     named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
     told = {**named, "bytes": len(data), "verified": bool(trust)}
     if trust and (before := _published_before(coordinator, data, named, claimed)):

@@ -219,12 +219,14 @@ def check_validity(
 ) -> None:
     """Refuse a bundle past its time or from the future, that needs a newer version, or is older than one seen before.
 
-    A number that a wrong date brought into use would be in the way of every later one.
+    A number that a wrong date brought into use would be in the way of every later one. One that is in use already was
+    judged by signed time when it came: a clock that is behind since then does not end its use.
     """
+    seen = (last_seen or {}).get(manifest.line_key, 0)
     if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
         told = expiry(manifest.expires_ms - now_ms)
         raise BundleError(f"the bundle {told}; fetch a newer one, or check this clock", "expired")
-    if (ahead_ms := manifest.created_ms - now_ms) > MAX_AHEAD_MS:
+    if (ahead_ms := manifest.created_ms - now_ms) > MAX_AHEAD_MS and manifest.version > seen:
         raise BundleError(
             f"the bundle is dated {span(ahead_ms)} ahead of this machine's clock; set the clock if it is behind, else "
             "ask the publisher for a bundle with the right date",
@@ -236,7 +238,6 @@ def check_validity(
             "edgefl-derm",
             "client_too_old",
         )
-    seen = (last_seen or {}).get(manifest.line_key, 0)
     if manifest.version < seen:
         raise BundleError(
             f"the bundle is version {manifest.version}, but version {seen} was in use before, and a device never goes "

@@ -68,6 +68,21 @@ def test_maps_beside_weights_are_checked_in_full(make_coordinator, tools, name) 
     assert isinstance(member.reply(1, payload=good, idem="good-work-item-1"), Payload)
 
 
+def test_members_of_an_older_federation_send_by_the_methods_setting(make_coordinator, tools) -> None:
+    """`init` once took another number of maps a class than the method's, by which members choose beside weights."""
+    kept = {"maps_per_class": 2, "settings": {"maps_per_class": 5}}
+    coordinator = make_coordinator(
+        task={"method": "fedavg", "shares_maps": False, "travels": ("prompts", "weights", "maps"), **kept}
+    )
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    for number, answer in ((6, Refusal), (5, Payload)):
+        sent = Payload({**WEIGHTS, "maps.1": np.repeat(GOOD, number, axis=0)}, {**SHA, "n_train": 17})
+        found = member.reply(1, payload=sent, idem=f"maps-work-item-{number}")
+        assert isinstance(found, answer)
+    assert coordinator.settings.task.maps_per_class == 2
+
+
 def test_a_mean_of_maps_where_it_is_asked_for(make_coordinator, tools) -> None:
     """M is 2, so a mean of maps that reach 1 reaches 1/2; a second map, or a map that could be no such mean, is none.
     Where each map is asked for, a mean is refused ("not normalised" above)."""

@@ -112,6 +112,22 @@ def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
     assert len(blob_names(coordinator.store)) == 1
 
 
+CREATED_MS, EXPIRES_MS = 1_790_000_000_000, 1_800_000_000_000  # of BUNDLE: tests/vectors/bundles/make.py
+
+
+@pytest.mark.parametrize("trust", [[], [BUNDLE_SIGNER.hex()]], ids=["unverified", "verified"])
+def test_what_devices_would_refuse_by_its_dates_is_not_published(make_coordinator, clock, trust) -> None:
+    """docs/security.md, model bundles: ten minutes ahead, and expired from the millisecond on."""
+    coordinator = make_coordinator(federation="demo")
+    for now_ms, code in ((CREATED_MS - 600_001, "from_future"), (EXPIRES_MS, "expired")):
+        clock.now_ms = now_ms
+        with pytest.raises(BundleError) as caught:
+            OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": trust})
+        assert caught.value.code == code and not blob_names(coordinator.store)
+    clock.now_ms = CREATED_MS - 600_000
+    assert OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": trust})["version"] == 3
+
+
 @pytest.mark.parametrize(("bundle_of", "word"), [(None, "no federation"), ("another", "federation another")])
 def test_a_bundle_of_another_federation_is_not_published(bundle_of, word, coordinator, tmp_path, monkeypatch) -> None:
     """No device of this federation could pull it, and its version number would be used up."""

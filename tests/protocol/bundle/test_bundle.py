@@ -240,6 +240,10 @@ def test_a_clock_that_is_behind_is_told_to_a_person(good: Any) -> None:
         load_bundle(good.data, [good.key.public], created - 3 * 86_400_000)
     for now_ms in (0, created - 600_001):
         assert code_of(lambda now=now_ms: load_bundle(good.data, [good.key.public], now)) == "from_future"
+    line, version = good.manifest.line_key, good.manifest.version
+    assert load_bundle(good.data, [good.key.public], 0, {line: version}).manifest == good.manifest  # it is in use
+    older = {line: version - 1}
+    assert code_of(lambda: load_bundle(good.data, [good.key.public], 0, older)) == "from_future"
 
 
 def test_build_refuses_what_would_not_load(good: Any) -> None:

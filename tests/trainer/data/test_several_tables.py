@@ -54,6 +54,25 @@ def test_a_lesion_that_two_tables_of_a_site_show_stands_on_one_side(make_zip, ca
     assert lesions(load_federation(specs, image_px=8, partition=dealt), "clinic", "test") == want
 
 
+@pytest.mark.parametrize("third", ["", "train"])
+def test_a_lesion_that_moves_at_one_site_moves_at_the_others_of_its_table(make_zip, cache: Path, third: str) -> None:
+    """docs/design.md 3: a lesion is never split. One list has it at two sites, another at the first, a third beyond."""
+    tables = [
+        [*year("a", range(40), center="s1"), *year("b", range(40), center="s2")],
+        year("c", range(20, 60), center="s1"),
+        [*year("d", range(10, 40), center="s3"), *year("e", range(10, 40), center="s2", split=third)],
+    ]
+    specs = [f"manifest:{make_zip(rows, name=f'{i}.zip')}" for i, rows in enumerate(tables)]
+    for named in (specs[:2], specs[1::-1], specs, specs[::-1]):
+        both = load_federation(named, image_px=8)
+        judged = set().union(*(lesions(both, site, "test") for site in both.sites))
+        learned = set().union(*(lesions(both, site, kind) for site in both.sites for kind in ("train", "tune")))
+        assert judged and len(judged) + len(learned) == len(judged | learned) == 60
+        assert not any("lesions that are judged on" in line for line in both.warnings)
+        if third and len(named) == 3:
+            assert judged.isdisjoint(f"L{i}" for i in range(10, 40))  # s2 has them in `train`
+
+
 def test_tables_of_two_hospitals_move_nothing(make_zip, cache: Path) -> None:
     """They may number their lesions alike; and a site that is not asked for is not there."""
     tables = (year("one", range(80)), year("two", range(80), center="ward"))

@@ -142,6 +142,20 @@ def test_a_linked_class_folder_is_refused(tmp_path: Path) -> None:
         link.unlink()
 
 
+def test_a_link_to_nothing_is_refused_where_a_run_may_read_it(tmp_path: Path, cache: Path) -> None:
+    """A link to notes that are gone ended every command; pictures and tables (`testset.json`) are not left out unseen,
+    nor is a folder, which may have a stop in its name."""
+    spec = clinic(tmp_path / "w", "east/MEL/a.png", "east/NV/b.png")
+    (tmp_path / "w" / "notes.txt").symlink_to(tmp_path / "gone")
+    assert load_federation([spec], image_px=8).classes == ("MEL", "NV")
+    for name in ("east/NV/c.PNG", "testset.json", "index.csv", "St. Mary"):
+        link = tmp_path / "w" / name
+        link.symlink_to(tmp_path / "gone")
+        with pytest.raises(DataError, match=f"{name} in .* is a link to nothing"):
+            load_federation([spec], image_px=8)
+        link.unlink()
+
+
 def test_a_hidden_folder_is_no_class(tmp_path: Path, cache: Path) -> None:
     """A NAS keeps small copies in `@eaDir`, a desktop in `.thumbnails`: both were learned as diagnoses."""
     for number, folder in enumerate(("east/NV", "east/MEL", "east/.thumbnails", "east/@eaDir", ".trash/NV")):

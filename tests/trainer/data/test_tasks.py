@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,15 @@ from tests.trainer.data.conftest import png, ward_records
 
 from edgefl_protocol.pictures.class_info import KNOWN, known_among
 from edgefl_trainer.data import DataError, Federation, load_federation
+from edgefl_trainer.data.class_numbers import in_classes
 from edgefl_trainer.data.errors import TaskError
+from edgefl_trainer.data.partitions.make import make_partition
+from edgefl_trainer.data.partitions.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.data.partitions.plan import PartitionPlan
 from edgefl_trainer.data.site_rows import ROW_KINDS
 from edgefl_trainer.data.tasks import near_classes, parse_groups, task_word
+from edgefl_trainer.engine.judging.own_data import own_data
+from edgefl_trainer.engine.settings import RunSettings
 
 WORD = re.compile(r"[a-z0-9-]{1,32}")  # docs/design.md 7: of a bundle's line and task
 
@@ -194,6 +201,38 @@ def test_a_class_in_two_forms_of_unicode_is_one(make_zip, cache, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(number))
     assert load(f"folder:{tmp_path / 'w'}", "all").classes == ("NV", one)
+
+
+def test_what_an_earlier_version_kept_in_another_form_of_unicode_is_known(make_zip, tmp_path, monkeypatch):
+    """It took names as the data writes them: the run's classes, its partition and its digest are in NFD."""
+    one, two = "l\u00e9sion", "le\u0301sion"
+    records = [{**record, "label": record["label"].replace("MEL", two)} for record in ward_records(12)]
+    spec, plan = f"manifest:{make_zip(records)}", PartitionPlan(scheme="iid", sites=2)
+    with monkeypatch.context() as earlier:
+        for module in ("federation", "sources.manifest", "partitions.place"):
+            earlier.setattr(f"edgefl_trainer.data.{module}.class_name", str)
+        (tmp_path / PARTITION_FILE).write_bytes(make_partition([spec], plan, 0).to_bytes())
+        dealt = read_partition(tmp_path / PARTITION_FILE)
+        kept = load_federation([spec], image_px=8, partition=dealt)
+    assert two in kept.classes and one not in kept.classes
+    run = SimpleNamespace(
+        folder=tmp_path,
+        settings=RunSettings(method="head", data=(spec,), backbone="tiny", image_px=8, preset="tiny"),
+        backbone=SimpleNamespace(spec=SimpleNamespace(image_px=8)),
+        classes=kept.classes,
+        questions=None,
+        summary={"partition_sha256": kept.partition_sha256},
+    )
+    found = own_data(run)
+    assert found.classes == kept.classes and found.partition_sha256 == kept.partition_sha256
+    assert np.array_equal(found.labels, kept.labels)
+    for name in (one, two):
+        some = load_federation([spec], image_px=8, partition=dealt, classes=[name, "NV"])
+        assert some.classes == (one, "NV")
+    both = in_classes(load(spec, "all"), ("NV", two, "BKL", one), whose="the run", advice="none")
+    assert called(both)[one] == sum(record["label"] == two for record in records)
+    with pytest.raises(DataError, match="the data has the class 'BKL', but the run's classes are"):
+        in_classes(load(spec, "all"), ("NV", two), whose="the run", advice="none")
 
 
 def test_a_class_under_two_names_in_one_group_is_warned_of(make_zip, cache):

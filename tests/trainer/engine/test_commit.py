@@ -79,6 +79,23 @@ def test_a_run_that_went_on_elsewhere_names_both(tmp_path):
     assert environment_of(tmp_path)["earlier"] == [here, old]
 
 
+def test_an_older_versions_run_on_the_processor_was_made_on_no_card(tmp_path, monkeypatch):
+    """Older versions named the machine's card for runs with `device = "cpu"` as well: tables said it had made them."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a card")
+    write_environment(tmp_path, 7, torch.device("cpu"))
+    here = environment_of(tmp_path)
+    for commit in (here["commit"], "a" * 40):  # the same version again; a newer one
+        old = {**here, "commit": commit, "machine": {**here["machine"], "cuda": "a card"}}
+        for device, card in (("cpu", False), ("cuda", True)):
+            (tmp_path / "environment.json").write_text(json.dumps(old))
+            write_environment(tmp_path, 7, torch.device(device), began_on="cpu")
+            found = environment_of(tmp_path)
+            assert [place["machine"]["cuda"] for place in found.get("earlier", ())] in ([], [None])
+            assert ("a card" in origin([found])) is card and ("a" * 12 in origin([found])) is (commit == "a" * 40)
+    write_environment(tmp_path, 7, torch.device("cpu"), began_on="cpu")  # it has been on the card since
+    assert [place["machine"]["cuda"] for place in environment_of(tmp_path)["earlier"]] == [None, "a card"]
+
+
 def test_a_run_on_the_processor_names_no_card(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a card")

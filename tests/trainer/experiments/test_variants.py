@@ -70,6 +70,14 @@ def test_defaults_that_a_version_changed_make_variants(tmp_path):
     assert unlike_settings({"a": [usual, other]}) == [told] and unlike_settings({"a": [usual, run(seed=1)]}) == []
 
 
+def test_a_setting_that_one_version_lacks_is_called_unset(tmp_path):
+    """docs/reference/runs.md, `inputs.json`: one run began where the method had `lr`, which it has no more."""
+    (tmp_path / "inputs.json").write_text(json.dumps({"hyper": {"lr": 0.5}}))
+    older, usual = replace(run(), folder=tmp_path), run(seed=1)
+    told = "NOT ALL WITH THE SAME SETTINGS: of a, seed 0 had lr=0.5 and seed 1 had lr=unset"
+    assert unlike_settings({"a": [older, usual]}) == [told]
+
+
 def test_folders_are_left_out_where_the_last_names_differ():
     told = [run(backbone=f"run:/data/{name}") for name in ("a/mae", "a/moco")]
     assert names(*told) == ["fedavg, backbone=run:mae", "fedavg, backbone=run:moco"]

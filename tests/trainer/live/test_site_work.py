@@ -19,7 +19,8 @@ from edgefl_trainer.cli import exit_code
 from edgefl_trainer.contract import State
 from edgefl_trainer.data.errors import TaskError
 from edgefl_trainer.data.lesions import draw_lesion
-from edgefl_trainer.errors import FederationRefused, SettingError
+from edgefl_trainer.engine.folder import check_claim
+from edgefl_trainer.errors import FederationRefused, RunError, SettingError
 from edgefl_trainer.evaluate.tables.text import render_table
 from edgefl_trainer.experiments.run_words import schedule
 from edgefl_trainer.live import final_results
@@ -143,6 +144,19 @@ def test_a_budget_that_nothing_spends_is_refused(task: Any, method: str) -> None
         SettingError, match=f"{method} sends nothing under Gaussian noise .*: leave --privacy-budget out"
     ):
         prepare(told(**task), replace(OPTIONS, privacy_budget=1.0))
+
+
+def test_a_site_that_joined_with_an_idle_budget_goes_on_without_it(tmp_path: Path) -> None:
+    """Older versions took one, and `join` and SuperNodes now say to leave it out; a budget that is spent stays."""
+    idle = prepare(told(), OPTIONS).settings
+    (tmp_path / "config.toml").write_text(replace(idle, privacy_budget=1.0).to_toml())
+    check_claim(tmp_path, idle, resume=True)
+    with pytest.raises(RunError, match="has epochs = 3"):
+        check_claim(tmp_path, replace(idle, epochs=4), resume=True)
+    noised = replace(idle, method="fedclf", hyper={"dp_noise": 4.0}, unlabelled="spread")
+    (tmp_path / "config.toml").write_text(replace(noised, privacy_budget=1.0).to_toml())
+    with pytest.raises(RunError, match=r"has privacy_budget = 1\.0, but this command has 0\.0"):
+        check_claim(tmp_path, noised, resume=True)
 
 
 def test_questions_are_not_learned_in_a_live_federation(tmp_path: Path, cached: None) -> None:

@@ -314,8 +314,9 @@ def alike_sites(names: Iterable[str]) -> list[str]:
 
 def _classes_of(partition: Partition, classes: Sequence[str] | None) -> Sequence[str]:
     """The classes of a run over a partition: those that were dealt, or some of them."""
+    known = set(map(class_name, partition.classes))
     for name in classes or ():
-        if name not in partition.classes:
+        if class_name(name) not in known:
             raise DataError(f"Class {name!r} is not in the partition, which has {listed(partition.classes)}.")
     return partition.classes if classes is None else classes
 

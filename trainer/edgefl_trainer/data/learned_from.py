@@ -18,6 +18,7 @@ from edgefl_trainer.data.site_rows import Indices, SiteRows
 LEARNED = ("train", "tune", "unlabelled")  # tune rows choose rounds and calibrate
 
 SourceRow = tuple[str, Row]  # name of its table, row
+LesionKey = tuple[str, str | None, str]  # `table` or `site`, its name, the lesion
 
 
 def rows_of(sites: Iterable[SiteRows], kinds: Sequence[str]) -> Indices:
@@ -37,8 +38,8 @@ def lesions_of(rows: Iterable[SourceRow]) -> Callable[[str, Row], bool]:
 
     A lesion is known by its name, inside one table or at one site: two hospitals may number theirs alike.
     """
-    known = {key for name, row in rows for key in _lesion_keys(name, row)}
-    return lambda name, row: not known.isdisjoint(_lesion_keys(name, row))
+    known = {key for name, row in rows for key in lesion_keys(name, row)}
+    return lambda name, row: not known.isdisjoint(lesion_keys(name, row))
 
 
 def told_of_lesions(learned: Iterable[SourceRow], judged: Iterable[SourceRow]) -> list[str]:
@@ -82,7 +83,8 @@ def picture_name(row: Row) -> str:
     return row.image if row.question is None else row.source
 
 
-def _lesion_keys(table: str, row: Row) -> tuple[tuple[str, str | None, str], ...]:
+def lesion_keys(table: str, row: Row) -> tuple[LesionKey, LesionKey]:
+    """Return what a row's lesion is known by in its table, and at its site; rows that share one show one lesion."""
     return ("table", table, row.lesion), ("site", row.site, row.lesion)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgefl_trainer.data.dealing import choose_limit
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.partitions.partition import content_digest
+from edgefl_trainer.data.partitions.partition import DealtImage, content_digest
 from edgefl_trainer.data.questions import OTHER_ANSWER
 from edgefl_trainer.data.rows import Row
 
@@ -121,14 +121,26 @@ def partition_digest(
     held_out: Sequence[str],
 ) -> str:
     """Compute the digest over site → rows → images and labels, or questions and answers, and the held-out sites."""
+    asked = [(f"{row.image}\n{row.source}\n{row.question.text}", row.label) for row in rows if row.question is not None]
+    if asked:
+        return _digest(sites, asked, held_out)
+    return pictures_digest(sites, [row.image for row in rows], classes, labels, held_out)
 
-    def entry(i: int) -> tuple[str, str | None]:
-        label, row = int(labels[i]), rows[i]
-        if row.question is not None:
-            return f"{row.image}\n{row.source}\n{row.question.text}", row.label
-        return row.image, classes[label] if label >= 0 else None
 
+def pictures_digest(
+    sites: Mapping[str, SiteRows],
+    names: Sequence[str],
+    classes: Sequence[str],
+    labels: NDArray[np.int64],
+    held_out: Sequence[str],
+) -> str:
+    """Compute the digest over site → rows → image names and labels, int64 (n,), and the held-out sites."""
+    told = [classes[label] if label >= 0 else None for label in labels]
+    return _digest(sites, list(zip(names, told, strict=True)), held_out)
+
+
+def _digest(sites: Mapping[str, SiteRows], entries: Sequence[DealtImage], held_out: Sequence[str]) -> str:
     content = {
-        name: {kind: [entry(int(i)) for i in site.rows(kind)] for kind in ROW_KINDS} for name, site in sites.items()
+        name: {kind: [entries[i] for i in site.rows(kind)] for kind in ROW_KINDS} for name, site in sites.items()
     }
     return content_digest(content, held_out)

@@ -246,10 +246,16 @@ def is_worked_on(folder: Path) -> bool:
 def _compared(settings: RunSettings, kept: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """Settings and effective hyper-parameters, flat: one given as its default value equals one not given.
 
-    `kept`, of the run's begin, counts in place of today's defaults.
+    `kept`, of the run's begin, counts in place of today's defaults. A privacy budget that nothing spends counts as
+    none.
     """
+    from edgefl_trainer.engine.privacy.releases import releases_of
+
     plain = {name: value for name, value in vars(settings).items() if name not in NOT_COMPARED}
-    hyper = hyper_values(settings.build_method())
+    method = settings.build_method()
+    if not releases_of(method, settings.rounds):  # older versions let a site join with one; now it has to be left out
+        plain["privacy_budget"] = 0.0
+    hyper = hyper_values(method)
     hyper |= {name: value for name, value in (kept or {}).items() if name in hyper}
     both = plain.keys() & hyper.keys()  # `select` is a setting of every run and a hyper-parameter of one method
     return {**plain, **{f"{SET}{name}" if name in both else name: value for name, value in hyper.items()}}

@@ -146,7 +146,8 @@ def _write_inputs(
     folder: Path, settings: RunSettings, task: Task, partition: Partition | None, device: torch.device
 ) -> None:
     """Leave what a run begins with, so that the directory says it all."""
-    write_environment(folder, settings.seed, device)
+    began = begun_settings(folder) or settings
+    write_environment(folder, settings.seed, device, began_on=began.device)
     if task.questions is not None:
         save_questions(folder, task.questions)
     if partition is not None:

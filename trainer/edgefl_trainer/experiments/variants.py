@@ -75,7 +75,9 @@ def unlike_settings(rows: Mapping[str, Sequence[Made]]) -> list[str]:
 
 
 def _unlike(name: str, runs: Sequence[Made]) -> str:
-    told = [_values(run, NO_VARIANT) for run in runs]
+    own = [_values(run, NO_VARIANT) for run in runs]
+    keys = dict.fromkeys(key for values in own for key in values)  # one run may have a key that others' versions lack
+    told = [{key: values.get(key, "unset") for key in keys} for values in own]
     words = _differences(runs, told, ())
     if len(set(words)) < len(_known_variants(runs)):  # they differ in the run that they start from
         digests = [f"settings_sha256={str(run.summary.get('settings_sha256'))[:12]}" for run in runs]

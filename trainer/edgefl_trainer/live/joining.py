@@ -22,7 +22,14 @@ from edgefl_protocol.rules.maps import travel_alone
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
-from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.folder import (
+    begun_settings,
+    check_claim,
+    check_free,
+    check_inputs,
+    finished_summary,
+    working_in,
+)
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.hyper_parameters import hyper_values
 from edgefl_trainer.engine.sites import repeatable
@@ -94,7 +101,8 @@ def join(call: Join) -> dict[str, Any]:
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
         begun = work.federation.partition_sha256, work.backbone.spec.sha256, hyper_values(work.method)
         check_inputs(call.folder, *begun)
-        write_environment(call.folder, work.settings.seed, work.site.device)
+        began = begun_settings(call.folder) or work.settings
+        write_environment(call.folder, work.settings.seed, work.site.device, began_on=began.device)
         return _take_part(call, seat, membership, work, told)
 
 

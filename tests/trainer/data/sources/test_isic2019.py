@@ -163,6 +163,15 @@ def test_copies_of_another_colour_are_not_taken_for_the_official_pictures(drawn:
     assert {Path(row.source).parent.name for row in isic_rows(open_store(drawn), "lesion")} == {copies.name}
 
 
+def test_pictures_of_one_name_that_no_list_names_are_passed_over(drawn: Path) -> None:
+    """They were refused, with the advice to keep one of them among the official pictures."""
+    wanted = isic_rows(open_store(drawn), "lesion")
+    for folder in ("extra", "x2"):
+        (drawn / folder).mkdir()
+        (drawn / folder / "thumb.jpg").write_bytes(png(0))
+    assert isic_rows(open_store(drawn), "lesion") == wanted
+
+
 @pytest.mark.data
 def test_real_tables_tally(real_data: Path) -> None:
     """docs/methods.md 7.2: 23,247 images, classes of each centre, and FLamby's train and test images."""

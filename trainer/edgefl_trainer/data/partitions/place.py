@@ -11,6 +11,7 @@ from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.partitions.partition import Partition
 from edgefl_trainer.data.rows import Row
 from edgefl_trainer.data.sited_rows import LEFT_OUT
+from edgefl_trainer.data.tasks import class_name
 
 
 def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
@@ -20,12 +21,13 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
     `DataError` where the rows are not those that were dealt.
     """
     places = {
-        image: (site, kind, label)
+        image: (site, kind, class_name(label or ""))
         for site, kinds in partition.sites.items()
         for kind, entries in kinds.items()
         for image, label in entries
     }
-    taken = unique_rows([row for row in rows if takes_part(row, partition.plan.scheme, partition.classes)])
+    classes = tuple(map(class_name, partition.classes))  # a file that was made before may have another form of Unicode
+    taken = unique_rows([row for row in rows if takes_part(row, partition.plan.scheme, classes)])
     missing = len(places.keys() - {row.image for row in taken})
     if missing:
         raise DataError(
@@ -38,7 +40,7 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
             natural = partition.plan.scheme == "natural" or row.site in (partition.plan.whole or ())
             stays = natural and row.site in partition.sites
             return row if stays else replace(row, site=None)
-        if not takes_part(row, partition.plan.scheme, partition.classes):
+        if not takes_part(row, partition.plan.scheme, classes):
             return replace(row, site=None, split=LEFT_OUT)
         site, kind, label = places.get(row.image, ("", "", None))
         if label != row.label:

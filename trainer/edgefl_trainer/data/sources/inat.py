@@ -12,7 +12,7 @@ README of their split files; Van Horn et al., "The iNaturalist Species Classific
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -60,12 +60,12 @@ def read_inat(path: Path, options: Mapping[str, str]) -> SourceRows:
     file = next((name for name in names if PurePosixPath(name).name == wanted), None)
     if file is None:
         raise DataError(f"{store.name} has no {wanted}; unpack the official split files there.")
-    pictures = pictures_by_name(store, lambda name: PurePosixPath(name).stem, _IMAGES)
+    find_picture = pictures_by_name(store, lambda name: PurePosixPath(name).stem, _IMAGES)
     table = read_table(store, file, _COLUMNS)
     kind = split.partition("_")[0]
     rows = _deal([_row(record, line, table, kind) for line, record in table.records], int(seed))
     rows = _large_enough(rows, int(least), table.where)
-    rows = [_located(row, pictures, table.where, store.name) for row in rows]
+    rows = [_located(row, find_picture, table.where, store.name) for row in rows]
     return SourceRows(f"inat:{path}", tuple(rows), file_pixels(store, rows))
 
 
@@ -112,8 +112,8 @@ def _large_enough(rows: Sequence[Row], least: int, where: str) -> list[Row]:
     return [row for row in rows if training[row.site] >= least]
 
 
-def _located(row: Row, pictures: Mapping[str, str], where: str, store: str) -> Row:
-    found = pictures.get(row.image)
+def _located(row: Row, find_picture: Callable[[str], str | None], where: str, store: str) -> Row:
+    found = find_picture(row.image)
     if found is None:
         raise DataError(f"{where} names the image {row.image}, but {store} holds no {row.image}.jpg.")
     species = PurePosixPath(found).parent.name

@@ -53,11 +53,11 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
     labels = _labels(store, names)
     centre_of_ham = _ham_centres(store, names)
     folds = _flamby_folds(store, names) if split == "flamby" else {}
-    pictures = pictures_by_name(store, lambda name: PurePosixPath(name).stem, _IMAGES)
+    find_picture = pictures_by_name(store, lambda name: PurePosixPath(name).stem, _IMAGES)
     table = read_table(store, _find(store, names, _METADATA), ("image", "lesion_id", "anatom_site_general"))
     rows = []
     given = split == "flamby"
-    unplaced = any(not record["lesion_id"] and record["image"] in pictures for _, record in table.records)
+    unplaced = any(not record["lesion_id"] and find_picture(record["image"]) for _, record in table.records)
     for line, record in table.records:
         image, lesion = record["image"], record["lesion_id"]
         if not lesion and not unplaced:
@@ -69,7 +69,7 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
         rows.append(
             Row(
                 image=image,
-                source=pictures.get(image, f"{_IMAGES}/{image}.jpg"),
+                source=find_picture(image) or f"{_IMAGES}/{image}.jpg",
                 label=labels[image] if site else None,
                 site=site,
                 lesion=lesion or f"image:{image}",

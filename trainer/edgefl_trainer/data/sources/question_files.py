@@ -114,7 +114,7 @@ class PictureFiles:
 
     def __init__(self, store: FileStore, layout: Layout) -> None:
         self._layout = layout
-        self._found = pictures_by_name(store, lambda name: _tail(name, layout.depth), layout.folder)
+        self._find = pictures_by_name(store, lambda name: _tail(name, layout.depth), layout.folder)
 
     def locate(self, entry: ListedQuestion, key: str) -> tuple[str, str]:
         """Return the name of a question's picture, and its file: where it should lie if it is not there."""
@@ -122,7 +122,7 @@ class PictureFiles:
         parts = PurePosixPath(given).parts
         if len(parts) != self._layout.depth or not is_image_name(given) or {"..", "/"} & {*parts} or "\\" in given:
             raise DataError(f"{entry.where} names the picture {given!r}; write it as the official files do.")
-        return given, self._found.get(given, f"{self._layout.folder}/{given}")
+        return given, self._find(given) or f"{self._layout.folder}/{given}"
 
 
 def _tail(name: str, parts: int) -> str:

@@ -18,6 +18,7 @@ from edgefl_trainer.data.errors import DataError
 
 MAX_TABLE_BYTES = 200_000_000  # one CSV
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+TABLE_SUFFIXES = (".csv", ".json")
 OTHER_SUFFIXES = (  # pictures in forms that no run reads
     ".tif", ".tiff", ".gif", ".bmp", ".webp", ".avif", ".heic", ".heif", ".jp2", ".jpe", ".jfif", ".dcm", ".dng",
 )  # fmt: skip
@@ -32,8 +33,8 @@ class FileStore(Protocol):
     def names(self) -> Sequence[str]:
         """List all file names, relative, with `/`, in name order.
 
-        A `DataError` where one, of no hidden folder, is a link to a folder or to nothing: what lies there would be left
-        out in silence.
+        A `DataError` where one, of no hidden folder, is a link to a folder, or a link to nothing that may have been a
+        folder, a picture or a table: what lies there would be left out in silence.
         """
         ...
 
@@ -76,21 +77,33 @@ def is_image_name(name: str, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> bool:
     return pure.suffix.lower() in suffixes and not pure.name.startswith(".") and not is_hidden(str(pure.parent))
 
 
+def _may_be_read(name: str) -> bool:
+    """Tell whether a link to nothing may stand for what a run reads: a folder has no ending, or one with a space."""
+    ending = PurePosixPath(name).suffix.lower()
+    return ending in (*IMAGE_SUFFIXES, *TABLE_SUFFIXES) or not ending[1:].isalnum()
+
+
 def is_hidden(name: str) -> bool:
     """Tell whether a folder, or one above a file, is the system's rather than a person's."""
     return any(part.startswith((".", "@")) or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
-def pictures_by_name(store: FileStore, called: Callable[[str], str], folder: str) -> dict[str, str]:
-    """Return the picture files of a data set by the name that its lists call them.
+def pictures_by_name(store: FileStore, called: Callable[[str], str], folder: str) -> Callable[[str], str | None]:
+    """Return what finds the picture file of a data set by the name that its lists call it, None where it is not there.
 
     Of several with one name it is the one below a folder called `folder`, where the official files lie: beside it there
-    may be copies of another size or colour. A `DataError` where that leaves none, or more than one.
+    may be copies of another size or colour. A `DataError` where that leaves none, or more than one, of a name that is
+    looked for: files that no list names are nobody's concern.
     """
     found: dict[str, list[str]] = {}
     for name in filter(is_image_name, store.names()):
         found.setdefault(called(name), []).append(name)
-    return {key: files[0] if len(files) == 1 else _official(store, key, files, folder) for key, files in found.items()}
+
+    def find(key: str) -> str | None:
+        files = found.get(key, ())
+        return _official(store, key, files, folder) if len(files) > 1 else next(iter(files), None)
+
+    return find
 
 
 def _official(store: FileStore, key: str, files: Sequence[str], folder: str) -> str:
@@ -124,7 +137,7 @@ class FolderStore:
             name = path.relative_to(self._root).as_posix()
             if path.is_file():
                 found.append(name)
-            elif path.is_symlink() and not is_hidden(name):
+            elif path.is_symlink() and not is_hidden(name) and (path.is_dir() or _may_be_read(path.name)):
                 leads = "a folder: put the folder" if path.is_dir() else "nothing: put the file"
                 raise DataError(f"{name} in {self.name} is a link to {leads} itself there, or remove the link.")
         return sorted(found)

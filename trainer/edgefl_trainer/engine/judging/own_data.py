@@ -26,6 +26,7 @@ def own_data(run: FinishedRun) -> Federation:
     partition = read_partition(path) if path.exists() else None
     vocabulary = None if run.questions is None else Vocabulary(run.classes, run.questions)
     found = load_data(run.settings, run.backbone.spec.image_px, partition, whole_task=False, vocabulary=vocabulary)
+    found = in_classes(found, run.classes, whose="the run", advice="put the data back as the run learned from it")
     if found.partition_sha256 != run.summary.get("partition_sha256", found.partition_sha256):
         raise DataError("its rows have changed since the run began")
-    return in_classes(found, run.classes, whose="the run", advice="put the data back as the run learned from it")
+    return found

@@ -16,8 +16,9 @@ from typing import Final
 
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.sentences import counted
-from edgefl_trainer.contract import Method, Phase, State, declared
+from edgefl_trainer.contract import Method, Phase, State
 from edgefl_trainer.engine.folder import STOPPED, make_folder
+from edgefl_trainer.engine.privacy.releases import release_of, releases_of
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import BudgetError, RunError, SettingError
 from edgefl_trainer.gaussian_noise import NoisyRelease, epsilon_of, told_epsilon
@@ -154,15 +155,9 @@ def counted_by(state: State) -> float:
     return float(state.values.get("epsilon_spent", 0.0))
 
 
-def release_of(method: Method, phase: Phase) -> NoisyRelease | None:
-    """Return the noise on what a method's sites send in a phase; None where there is none that can be accounted."""
-    told = declared(method).release
-    return told(method, phase) if told else None
-
-
 def check_spendable(settings: RunSettings, method: Method, remedy: str) -> None:
     """Refuse, by a `SettingError`, a budget that nothing spends; `remedy` says how something would."""
-    if settings.privacy_budget and not _releases(method, settings.rounds):
+    if settings.privacy_budget and not releases_of(method, settings.rounds):
         raise SettingError(
             f"{settings.method} sends nothing under Gaussian noise with these settings, so a privacy budget bounds "
             f"nothing: leave --privacy-budget out, or {remedy}."
@@ -174,23 +169,18 @@ def check_budget(settings: RunSettings, method: Method) -> None:
     check_spendable(settings, method, "set dp_noise of a method that has it (edgefl-train methods NAME)")
     if not settings.privacy_budget:
         return
-    found = _releases(method, settings.rounds)
+    found = releases_of(method, settings.rounds)
     delta = found[0].delta
     cost = _cost(found, delta)
     if settings.participation == 1 and cost > settings.privacy_budget:
         before = len(found) - settings.rounds
         which = f" ({before} before the first round, 1 in each round)" if before else ""
-        lasts = _cost(_releases(method, 1), delta) <= settings.privacy_budget
+        lasts = _cost(releases_of(method, 1), delta) <= settings.privacy_budget
         raise SettingError(
             f"{counted(len(found), 'release')} of each site{which} cost epsilon {told_epsilon(cost)} at delta "
             f"{delta:g}, and the privacy budget is {settings.privacy_budget:.12g}: give "
             f"{'fewer rounds, ' if lasts else ''}a larger dp_noise, or a larger --privacy-budget."
         )
-
-
-def _releases(method: Method, rounds: int) -> tuple[NoisyRelease, ...]:
-    """What a site that takes part each time releases in a run of that many rounds."""
-    return tuple(one for phase in method.phases(rounds) if (one := release_of(method, phase)) is not None)
 
 
 def _cost(entries: tuple[NoisedReply | NoisyRelease, ...], delta: float) -> float:
