@@ -96,7 +96,7 @@ def test_the_four_ways_to_be_wrong_about_a_passphrase(load, save, key):
 
 @pytest.mark.parametrize("passphrase", [None, b"right"])
 def test_a_signing_key_that_was_cut_accuses_no_passphrase(passphrase):
-    """Every cut behind the first line (RFC 7468, 2), and what a copy lost or changed within; line ends change nothing."""
+    """Every cut behind the first line (RFC 7468, 2), and what a copy lost or changed; line ends change nothing."""
     pem = signing_key_to_pem(SIGNING, passphrase)
     first, last = pem.index(b"\n"), pem.rindex(b"-----END")
     lost = [pem[:place] + pem[last:] for place in range(first, last - 4)]
