@@ -76,7 +76,7 @@ def bundle(run_folder: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     folder, rows = tmp_path_factory.mktemp("pictures"), ["image,label"]
-    for label in ("mel", "nv"):
+    for label in ("MEL", "NV"):
         for number in range(26):
             Image.fromarray(draw_lesion(label.upper(), site=0, number=number, px=48)[0]).save(
                 folder / f"{label}{number}.png"
