@@ -164,7 +164,8 @@ def simulate(engine: LocalEngine, settings: RunSettings, workers: int) -> Federa
     """
     names, outcome = sorted(engine.sites), _Outcome()
     settings = replace(read_settings(engine.folder / CONFIG), device=settings.device)  # with the batch that was fitted
-    digests = begun_inputs(engine.folder)
+    begun = begun_inputs(engine.folder)
+    digests = {name: begun[name] for name in ("partition_sha256", "backbone_sha256")}
     gpus = torch.cuda.device_count() if choose_device(settings.device).type == "cuda" else 0
 
     def serve(grid: Grid, _: Context) -> None:
