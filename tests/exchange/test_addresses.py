@@ -6,6 +6,15 @@ from edgefl_exchange.errors import TlsRefused
 from edgefl_exchange.https import HttpsTransport
 
 
+def refusal_of(address: str) -> str | None:
+    """The code by which an address is refused, or None where it is taken."""
+    try:
+        HttpsTransport(address)
+    except TlsRefused as error:
+        return error.code
+    return None
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -14,11 +23,9 @@ from edgefl_exchange.https import HttpsTransport
     ],
 )  # fmt: skip
 def test_addresses_of_another_form(address):
-    with pytest.raises(TlsRefused) as refused:
-        HttpsTransport(address)
-    assert refused.value.code == "not_https"
+    assert refusal_of(address) == "not_https"
 
 
 @pytest.mark.parametrize("address", ["https://[::1]:8443/skin", "https://a:65535", "https://a:", "https://127.0.0.1"])
 def test_addresses_of_this_form(address):
-    HttpsTransport(address)
+    assert refusal_of(address) is None
