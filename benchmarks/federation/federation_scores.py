@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.folder import SUMMARY
+from edgefl_trainer.engine.judging.suspicion import reported_scores
 from edgefl_trainer.engine.models import FinishedRun, open_run, predict_rows
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.intervals import RESAMPLES, Scored, interval, lesion_weights, pooled
@@ -86,14 +87,16 @@ def _of_kept_run(run: FinishedRun, name: str) -> Found | None:
 
 
 def _made_once(run: FinishedRun, federation: Federation, file: Path, wanted: Mapping[str, tuple[str, str]]) -> Found:
-    """Probabilities of (model, judged centre) pairs, made once for a run's state."""
+    """Probabilities of (model, judged centre) pairs, made once for a run's state, or as its own judging kept them."""
     state = str(run.summary["state_sha256"])
     kept = dict(np.load(file)) if file.exists() else {}
     if str(kept.get("state", "")) != state:
         kept = {"state": np.array(state)}
         for name, (model, judged) in wanted.items():
-            predictor = run.predictor(model)
-            kept[name] = predict_rows(predictor, report_rows(federation, judged)).probabilities
+            predictor, rows = run.predictor(model), report_rows(federation, judged)
+            own = reported_scores(run, judged) if model == judged else None
+            same = own is not None and np.array_equal(own.targets, rows.targets)
+            kept[name] = own.probabilities if own and same else predict_rows(predictor, rows).probabilities
             kept[name + _NAMED] = predicted_classes(kept[name], None, predictor.seen)
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(file, **kept)

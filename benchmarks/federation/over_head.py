@@ -5,7 +5,7 @@ the patches; its penalty, one for all centres, is chosen on `tune` rows. Each ce
 reported rows, and a difference is taken over the same draws of lesions. All RUNs share data and network, and those of a
 seed their training rows. The runs of a row are averaged over their seeds, as the heads are.
 
-    python -m benchmarks.federation.over_head runs/evp/centres/*/seed-*
+    python -m benchmarks.federation.over_head runs/evp/centres/*/seed-* --over local-bt
 """
 
 from collections.abc import Sequence
@@ -27,35 +27,48 @@ from benchmarks.federation.federation_scores import (
     scored_rows,
     scores_of,
 )
-from benchmarks.federation.frozen_starts import best_strength, scores
+from benchmarks.federation.frozen_starts import Features, best_strength, scores
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.engine.judging.suspicion import reported_scores
 from edgefl_trainer.engine.models import FinishedRun, open_run
-from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.features import frozen_features
 
+HEAD = "head alone"
 SHARED = ("data", "partition", "task", "classes", "colour", "labels", "images_per_site", "seed")  # alike in all runs
 
 
-def head_alone(run: FinishedRun) -> Centres:
-    """Score each centre's reported rows with its own regression on the run's network."""
-    settings, px = run.settings, run.backbone.spec.image_px
-    if settings.partition or settings.classes or settings.labels != 1:
-        raise ValueError(
-            f"{run.folder} has a partition, classes or a share of labels, which a head here does not follow"
+def heads_alone(runs: Sequence[FinishedRun]) -> list[Centres]:
+    """Score each centre's reported rows with a regression on its network, of each run's own training rows.
+
+    All runs share data and network (`alike`), so the features are computed once.
+    """
+    found: list[Centres] = []
+    features = None
+    for run in runs:
+        settings, px = run.settings, run.backbone.spec.image_px
+        if settings.partition or settings.classes or settings.labels != 1:
+            raise ValueError(
+                f"{run.folder} has a partition, classes or a share of labels, which a head here does not follow"
+            )
+        limit, colour = settings.images_per_site or None, settings.colour
+        federation = load_federation(
+            settings.data, image_px=px, colour=colour, task=settings.task, seed=settings.seed, limit=limit
         )
-    limit, colour = settings.images_per_site or None, settings.colour
-    federation = load_federation(
-        settings.data, image_px=px, colour=colour, task=settings.task, seed=settings.seed, limit=limit
-    )
+        if features is None:
+            features = _features(run, federation)
+        probabilities = scores(features, federation, best_strength(features, federation))
+        found.append(
+            {name: scored_rows(probabilities[f"{name}.{name}"], federation, name) for name in federation.sites}
+        )
+    return found
+
+
+def _features(run: FinishedRun, federation: Federation) -> Features:
     rows = Examples(federation.images, federation.labels, np.arange(len(federation.labels)))
     readouts = frozen_features(run.backbone, rows, torch.device("cpu"))
-    features = np.asarray(readouts["mean"] if "mean" in readouts else readouts["pooled"])
-    found = scores(features, federation, best_strength(features, federation))
-    return {name: scored_rows(found[f"{name}.{name}"], federation, name) for name in federation.sites}
+    return np.asarray(readouts["mean"] if "mean" in readouts else readouts["pooled"])
 
 
 def same_rows(runs: Sequence[FinishedRun]) -> None:
@@ -72,21 +85,6 @@ def alike(runs: Sequence[FinishedRun]) -> None:
     for run in runs[1:]:
         if run.backbone.spec.sha256 != runs[0].backbone.spec.sha256:
             raise ValueError(f"{run.folder} and {runs[0].folder} stand on different networks")
-
-
-def answers_of(run: FinishedRun, data: Federation) -> Centres:
-    """Read what the run's own judging kept of the reported rows, or score them. Every answer is forced."""
-    kept = {name: reported_scores(run, name) for name in data.sites}
-    found = {name: scores for name, scores in kept.items() if scores is not None}
-    if len(found) < len(kept):
-        return scores_of(run, data, run.folder.parent / "scores")
-    arms = {}
-    for name, own in found.items():
-        named = predicted_classes(own.probabilities, None, run.predictor(name).seen)
-        arms[name] = scored_rows(own.probabilities, data, name, named)
-        if not np.array_equal(arms[name].target, own.targets):
-            raise ValueError(f"{run.folder} was judged on other rows of {name}")
-    return arms
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
@@ -112,31 +110,41 @@ def _row(run: FinishedRun) -> str:
     return run.folder.parent.name if run.folder.name == f"seed-{run.settings.seed}" else run.settings.method
 
 
-def table(heads: Sequence[Centres], arms: Sequence[tuple[str, Sequence[Centres]]]) -> str:
-    """The heads of all seeds, then each row with its difference; each mean is over seeds."""
-    names = sorted(heads[0])
+def table(arms: Sequence[tuple[str, Sequence[Centres]]], beside: Sequence[int]) -> str:
+    """Each arm with its difference to those that are named by their places; each mean is over seeds."""
+    names = sorted(arms[0][1][0])
     body = []
-    for label, arm in (("head alone", heads), *arms):
+    for place, (label, arm) in enumerate(arms):
         each = [f"{100 * np.mean([accuracy(one[name]) for one in arm]):.1f}" for name in names]
         pooled = f"{np.mean([over_all_rows(one).value for one in arm]):.1f}"
-        told = ["", ""]
-        if arm is not heads:
-            apart = [difference([one], [head]).value for one, head in zip(arm, heads, strict=True)]
-            told = [difference(arm, heads).signed, by_seed(apart)]
+        told = [cell for other in beside for cell in (_apart(arm, arms[other][1]) if place != other else ("", ""))]
         body.append([label, *each, str(average(arm)), pooled, *told])
-    return markdown(["on the same network", *names, "mean", "all rows", "over the head", "by seed"], body, "").strip()
+    over = [cell for other in beside for cell in (f"over {arms[other][0]}", "by seed")]
+    return markdown(["on the same network", *names, "mean", "all rows", *over], body, "").strip()
+
+
+def _apart(arm: Sequence[Centres], other: Sequence[Centres]) -> tuple[str, str]:
+    each = [difference([one], [against]).value for one, against in zip(arm, other, strict=True)]
+    return difference(arm, other).signed, by_seed(each)
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path, exists=True))
-def main(folders: tuple[Path, ...]) -> None:
+@click.option("--over", "others", multiple=True, metavar="ROW", help="Set each row beside this one, too.")
+def main(folders: tuple[Path, ...], others: tuple[str, ...]) -> None:
     """Print the row of each RUN beside a head alone, as Markdown."""
     try:
         rows = rows_of([open_run(folder) for folder in folders])
+        unknown = [row for row in others if row not in rows]
+        if unknown:
+            raise ValueError(f"no row {unknown[0]}; there are {', '.join(rows)}")
         first = next(iter(rows.values()))
         data = reported(next(iter(first.values())))
-        arms = [(row, [answers_of(run, data) for run in seeds.values()]) for row, seeds in rows.items()]
-        click.echo(table([head_alone(run) for run in first.values()], arms))
+        arms = [(HEAD, heads_alone(list(first.values())))]
+        for row, seeds in rows.items():
+            arms.append((row, [scores_of(run, data, run.folder.parent / "scores") for run in seeds.values()]))
+        labels = [label for label, _ in arms]
+        click.echo(table(arms, [labels.index(label) for label in (HEAD, *others)]))
     except (EdgeflError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks.federation import frozen_starts, joining_centre, keep_run
+from benchmarks.federation import federation_scores, frozen_starts, joining_centre, keep_run
 from benchmarks.federation.federation_arms import Found
 from benchmarks.federation.federation_scores import accuracy, reported, scores_elsewhere, scores_of
 from benchmarks.federation.what_federation_gives import home_table
@@ -95,6 +95,28 @@ def test_elsewhere_each_model_is_judged_on_the_other_centres_patients(judged, tm
     )
 
 
+def test_what_a_run_was_judged_by_is_not_computed_again(judged, tmp_path, monkeypatch):
+    """The scores that its own judging kept are those of its models; rows that it did not judge are scored."""
+    run, data = judged
+    asked = []
+
+    def counted(predictor, rows):
+        asked.append(len(rows.rows))
+        return predict_rows(predictor, rows)
+
+    monkeypatch.setattr(federation_scores, "predict_rows", counted)
+    kept = scores_of(run, data, tmp_path)
+    assert asked == []
+    for name, scored in kept.items():
+        again = predict_rows(run.predictor(name), report_rows(data, name)).probabilities
+        np.testing.assert_allclose(scored.probabilities, again, atol=1e-5)
+        np.testing.assert_array_equal(scored.predicted, again.argmax(axis=1))
+    shown = data.sites["east"]
+    fewer = replace(data, sites={**data.sites, "east": replace(shown, val=shown.val[1:], test=shown.test[1:])})
+    scores_of(run, fewer, tmp_path / "fewer")
+    assert asked == [len(report_rows(fewer, "east").rows)]
+
+
 def test_a_kept_score_holds_for_one_state_alone(judged, tmp_path):
     """What lies in the cache is taken for the same state, and made again for another."""
     run, data = judged
@@ -111,7 +133,9 @@ def test_a_model_names_no_class_that_its_centre_has_not_seen(judged, tmp_path):
     """As a device does: the likeliest of the classes seen, however likely another is."""
     run, data = judged
     blind = replace(run.predictor("east"), seen=(True, False))
-    asked = SimpleNamespace(folder=run.folder, sites=run.sites, summary=run.summary, predictor=lambda _: blind)
+    asked = SimpleNamespace(
+        folder=run.folder, sites=run.sites, summary=run.summary, classes=run.classes, predictor=lambda _: blind
+    )
     found = scores_of(asked, data, tmp_path)["east"]
     assert (found.probabilities.argmax(axis=1) == 1).any() and not found.predicted.any()
 
@@ -176,7 +200,8 @@ def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
     from benchmarks.federation import over_head
 
     run = open_run(finished["local"])
-    head = over_head.head_alone(run)
+    head, again = over_head.heads_alone([run, run])
+    np.testing.assert_array_equal(again["east"].probabilities, head["east"].probabilities)
     rows = load_federation(run.settings.data, image_px=36, task=run.settings.task, seed=0)
     features = frozen_features(run.backbone, Examples(rows.images, rows.labels, np.arange(len(rows.labels))), CPU)
     mean = features["mean"]
@@ -188,20 +213,19 @@ def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
         own[strength] = oracle.predict_proba(mean[report_rows(rows, "east").rows])
     assert any(np.allclose(head["east"].probabilities, found, atol=5e-3) for found in own.values())
     arm = scores_of(run, reported(run), tmp_path)
-    judged = over_head.answers_of(run, reported(run))  # what the run kept when it was judged
-    for name, scored in arm.items():
-        np.testing.assert_allclose(judged[name].probabilities, scored.probabilities, atol=1e-5)
-        np.testing.assert_array_equal(judged[name].predicted, scored.predicted)
-    lines = over_head.table([head], [("local", [arm])]).splitlines()[2:]
+    lines = over_head.table([("head alone", [head]), ("local", [arm])], [0]).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in lines] == ["head alone", "local"]
     assert f"| {100 * accuracy(arm['east']):.1f} | {100 * accuracy(arm['west']):.1f} |" in lines[1]
     gap = np.mean([accuracy(arm[name]) - accuracy(head[name]) for name in head])
     assert f"| {100 * gap:+.1f} [" in lines[1]
     other = {name: replace(found, predicted=1 - found.predicted) for name, found in arm.items()}  # of another seed
-    two = over_head.table([head, head], [("local", [arm, other])]).splitlines()[3]
+    arms = [("head alone", [head, head]), ("local", [arm, other])]
+    two = over_head.table(arms, [0]).splitlines()[3]
     gaps = [np.mean([accuracy(one[name]) - accuracy(head[name]) for name in head]) for one in (arm, other)]
     assert f"| {100 * np.mean(gaps):+.1f} [" in two
     assert two.endswith(f"| {100 * gaps[0]:+.1f}, {100 * gaps[1]:+.1f} |")
+    below = over_head.table(arms, [0, 1]).splitlines()[2]  # the head beside the row, and nothing beside itself
+    assert below.endswith(f"| {-100 * gaps[0]:+.1f}, {-100 * gaps[1]:+.1f} |") and "|  |  | +" in below
 
 
 def test_runs_on_other_rows_or_networks_are_no_pair(finished):
@@ -218,7 +242,7 @@ def test_runs_on_other_rows_or_networks_are_no_pair(finished):
         over_head.rows_of([run, run])
     assert list(over_head.rows_of([other, run])[run.settings.method]) == [0, 1]
     with pytest.raises(ValueError, match="a share of labels"):
-        over_head.head_alone(replace(run, settings=replace(run.settings, labels=0.5)))
+        over_head.heads_alone([replace(run, settings=replace(run.settings, labels=0.5))])
 
 
 def test_a_network_of_one_place_is_handed_to_a_centre_of_its_data(train, cached, tmp_path):
