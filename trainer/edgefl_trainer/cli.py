@@ -63,7 +63,7 @@ def exit_code(error: EdgeflError) -> int:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION, prog_name="edgefl-train", message=VERSION_LINE)
 def cli() -> None:
-    """Train federations of sites on skin images that never leave them."""
+    """Train models over sites whose pictures never leave the site."""
 
 
 for command in (audit, data, evaluate, experiment, finetune, join, methods, partition, predict, report, run, table):

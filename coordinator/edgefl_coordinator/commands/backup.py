@@ -95,8 +95,8 @@ def _write(operator: Operator, file: Path, facts: dict[str, Any]) -> "tuple[Abou
 def restore(file: Path, home: Path, database: str, payloads: str, passphrase_file: Path | None, as_json: bool) -> None:
     """Make the folder DIR from the backup FILE.
 
-    Stop the coordinator that it is a backup of for good: two of them would tell members different things. Members go on
-    by themselves, from where the backup is.
+    First stop the old coordinator for good: two would tell members different things. Members go on by themselves, from
+    where the backup is.
     """
     from edgefl_coordinator.members.restoration import restore as restored
     from edgefl_coordinator.settings import CoordinatorHome

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--classes", metavar="A,B,…", help="Class names in index order; required unless --run is given.")
 @click.option("--backbone", metavar="NAME",
-              help="Network, as in `edgefl-train run --backbone`.  [default: the network that comes with EdgeFL; "
+              help="Network, as in `edgefl-train run --backbone`.  [default: derm-vit-tiny-84; "
                    "with --preset tiny, or for a method that learns its network, the untrained tiny]")  # fmt: skip
 @click.option("--image-px", metavar="PX", type=click.IntRange(8, 4096),
               help="Side of the images.  [default: the backbone's]")  # fmt: skip
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
               help="Local epochs in a round.  [default: the run's or preset's, else 1]")  # fmt: skip
 @click.option("--members", metavar="N", type=click.IntRange(1),
               help="Number of sites and devices that will take part; the defaults of quorum and cohort follow from "
-                   "it.  [default: 3, or --quorum-target]")  # fmt: skip
+                   "it.  [default: --quorum-target, else 3]")  # fmt: skip
 @click.option("--quorum-min", metavar="N", type=click.IntRange(1),
               help="Fewest replies with which a round is aggregated.  [default: one more than --min-cohort]"
               )  # fmt: skip
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 @click.option("--start", type=click.Choice(["automatic", "manual"]), default="automatic", show_default=True,
               help="When the first round opens: as soon as enough members are approved, or on `start`.")  # fmt: skip
 @click.option("--min-cohort", metavar="N", type=click.IntRange(0),
-              help="Fewest other members that must have contributed to a broadcast.  [default: 3; with fewer members, "
-                   "all others]")  # fmt: skip
+              help="Fewest other members that must have contributed to a broadcast.  [default: all others, 3 at most]"
+              )  # fmt: skip
 @click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 2; the audit log records it.")
 @click.option("--database", metavar="URL", default="",
               help="PostgreSQL database of its own for the store, postgresql://USER@HOST/NAME, which several processes "

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 @home_option
 @click.pass_context
 def train(context: click.Context, /, as_json: bool, home_dir: str | None, **given: Any) -> None:
-    """Learn from labelled pictures on this device. What it learns is used only if it is no worse than the bundle
-    and what is in use.
+    """Learn from labelled pictures on this device. What it learns is used only if it passes the learning
+    gate (docs/reference/device-learning.md). From now on `edgefl sync` learns from the same pictures.
 
     Of each class at least 20 pictures are held back to judge with, and at least 5 more must be there to learn from.
     Stopped (SIGTERM, Ctrl-C) or killed, it goes on where it was when started again.

@@ -32,8 +32,8 @@ def audit(run_dir: Path, sites: tuple[str, ...], pictures: int, as_json: bool) -
 
     Who made this map or feature, what did the picture look like, was it learned from? Asked of what the sites sent, and
     of their models. Each figure stands beside what an attacker reaches without the payload, and beside a control that
-    has to succeed. Needs the data that RUN learned from; the result stays in RUN as audit.json, beside what
-    that holds of other sites.
+    has to succeed. Needs the data that RUN learned from. The result is added to RUN/audit.json;
+    entries of other sites stay.
     """
     from edgefl_trainer.data.specs import check_there
     from edgefl_trainer.engine.folder import CONFIG, check_finished

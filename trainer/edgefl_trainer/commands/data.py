@@ -34,8 +34,8 @@ MAX_SHOWN = 20  # sizes
 def data(specs: tuple[str, ...], task: str | None, sheet: Path | None, folder: Path | None, force: bool) -> None:
     """Show what data holds and what is wrong with it.
 
-    Sites by classes, or by open and closed questions, lesions, splits, sizes, everything that `run` refuses, and
-    pictures that cannot be read: of these two it ends with status 1. SPEC is as for `run --data`:
+    Sites by classes, or by open and closed questions, lesions, splits, sizes, what `run` would refuse, and pictures
+    that cannot be read. It ends with status 1 if there is any of the last two. SPEC is as for `run --data`:
     docs/reference/data.md.
     """
     from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey

@@ -19,7 +19,8 @@ from edgefl_trainer.commands.extra import needs_trainer
     "--ood",
     multiple=True,
     metavar="textures|skin|PATH",
-    help="Pictures not of the task (drawn, or a folder or zip): does the uncertainty tell them apart? Repeatable.",
+    help="Pictures not of the task: does the uncertainty tell them apart? Drawn textures, drawn "
+    "skin without a lesion, or a folder or zip. Repeatable.",
 )
 @click.option(
     "--maps", is_flag=True, help="Also measure how true each map is that a device could show: minutes a site."

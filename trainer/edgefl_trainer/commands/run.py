@@ -48,8 +48,8 @@ def _batch(_context: click.Context, _option: click.Parameter, value: str | None)
 @click.option(
     "--backbone",
     metavar="NAME",
-    help="Network: derm-vit-tiny-84, derm-vit-taught-84, run:DIR, file:PATH, package:NAME, timm:NAME, "
-    "cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.  "
+    help="Network: derm-vit-tiny-84, derm-vit-taught-84, drawn-lesions-84, run:DIR, file:PATH, package:NAME, "
+    "timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.  "
     "[default: derm-vit-tiny-84; for methods without labels the preset's own; with --preset tiny the "
     "untrained tiny]",
 )
@@ -133,8 +133,8 @@ def _batch(_context: click.Context, _option: click.Parameter, value: str | None)
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes that work on sites side by side, each on the next graphics card; the results are the same.  "
-    "[default: 1]",
+    help="Processes that work on sites side by side, each on the next graphics card. On a CPU the results "
+    "are the same.  [default: 1]",
 )
 @click.option(
     "--engine",
