@@ -135,7 +135,7 @@ def joining_table(found: Found) -> str:
     """The centre that joins: from each start in each way, the mean, and that of each seed's draws."""
     ways = {
         "none": "nothing (as it came)",
-        "statistics": "statistics, of 1,741 pictures without a label",
+        "statistics": "statistics, of all its training pictures without a label",
         "probe": "a probe",
         "home": "head and norms",
         "whole": "whole network",
@@ -198,22 +198,33 @@ def _claim(label: str, arms: Mapping[str, Seeds], one: str, other: str) -> Claim
 
 def asides(found: Found) -> list[Claim]:
     """Differences that the page tells beside its situations, of two arms that answer the same question."""
+    own, away = found.own, found.elsewhere
+    starts = "up to 2,000 labels, alone: from ImageNet's weights minus from random ones"
+    prompts = "up to 2,000 labels: FedEvPrompt minus alone, colours only"
+    norms = "up to 2,000 labels, federation: fitted at home minus statistics of home"
+    at_home = "60 labels: federation, statistics of home, minus ImageNet's network fine-tuned alone"
+    fitted = "60 labels: federation, fitted at home, minus ImageNet's network fine-tuned alone"
+    abroad = "other centres' patients, 60 labels: statistics of home minus fitted at home"
     pairs = [
-        (
-            "up to 2,000 labels, alone: from ImageNet's weights minus from random ones",
-            found.own,
-            "alone2000",
-            "nothing2000",
-        ),
-        (
-            "other centres' patients, 60 labels: statistics of home minus fitted at home",
-            found.elsewhere,
-            "few60",
-            "few60-fit",
-        ),
+        (starts, own, "alone2000", "nothing2000"),
+        (prompts, own, "fedevprompt2000", "colours-2000"),
+        (norms, own, "together2000", "together2000s"),
+        (at_home, own, "few60", "few60-alone"),
+        (fitted, own, "few60-fit", "few60-alone"),
+        (abroad, away, "few60", "few60-fit"),
     ]
     told = [_claim(label, arms, one, other) for label, arms, one, other in pairs]
-    return [claim for claim in told if claim.seeds]
+    return [claim for claim in [*told, _joined_beside_alone(found)] if claim.seeds]
+
+
+def _joined_beside_alone(found: Found) -> Claim:
+    """The centre that joins, beside the network that it fine-tuned alone in the table of 60 labels."""
+    label = f"{JOINING} joins, without a label: federation minus ImageNet's network fine-tuned alone with 60 labels"
+    draws = found.own.get("few60-alone", {})
+    alone = {seed: [{JOINING: one[JOINING]} for one in each if JOINING in one] for seed, each in draws.items()}
+    joined = found.joining.get("federation-statistics", {})
+    seeds = sorted(seed for seed in joined if alone.get(seed))
+    return Claim(label, joined, alone, seeds, (_name("few60"), _name("few60-alone")))
 
 
 def _name(arm: str) -> str:

@@ -226,7 +226,7 @@ def test_page(page: str, readme: Path, root: Path, environment, forks: Forks) ->
     """A page works for whoever has followed the README."""
     folder = readme.parent / page.removesuffix(".md").replace("/", "-")
     folder.mkdir()
-    for name in ("runs/first", "signer", "own", "Slake1.0"):
+    for name in ("runs/first", "runs/alone", "signer", "own", "Slake1.0"):
         shutil.copytree(readme / name, folder / name)
     photos = [*readme.glob("*.png"), readme / "photo.jpg"]
     for file in [readme / "first.edgefl", *photos, readme / "labels.csv", *readme.glob("*.zip")]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from benchmarks.federation import federation_scores
-from benchmarks.federation.federation_arms import ARMS, Found, every, find, handed_on
+from benchmarks.federation.federation_arms import ARMS, JOINING, Found, every, find, handed_on
 from benchmarks.federation.federation_scores import average, difference
 from benchmarks.federation.what_federation_gives import BEGIN, END, arm_table, asides, claim_table, claims, figures
 
@@ -141,6 +141,35 @@ def test_an_aside_stands_below_the_claims_and_in_no_picture():
     found = Found({}, own, {}, {})
     assert claims(found) == [] and [claim.gap.value for claim in asides(found)] == [pytest.approx(25)]
     assert "from ImageNet's weights minus from random ones | +25.0 [" in claim_table(found)
+
+
+def test_the_centre_that_joins_stands_beside_its_network_alone_of_the_table_of_60_labels():
+    """It has all rows right without a label, and alone as many as GOOD has: 25 points. Another centre counts for
+    nothing, and a seed that one of the two lacks neither."""
+    good, all_right = scored(GOOD, TARGET, LESIONS), scored([1] * 8, TARGET, LESIONS)
+    alone = {seed: [{JOINING: good, "x": scored(POOR, TARGET, LESIONS)}] for seed in (0, 1)}
+    joining = {"federation-statistics": {seed: [{JOINING: all_right}] for seed in (1, 2)}}
+    (claim,) = asides(Found({}, {"few60-alone": alone}, {}, joining))
+    assert (claim.seeds, claim.gap.value, claim.each) == ([1], pytest.approx(25), [pytest.approx(25)])
+    assert asides(Found({}, {"few60-alone": {0: [{"x": good}]}}, {}, {"federation-statistics": {0: [{}]}})) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("fedevprompt2000", "colours-2000"),
+        ("together2000", "together2000s"),
+        ("few60", "few60-alone"),
+        ("few60-fit", "few60-alone"),
+    ],
+)
+def test_an_aside_tells_the_first_arm_minus_the_second(one, other):
+    """All rows right against GOOD's 75 points."""
+    own = {
+        one: {0: [{"x": scored([1] * 8, TARGET, LESIONS)}]},
+        other: {0: [{"x": scored(GOOD, TARGET, LESIONS)}]},
+    }
+    assert [claim.gap.value for claim in asides(Found({}, own, {}, {}))] == [pytest.approx(25)]
 
 
 def test_minutes_are_those_of_the_fastest_and_the_slowest_seed():

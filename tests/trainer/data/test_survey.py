@@ -111,6 +111,8 @@ def test_a_column_that_looks_misspelt_is_told_with_the_name_expected(tmp_path):
     index.write_text(index.read_text().replace("center", "centre", 1))
     err = edgefl_train("data", f"manifest:{root}@site=one").err
     assert "has no column center: its pictures belong to no site; its column centre" in err
+    index.write_text("")
+    assert "has to name the columns, at least image and label" in edgefl_train("data", f"manifest:{root}").err
 
 
 def test_a_run_is_told_of_an_absent_lesion_column_before_it_learns(tmp_path, monkeypatch, cached):

@@ -52,7 +52,7 @@ def audit(run: FinishedRun, names: Sequence[str], pictures: int, report: Callabl
             report(one.told)
         raise RunError(
             f"nothing of the run in {run.folder} could be attacked, for the reasons above: audit a run with more "
-            "pictures, or of another method."
+            "pictures, or of another method (docs/reference/runs.md, What leaves, attacked, says how many)."
         )
     if kept or kept_out:
         report(f"what audit.json tells of other sites stays: {counted(len(kept), 'line')}")

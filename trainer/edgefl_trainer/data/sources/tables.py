@@ -79,7 +79,10 @@ def _check_header(header: Sequence[str], required: Sequence[str], where: str) ->
     if missing:
         lacks = f"no column {' and no column '.join(missing)}"
         if not any(header):
-            raise DataError(f"{where} is empty, or its first line is: it has {lacks}.")
+            raise DataError(
+                f"{where} is empty, or begins with an empty line; its first line has to name the columns, at least "
+                f"{' and '.join(required)}."
+            )
         raise DataError(
             f"{where} has {lacks}; its columns are {', '.join(header)}{_remedy(header, missing, required)}."
         )
