@@ -2,9 +2,10 @@
 
 A contribution that comes too late waits for a later round; one that comes after this member's reply was refused takes
 its place where the coordinator says that it may. What was learned in a round (`LEARNED`) answers its
-broadcast alone: it is dropped when that round is over. Guarantees: whoever depends on what became of an item is told
-before the item is forgotten, and told again after a crash in between. Source: docs/security.md, replay window and
-idempotency.
+broadcast alone: it is dropped when that round is over. Where the coordinator refuses it, it stays until then and is
+offered again, for the operator may change what it was refused for (docs/decisions/0077). Guarantees: whoever depends on
+what became of an item is told before the item is forgotten, and told again after a crash in between. Source:
+docs/security.md, replay window and idempotency.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import ReplyReply, TaskReply
 from edgefl_protocol.payload import Payload
 
-# Refusals after which a reply can never be taken, in this round or a later one.
+# Refusals after which a reply is not taken, in this round or a later one, unless the operator changes a setting.
 HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupported", "idem_conflict"})
 # Refusals after which the same reply may be offered to a later round.
 TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
@@ -47,7 +48,7 @@ class Delivery:
     idem: str  # its key when it was offered
     round: int  # the round it was offered to
     # "accepted", "kept" (for a later round), "late" (deleted: it was learned in a round that is over), "refused"
-    # (deleted) or "held" (it may not leave; it stays)
+    # (deleted; what was learned stays while its round lasts) or "held" (it may not leave; it stays)
     outcome: str
     code: str | None = None  # code of the signed refusal, or of what holds it, or None
     message: str | None = None  # its sentence, or None
@@ -58,20 +59,16 @@ Permit = Callable[[WorkItem, int], EdgeflError | None]
 Settled = Callable[[WorkItem, Delivery], None]
 
 
-def settle(delivery: Delivery, count: Callable[[int], None], drop: Callable[[int, str | None], None]) -> None:
+def settle(delivery: Delivery, count: Callable[[int], None], drop: Callable[[int], None]) -> None:
     """Count what was learned in a round exactly if its reply was accepted; else the member stays as before it.
 
     A member calls it with what it is told right before the outbox forgets an item, so both may be done twice.
 
     Args:
         count: given the round; the member's state is now the one after it.
-        drop: given the round, and why its reply can never be taken, so that it is not learned again; None where the
-            round is over.
+        drop: given the round, which is over.
     """
-    if delivery.outcome == "accepted":
-        count(delivery.round)
-    else:
-        drop(delivery.round, delivery.message if delivery.outcome == "refused" else None)
+    (count if delivery.outcome == "accepted" else drop)(delivery.round)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +117,7 @@ class Courier:
         if item.kind == LEARNED:
             over = self.task.round > round_number or self.task.state == "done"
             if item.attempts == 0 and over:  # nobody can have it
-                why = f"round {round_number} was over before its reply could be sent; what was learned in it is dropped"
+                why = f"round {round_number} was over before its reply was taken; what was learned in it is dropped"
                 delivery = Delivery(
                     idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=item.size
                 )
@@ -147,6 +144,9 @@ class Courier:
             _LOG.warning("reply of round %d %s: %s", round_number, outcome, refusal)
             if outcome == "kept":
                 return delivery, dataclasses.replace(item, idem=self.outbox.release(item), round=None, attempts=0)
+            if outcome == "refused" and item.kind == LEARNED:
+                self.outbox.take_back(item.idem)
+                return delivery, item
         self._forget(item, delivery)
         return delivery, item
 

@@ -212,6 +212,11 @@ class Outbox:
             )
         return idem
 
+    def take_back(self, idem: str) -> None:
+        """Note that nobody has an item: a signed answer refused it. It stays promised to its round."""
+        with self._transaction():
+            self._db.execute("UPDATE item SET attempts = 0 WHERE idem = ?", (idem,))
+
     def delete(self, idem: str) -> None:
         """Forget an item: only after a signed answer said that it arrived or can never be taken."""
         with self._transaction():

@@ -145,7 +145,7 @@ def verdict_lines(found: Mapping[str, Any]) -> str:
 def _verdict(found: Mapping[str, Any]) -> str:
     """What is scored with from now on, and which classes that never names."""
     used, passed = found["in_use"], found["gate"]["passed"]
-    said = "personal values are in use from now on" if passed else "the new values are not used"
+    said = "personal values are in use with this bundle from now on" if passed else "the new values are not used"
     if used["kind"] == "personal" and not passed:
         said += f"; the personal values of round {used['round']} stay in use"
     return said if used["never_predicts"] is None else f"{said}\n{used['never_predicts']}"

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -23,6 +24,7 @@ from edgefl_client.scoring.open_scorer import open_scorer
 from edgefl_protocol.sentences import counted
 
 if TYPE_CHECKING:
+    from edgefl_client.scoring.personal import ValuesInUse
     from edgefl_client.scoring.score_files import Log, Result, ScoringJob
     from edgefl_client.scoring.watched_folder import Notes, Seen
     from edgefl_client.trust.vouched_bundle import VouchedBundle
@@ -95,6 +97,7 @@ def watch(
 
     from edgefl_client.scoring import watched_folder
     from edgefl_client.scoring.folder_files import left_out, other_files
+    from edgefl_client.scoring.personal import ValuesInUse
     from edgefl_client.scoring.pictures import PictureReader
     from edgefl_client.scoring.score_files import ScoringJob
 
@@ -112,7 +115,8 @@ def watch(
             notes.drop()
         lost: dict[str, EdgeflError] = {}
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=lost.__setitem__)
-        watcher = _Watcher(folder, task, vouched, notes, output, log, stop, notes.scored(), others, once, lost)
+        values = None if weights == "bundle" else ValuesInUse(home, vouched.bundle, scorer.model.state_sha256)
+        watcher = _Watcher(folder, task, vouched, values, notes, output, log, stop, notes.scored(), others, once, lost)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     if once:
         failures = [(failed, "picture", "scored"), (watcher.without_map, "heat map", "drawn")]
@@ -128,6 +132,7 @@ class _Watcher:
     folder: Path  # what is watched
     task: "ScoringJob"  # how its pictures are scored
     vouched: "VouchedBundle"  # the bundle that scores them, asked before each whether it still counts
+    values: "ValuesInUse | None"  # asked likewise; None where the bundle's are to score, whatever is learned
     notes: "Notes"  # which were scored
     output: BinaryIO | None  # takes the lines; None for standard output
     log: "Log | None"  # told of each result that gets a line, and of no other; None for no log
@@ -168,14 +173,14 @@ class _Watcher:
     def until_stopped(self, interval_s: float) -> int:
         """Look, score and wait in turn; gives the number that could not be scored.
 
-        It ends by an error once its bundle counts no more, also while there is nothing to score: somebody is at hand.
+        It ends by an error once bundle or values count no more, also with nothing to score: somebody is at hand.
         """
         from edgefl_protocol.errors import StorageError
 
         before: dict[str, Seen] = {}
         failed, lost = 0, False
         while not self.stop.is_set():
-            self.vouched.check()
+            self._check()
             try:
                 now = self._look()
                 lost = False
@@ -189,6 +194,16 @@ class _Watcher:
             self._tell_left_out()
             self.stop.wait(interval_s)
         return failed
+
+    def _check(self) -> None:
+        self.vouched.check()
+        if self.values is not None:
+            self.values.check()
+
+    def _before_each(self, names: Iterable[str]) -> Iterator[str]:
+        for name in names:
+            self._check()
+            yield name
 
     def _look(self) -> "dict[str, Seen]":
         from edgefl_client.scoring.watched_folder import look
@@ -227,7 +242,7 @@ class _Watcher:
         ready = (name for name in now if time.monotonic() >= self.again_s.get(name, 0.0))
         new = [name for name in ready if before.get(name) == now[name] != self.scored.get(name)]
         failed = 0
-        results = score_with_sha256(self.task, self.vouched.before_each(new))
+        results = score_with_sha256(self.task, self._before_each(new))
         for name, (result, sha256) in zip(new, results, strict=True):
             gone = isinstance(result, Failure) and result.code == "missing"  # since the look
             if isinstance(result, Failure) and result.code in UNREADABLE:
@@ -252,7 +267,7 @@ class _Watcher:
         self.undrawn.difference_update(names)
         if self.stop.is_set():
             return
-        results = zip(names, score_with_sha256(self.task, self.vouched.before_each(names)), strict=True)
+        results = zip(names, score_with_sha256(self.task, self._before_each(names)), strict=True)
         for number, (name, (result, sha256)) in enumerate(results):
             error = self.lost.get(name)
             if isinstance(error, StorageError):

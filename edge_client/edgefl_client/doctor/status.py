@@ -139,8 +139,7 @@ def personal_facts(home: Home) -> dict[str, Any] | None:
     state = kept_personal(home)
     if state is None:
         return None
-    theirs = home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256
-    used = theirs and state.passed
+    used = state.passed and state.bundle_sha256 == models.current_sha256(home)
     return {
         "in_use": used,
         "bundle_sha256": state.bundle_sha256,

@@ -3,7 +3,7 @@
     live.payload         the site after its last reply that was accepted: what the next round begins with
     live-round.payload   how far the round has come that is being learned
     live-next.payload    the site after a round whose reply waits for its answer
-    live-over.json       the round whose reply can never be taken
+    live-over.json       the round whose reply its owner dropped
 
 As in a run of the trainer, a site whose reply did not count in a round stays as it was before it; values that passed
 their gate are scored with all the same. Guarantees: killed at any moment, the same round is never learned twice from
@@ -145,11 +145,11 @@ def count_reply(home: Home, federation: str, number: int) -> None:
         raise StorageError(f"cannot keep what was learned in {home.learning}: {error.strerror}", "storage") from error
 
 
-def drop_reply(home: Home, federation: str, number: int, refused: str | None) -> None:
+def drop_reply(home: Home, federation: str, number: int, refused: str | None = None) -> None:
     """Drop the reply of a round: the site stays as before it. Doing it twice changes nothing.
 
     Args:
-        refused: why it can never be taken, so that the round is not tried again; None where the round is over.
+        refused: why it never leaves, so that the round is not learned again; None where the round is over.
     """
     if refused is not None:
         record = {"format": 1, "federation": federation, "round": number, "message": refused}
@@ -158,9 +158,9 @@ def drop_reply(home: Home, federation: str, number: int, refused: str | None) ->
         (home.learning / _NEXT).unlink(missing_ok=True)
 
 
-def refused_reply(home: Home, federation: str, number: int) -> str | None:
-    """Return why the reply of a round can never be taken; None where it may."""
-    record = read_json(home.learning / _OVER, "which reply was refused") or {}
+def dropped_reply(home: Home, federation: str, number: int) -> str | None:
+    """Return why the reply of a round never leaves; None where it may."""
+    record = read_json(home.learning / _OVER, "which reply was dropped") or {}
     if (record.get("federation"), record.get("round")) != (federation, number):
         return None
     return str(record.get("message"))

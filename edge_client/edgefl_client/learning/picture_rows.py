@@ -175,7 +175,7 @@ def read_rows(
             labels.append(row.label)
             quality = measure_quality(photo.pixels, preprocess.colour)
             lights.append(quality.light)
-            if quality.reasons(side, unlit_above, photo.white):
+            if quality.reasons(preprocess.least_px, unlit_above, photo.white):
                 unfit.add(index)
             report(done)
     found = np.array(labels, np.int64)

@@ -23,7 +23,8 @@ from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt, remember_table
 from edgefl_client.learning.round_learner import ALONE, Circumstances, PointFile
 from edgefl_client.learning.round_report import Told, keep_judged, round_facts
-from edgefl_client.scoring.personal import load_personal
+from edgefl_client.scoring.personal import kept_personal, load_personal
+from edgefl_client.trust.models import current_sha256
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload
 
@@ -50,12 +51,14 @@ def run_train(
     Raises:
         Paused: the battery, or a word from outside, forbids to begin.
         LearningError: too few pictures or too little memory, no training step, another process, a loss that is not
-            finite, or a method that learns in a federation only (`alone`).
+            finite, a method that learns in a federation only (`alone`), or personal values of the bundle in use that
+            those of another bundle would replace (`other_bundle`).
     """
     options.plan(bundle)  # before the work of reading
     learn, started = learner_of(bundle), options.limits.clock()
     named, told = Table(file=pictures.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
     with only_one(home):
+        _refuse_to_replace(home, bundle)
         if learn.only_in_federations is not None:
             remember_table(home, named)
             _restart(home, options)
@@ -85,6 +88,18 @@ def run_train(
                 Standing(bundle_sha256=bundle.sha256, federation="", round=number, state=after),
             )
         return {"round": number, **round_facts(home, bundle, dealt, broadcast, told, after, reason)}
+
+
+def _refuse_to_replace(home: Home, bundle: Bundle) -> None:
+    """Refuse another bundle than the one in use where that has personal values: a home keeps those of one bundle."""
+    kept = kept_personal(home)
+    if kept is not None and kept.passed and kept.bundle_sha256 == current_sha256(home) != bundle.sha256:
+        raise LearningError(
+            "a round with another bundle would replace the personal values that the bundle in use scores with; learn "
+            "in another home folder with --home, put the other bundle into use first with edgefl use, or remove these "
+            "values with edgefl advanced personal remove",
+            "other_bundle",
+        )
 
 
 def _restart(home: Home, options: TrainOptions) -> None:

@@ -19,7 +19,7 @@ from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.answer import AnswerRules, PictureAnswer, ReadQuestion, make_answer, read_question
 from edgefl_protocol.pictures.light import Light
-from edgefl_protocol.pictures.quality import light_at_scale
+from edgefl_protocol.pictures.quality import faults_of_any_picture, light_at_scale
 from edgefl_protocol.pictures.score import ModelInfo
 from edgefl_protocol.rules.hidden_regions import marks_nothing
 from edgefl_protocol.rules.questions import known_words
@@ -30,7 +30,7 @@ class AskedPicture:
     """A picture that is ready for the network."""
 
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
-    small: bool  # whether the photograph has fewer pixels, in either direction
+    faults: tuple[str, ...]  # of the photograph, of `quality.faults_of_any_picture`
     milliseconds: float  # what this took
     transparent: bool = False  # whether parts of the photograph were
     light: Light | None = None  # of the photograph; None where nobody measured it
@@ -105,9 +105,9 @@ class Asker:
         """Make the network's input of a picture."""
         started = time.perf_counter()
         photo, pixels = self.network.prepared(image)
-        small = min(photo.pixels.shape[:2]) < self.network.least_px
+        faults = faults_of_any_picture(photo.pixels.shape, self.network.least_px, photo.white)
         light = light_at_scale(photo.pixels, self.network.bundle.preprocess.colour)
-        return AskedPicture(pixels, small, (time.perf_counter() - started) * 1e3, photo.transparent, light)
+        return AskedPicture(pixels, faults, (time.perf_counter() - started) * 1e3, photo.transparent, light)
 
     def read(self, question: str) -> ReadQuestion:
         """Turn a question into what the network reads.
@@ -127,7 +127,7 @@ class Asker:
             self._rules,
             read,
             name=name,
-            small=picture.small,
+            faults=picture.faults,
             expired=self.network.expired,
             model=self.model,
             milliseconds=picture.milliseconds + (time.perf_counter() - started) * 1e3,

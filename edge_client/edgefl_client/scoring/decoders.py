@@ -5,13 +5,15 @@ small process and costs one picture. JPEG and PNG take the short way (`edgefl_pr
 same limits hold: 20 MB, 40 megapixels before any pixel is decoded, one picture a file. Pixels alone leave this process:
 no tag, name, date or place of the file does.
 
-    TIFF    one page; grey (zero black or white), RGB, palette, CMYK, 8 or 16 bits; a camera's raw file (DNG, NEF, CR2)
-            is refused, because its first page is only a thumbnail
+    TIFF    one page; grey (zero black or white), RGB, palette, CMYK, unsigned samples of 1, 2, 4, 8 or 16 bits; a
+            camera's raw file (DNG, NEF, CR2) is refused, because its first page is only a thumbnail
     HEIC    the primary picture, turned as the file says; 10 and 12 bits become 8
     DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 to 16 bits, uncompressed or JPEG baseline, whose own markers
-            say how its colours are stored; one without them is refused where DICOM says RGB, for then nobody knows
+            say how its colours are stored; one without them is refused where DICOM says RGB, for then nobody knows.
+            Grey is shown through the file's first window
 
-Source: docs/security.md, attack list 6 and 8; DICOM PS3.3 C.7.6.3 (photometric interpretation), PS3.5 annex A.
+Source: docs/security.md, attack list 6 and 8; DICOM PS3.3 C.7.6.3 (photometric interpretation), C.11.1 and C.11.2 (how
+grey is shown), PS3.5 annex A.
 """
 
 import os
@@ -21,7 +23,7 @@ import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any, BinaryIO, Final
 
@@ -48,13 +50,18 @@ _READER_ERRORS = (
 
 _REDUCED, _SUB_PAGES, _DNG = 254, 330, 50706  # tags of TIFF 6.0, TIFF supplement 1 and DNG 1.4
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # TIFF 6.0, section 3: how grey is stored
+_BITS, _SAMPLES, _UNSIGNED = 258, 339, 1  # TIFF 6.0, sections 3 and 19: what a sample is; without the tags 1 bit
+_TIFF_BITS = frozenset({1, 2, 4, 8, 16})  # Pillow reads 12 and 32 as if they were 16, and signed 8 as unsigned
 _TAGS = [
     "SOPClassUID", "NumberOfFrames", "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
-    "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration", "PixelData",
+    "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration", "PixelData", "RescaleSlope",
+    "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape", "VOILUTSequence",
+    "ModalityLUTSequence",
 ]  # fmt: skip
 _PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1")  # implicit and explicit little endian
+_GREY = ("MONOCHROME1", "MONOCHROME2")
 _JPEG_BASELINE = "1.2.840.10008.1.2.4.50"
-_JPEG_KINDS = ("RGB", "YBR_FULL", "YBR_FULL_422", "MONOCHROME1", "MONOCHROME2")
+_JPEG_KINDS = ("RGB", "YBR_FULL", "YBR_FULL_422", *_GREY)
 _JPEG_HEAD_BYTES = 4096  # within these stand the markers that tell its colours
 _WHITE = np.uint8(255)  # less a value: grey whose smallest value is white
 
@@ -63,7 +70,7 @@ def decode_tiff(data: bytes) -> DecodedPicture:
     """Decode a TIFF with one page.
 
     Raises:
-        ImageError: it is damaged, too large, has several pages, or is a camera's raw file.
+        ImageError: it is damaged, too large, has several pages or other samples, or is a camera's raw file.
     """
     from PIL.TiffImagePlugin import TiffImageFile
 
@@ -74,6 +81,12 @@ def decode_tiff(data: bytes) -> DecodedPicture:
         tags = image.tag_v2
         if _SUB_PAGES in tags or _DNG in tags or int(tags.get(_REDUCED, 0)) & 1 or data[8:10] == b"CR":
             raise ImageError("the TIFF is a camera's raw file; convert it to JPEG first", code="unsupported_format")
+        bits, samples = set(tags.get(_BITS, (1,))), set(tags.get(_SAMPLES, (_UNSIGNED,)))
+        if not bits <= _TIFF_BITS or samples != {_UNSIGNED}:
+            raise ImageError(
+                "the samples of the TIFF are not unsigned whole numbers of 1, 2, 4, 8 or 16 bits; save it with 8 bits",
+                code="unsupported_format",
+            )
         found = flattened(image)  # Pillow turns a TIFF upright by itself
         # Where zero is white, it turns 8 bits and fewer into black is zero, but not 16.
         inverted = image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
@@ -110,7 +123,7 @@ def decode_dicom(data: bytes) -> DecodedPicture:
     kind, syntax = str(file.PhotometricInterpretation), str(file.file_meta.TransferSyntaxUID)
     if syntax == _JPEG_BASELINE and kind in _JPEG_KINDS:
         return DecodedPicture(_jpeg_dicom(file, kind))
-    if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", "MONOCHROME1", "MONOCHROME2"):
+    if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", *_GREY):
         raise ImageError(
             f"the DICOM pixels are {kind} in transfer syntax {syntax}; allowed: RGB, YBR_FULL and MONOCHROME, "
             "uncompressed or JPEG baseline",
@@ -129,7 +142,7 @@ def _jpeg_dicom(file: Any, kind: str) -> Pixels:
             "the JPEG inside the DICOM file does not say how its colours are stored; convert it", "unsupported_format"
         )
     pixels = decode(frame)
-    return _WHITE - pixels if kind == "MONOCHROME1" else pixels
+    return _shown_grey(file, kind, 8)[pixels] if kind in _GREY else pixels
 
 
 def _plain_dicom(file: Any, kind: str) -> Pixels:
@@ -146,14 +159,51 @@ def _plain_dicom(file: Any, kind: str) -> Pixels:
     stored: NDArray[Any] = pixel_array(file, raw=True)
     if stored.dtype not in (np.uint8, np.uint16):
         raise ImageError(f"the DICOM pixels are {stored.dtype}; they must be unsigned", code="unsupported_format")
-    pixels = (stored >> (bits - 8)).astype(np.uint8)
+    if kind in _GREY:
+        pixels = _shown_grey(file, kind, bits)[stored & (2**bits - 1)]
+    else:
+        pixels = (stored >> (bits - 8)).astype(np.uint8)
     if kind == "YBR_FULL":
         pixels = convert_color_space(pixels, "YBR_FULL", "RGB")
-    if kind == "MONOCHROME1":
-        pixels = _WHITE - pixels
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     return np.ascontiguousarray(pixels)
+
+
+def _shown_grey(file: Any, kind: str, bits: int) -> NDArray[np.uint8]:
+    """Make the table from stored grey to shown grey, (2 ** bits,): through the first window, or the high byte.
+
+    Raises:
+        ImageError: the file asks to be shown in another way (`unsupported_format`).
+    """
+    center, width = _first_number(file, "WindowCenter"), _first_number(file, "WindowWidth")
+    slope, intercept = _first_number(file, "RescaleSlope", 1.0), _first_number(file, "RescaleIntercept", 0.0)
+    function = str(file.get("VOILUTFunction") or "LINEAR")
+    windowed = center is not None and width is not None
+    other = function not in ("LINEAR", "LINEAR_EXACT") if windowed else bool(file.get("VOILUTSequence"))
+    # INVERSE goes with MONOCHROME1, whose zero is white anyway (C.8.11.3); of MONOCHROME2 it says the contrary.
+    contrary = kind == "MONOCHROME2" and file.get("PresentationLUTShape") == "INVERSE"
+    half, one = (0.0, 0.0) if function == "LINEAR_EXACT" else (0.5, 1.0)
+    stored = np.arange(2**bits)
+    if other or contrary or file.get("ModalityLUTSequence") or slope <= 0 or (windowed and width <= one):
+        raise ImageError(
+            "the DICOM file asks for its grey to be shown in a way that is not read here; export the picture as the "
+            "viewer shows it",
+            code="unsupported_format",
+        )
+    shown = (stored >> (bits - 8)).astype(np.uint8)
+    if windowed:
+        share = (slope * stored + intercept - center + half) / (width - one) + 0.5
+        shown = np.round(255 * share.clip(0, 1)).astype(np.uint8)
+    return _WHITE - shown if kind == "MONOCHROME1" else shown
+
+
+def _first_number(file: Any, name: str, default: float | None = None) -> Any:
+    """Return the first value of an attribute: of several windows a viewer shows the first."""
+    value = file.get(name)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = next(iter(value), None)
+    return default if value is None else float(value)
 
 
 DECODERS: dict[str, Callable[[bytes], DecodedPicture]] = {

@@ -8,7 +8,7 @@ not used until a round of learning is judged. Source: docs/design.md 7, personal
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from edgefl_client.home import Home
 from edgefl_client.scoring.checked_file import read_checked, write_checked
 from edgefl_client.scoring.learning_verdict import Answers, LearningVerdict
+from edgefl_client.trust.vouched_bundle import file_state
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
-from edgefl_protocol.payload import Payload
+from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.pictures.light import LightRange
 
 PERSONAL = "personal.payload"
@@ -93,6 +94,34 @@ def kept_personal(home: Home) -> PersonalState | None:
     if state.verdict is not None and not state.passed:
         raise _damaged(home)
     return state
+
+
+@dataclass
+class ValuesInUse:
+    """The values that a process goes on to score with: another process may replace or remove what was learned."""
+
+    home: Home
+    bundle: Bundle
+    sha256: str  # of these values, `digest`
+    _seen: tuple[int, ...] | None = field(default=None, init=False)  # the file of personal values at the last look
+
+    def check(self) -> None:
+        """Refuse to go on where other values score now; it costs a look at one file that did not change.
+
+        Raises:
+            StorageError: so it is (`other_values`), or the personal values cannot be read.
+        """
+        now = file_state(self.home.learning / PERSONAL)  # before it is read: what changes meanwhile is seen next time
+        if now == self._seen:
+            return
+        kept = load_personal(self.home, self.bundle)
+        if digest((self.bundle if kept is None else kept).weights) != self.sha256:
+            raise StorageError(
+                "the values that this command scores with are no longer in use, because others were learned or these "
+                "were removed: start it again",
+                "other_values",
+            )
+        self._seen = now
 
 
 def _read(payload: Payload) -> PersonalState:

@@ -149,7 +149,7 @@ def _prepared(
 ) -> tuple[Pixels, tuple[str, ...]]:
     """Read a picture as the network takes it, and the gate's reasons to refer it."""
     photo = reader.decode(read_bounded(path, MAX_FILE_BYTES, REDUCE))
-    gate = measure_quality(photo.pixels).reasons(preprocess.size, unlit_above, photo.white)
+    gate = measure_quality(photo.pixels).reasons(preprocess.least_px, unlit_above, photo.white)
     return prepare(photo.pixels, preprocess), gate
 
 

@@ -1,14 +1,15 @@
 """`edgefl sync`: do what is due in the federation, then leave. Made to be started by cron or systemd, and killed.
 
-    exchange   the task; what waits in the outbox and is due; the round's broadcast; a newer bundle
+    exchange   the task; a newer bundle; what waits in the outbox and is due; the round's broadcast
     learn      the open round, where the owner named pictures and the bundle brings a training step
     exchange   the reply into the outbox, and off
 
 The keys are held during an exchange only, so other commands work while a device learns for hours; a second sync that
 starts meanwhile exchanges and leaves. Every step is on the disk before the next depends on it: started again after a
 kill at any moment, it goes on where it was, and nothing is sent or counted twice. What may leave is asked of the
-owner's policy before the work, before a reply enters the outbox, and again when it is sent. Source: docs/design.md,
-sections 9 and 10; docs/security.md, replay window and idempotency.
+owner's policy before the work, before a reply enters the outbox, and again when it is sent. Whatever goes wrong here,
+a newer bundle and the list of revoked keys are asked for first. Source: docs/design.md, sections 9 and 10;
+docs/security.md, replay window and idempotency.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live, refused_reply
+from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, dropped_reply, learn_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import remembered_table
 from edgefl_client.sharing.broadcasts import (
@@ -39,10 +40,10 @@ from edgefl_client.sharing.silent import Silent, why_silent
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_client.trust.vouched_bundle import VouchedBundle
-from edgefl_exchange.delivery import Delivery, settle
+from edgefl_exchange.delivery import Delivery, Permit, settle
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.member import Member
-from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
+from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.durable import file_bytes
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
@@ -65,7 +66,8 @@ class Synced:
     """What a sync did."""
 
     report: dict[str, Any]  # what `--json` prints
-    problem: EdgeflError | None = None  # why the round was not learned or the bundle not taken; None: nothing failed
+    # why the round was not learned, bundle or broadcast not taken, or the policy not read; None: nothing failed
+    problem: EdgeflError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ class _Exchanged:
     sent: tuple[Delivery, ...]
     expired: int
     broadcast: dict[str, Any] | None
+    problem: EdgeflError | None  # why the policy was not read, or the broadcast not taken
     bundle: dict[str, Any] | EdgeflError | None  # that of the federation; None where none is published, or not asked
     waiting: int
     queued: int | None  # round whose learned reply lies in the outbox
@@ -140,7 +143,7 @@ def run_sync(
         "keys_changed": any(one.keys_changed for one in both),
     }
     refused = first.bundle if isinstance(first.bundle, EdgeflError) else None
-    return Synced(report=report, problem=learned.problem or refused)
+    return Synced(report=report, problem=learned.problem or refused or last.problem)
 
 
 def sync_when_approved(device: Device) -> Synced:
@@ -169,39 +172,48 @@ def _bundle_facts(found: dict[str, Any] | EdgeflError | None) -> dict[str, Any] 
 def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, hold: bool) -> _Exchanged:
     """Meet the coordinator once; before that, put a reply that was learned into the outbox."""
     home = device.home
-    with device.member() as member, device.outbox(member.identity) as outbox:
+    with device.member() as member:
         federation = member.membership.federation
         if reply is not None:
-            outbox.put_learned(federation, number, reply.to_bytes(), member.now_ms())
-        task = _task(member, outbox)
-        allowed = _held_back if hold else permit(home, load_policy(home), member.now_ms)
-        sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
-        task = _after(member, task, sent)
-        # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
-        expired = outbox.expire(member.now_ms())
-        learned = [item.round for item in outbox.items(federation) if item.kind == LEARNED]
-        return _Exchanged(
-            federation=federation,
-            site=member.membership.name,
-            now_ms=member.now_ms(),
-            task=task,
-            sent=tuple(sent),
-            expired=expired,
-            broadcast=_fetch_broadcast(device, member, task),
-            bundle=_fetch_bundle(home, member, task) if reply is None else None,
-            waiting=outbox.count(),
-            queued=learned[0] if learned else None,
-            keys_changed=member.keep_fresh(),
-        )
+            with device.outbox(member.identity) as outbox:
+                outbox.put_learned(federation, number, reply.to_bytes(), member.now_ms())
+        task = _task(device, member)
+        # Before anything that can end an exchange here: a device must not go on scoring with a revoked model.
+        bundle = _fetch_bundle(home, member, task) if reply is None else None
+        with device.outbox(member.identity) as outbox:
+            allowed, unread = _permitted(home, member, hold=hold)
+            sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
+            task = _after(member, task, sent)
+            # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
+            expired = outbox.expire(member.now_ms())
+            broadcast, problem = _fetch_broadcast(home, member, task)
+            learned = [item.round for item in outbox.items(federation) if item.kind == LEARNED]
+            return _Exchanged(
+                federation=federation,
+                site=member.membership.name,
+                now_ms=member.now_ms(),
+                task=task,
+                sent=tuple(sent),
+                expired=expired,
+                broadcast=broadcast,
+                problem=unread or problem,
+                bundle=bundle,
+                waiting=outbox.count(),
+                queued=learned[0] if learned else None,
+                keys_changed=member.keep_fresh(),
+            )
 
 
-def _task(member: Member, outbox: Outbox) -> TaskReply:
+def _task(device: Device, member: Member) -> TaskReply:
     """Ask for the task; where the answer is that nobody knows these keys, what waits grows no older than it may."""
     try:
         return member.task()
     except Unavailable as error:
-        if error.keys_unknown and (dropped := outbox.expire(member.now_ms())):
-            _LOG.warning("%s dropped from the outbox, which nobody would take: too old", counted(dropped, "item"))
+        if error.keys_unknown:
+            with device.outbox(member.identity) as outbox:
+                dropped = outbox.expire(member.now_ms())
+            if dropped:
+                _LOG.warning("%s dropped from the outbox, which nobody would take: too old", counted(dropped, "item"))
         raise
 
 
@@ -222,6 +234,17 @@ def _fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any]
         return fetch_bundle(home, member, task)
     except EdgeflError as error:
         return error
+
+
+def _permitted(home: Home, member: Member, *, hold: bool) -> tuple[Permit, EdgeflError | None]:
+    """Make the check before each sending; also gives why the policy cannot be read, for then nothing may leave."""
+    if hold:
+        return _held_back, None
+    try:
+        return permit(home, load_policy(home), member.now_ms), None
+    except EdgeflError as error:
+        unread = error
+        return lambda _item, _round: unread, unread
 
 
 def _held_back(_item: WorkItem, _round: int) -> PolicyError:
@@ -271,10 +294,12 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
     if before.replied:
         return "replied", f"round {task.round} has this device's reply"
     if before.queued is not None:  # also of an earlier round: until its answer is here, nobody knows what it left
-        return "queued", f"the reply of round {before.queued} waits in the outbox"
-    refused = refused_reply(home, before.federation, task.round)
-    if refused is not None:
-        return "refused", f"the reply of round {task.round} was refused: {refused}"
+        refused = any((one.outcome, one.round) == ("refused", before.queued) for one in before.sent)
+        what = "was refused, and the next sync sends it again" if refused else "waits in the outbox"
+        return "queued", f"the reply of round {before.queued} {what}"
+    dropped = dropped_reply(home, before.federation, task.round)
+    if dropped is not None:
+        return "refused", f"the reply of round {task.round} does not leave: {dropped}"
     if got is None or got["error"] is not None:
         return "no_broadcast", "the round has no broadcast yet" if got is None else got["error"]["message"]
     return None
@@ -318,21 +343,27 @@ def _check_reply(home: Home, before: _Exchanged, travels: Sequence[str], size: i
         )
 
 
-def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[str, Any] | None:
-    """Keep this round's broadcast, after the last round the final one; a typed refusal is reported, not an error."""
+def _fetch_broadcast(home: Home, member: Member, task: TaskReply) -> tuple[dict[str, Any] | None, EdgeflError | None]:
+    """Keep this round's broadcast, after the last round the final one.
+
+    Gives what is reported of it, with any refusal, and what went wrong at this device: neither ends the exchange.
+    """
     if task.round < 1:
-        return None
-    home, membership, number = device.home, member.membership, task.round + (task.state == "done")
-    forget_others(home, membership, number)
-    found = kept_broadcast(home, membership, number)
-    if found is None:
-        try:
+        return None, None
+    membership, number = member.membership, task.round + (task.state == "done")
+    try:
+        forget_others(home, membership, number)
+        found = kept_broadcast(home, membership, number)
+        if found is None:
             found = member.broadcast(number)
-        except SignedRefusal as refusal:
-            error = {"code": refusal.code, "message": str(refusal)}
-            return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
-        keep_broadcast(home, membership, number, found)
+            keep_broadcast(home, membership, number, found)
+    except EdgeflError as error:
+        if isinstance(error, ExchangeError) and not isinstance(error, SignedRefusal):
+            raise
+        why = {"code": error.code, "message": str(error)}
+        told = {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": why}
+        return told, None if isinstance(error, SignedRefusal) else error
     file = broadcast_file(home, membership, number)
     maps = sum(len(array) for name, array in found.arrays.items() if is_maps(name))
     features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
-    return {"file": str(file), "maps": maps, "features": features, "bytes": file_bytes(file), "error": None}
+    return {"file": str(file), "maps": maps, "features": features, "bytes": file_bytes(file), "error": None}, None

@@ -47,9 +47,15 @@ def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line,
     return seen
 
 
+def current_sha256(home: Home) -> str | None:
+    """Return the SHA-256 of the file of the bundle in use; None where none is."""
+    sha256: str | None = _record(home)["current"]
+    return sha256
+
+
 def current_file(home: Home) -> Path:
     """Return the file of the bundle in use."""
-    sha256 = _record(home)["current"]
+    sha256 = current_sha256(home)
     if sha256 is None:
         if (home.member / "membership.json").exists():
             get = "fetch the federation's with edgefl sync, once its operator has published one"
@@ -75,7 +81,7 @@ def refuse_revoked(home: Home, signers: "Signers") -> None:
 
 def is_in_use(home: Home, sha256: str) -> bool:
     """Tell whether the bundle of this SHA-256 is in use and its file is whole, neither lost nor damaged."""
-    return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
+    return current_sha256(home) == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
 
 
 def current_manifest(home: Home) -> "Manifest | None":
@@ -169,7 +175,7 @@ def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     """
     from edgefl_protocol.bundle import check_update, unverified_manifest
 
-    sha256 = _record(home)["current"]
+    sha256 = current_sha256(home)
     if sha256 in (None, bundle.sha256):
         return
     try:

@@ -39,7 +39,7 @@ class VouchedBundle:
         """
         # The bundle in use is among them because a sync that brings one may have brought its signers too.
         files = (self.home.trust_file, self.home.current_file, *record_files(self.home.member))
-        now = [_state(file) for file in files]  # before they are read: what changes meanwhile is seen next time
+        now = [file_state(file) for file in files]  # before they are read: what changes meanwhile is seen next time
         if now != self._seen:
             models.verify_again(self.home, self.bundle, self.extra_trust)
             self._seen = now
@@ -60,7 +60,7 @@ class VouchedBundle:
         return told
 
 
-def _state(file: Path) -> tuple[int, ...]:
+def file_state(file: Path) -> tuple[int, ...]:
     """Tell states of a file apart: empty where it is missing, the system's error where it cannot be reached."""
     try:
         status = file.stat()

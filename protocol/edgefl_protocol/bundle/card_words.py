@@ -25,7 +25,7 @@ from edgefl_protocol.bundle.never_predicted import never_predicted
 from edgefl_protocol.bundle.question_table import QuestionTable
 from edgefl_protocol.bundle.question_words import question_lines, question_weaknesses
 from edgefl_protocol.pictures.class_info import undescribed
-from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM
+from edgefl_protocol.pictures.suspicious import DEFAULT_SUSPICIOUS_FROM, threshold_in_force
 from edgefl_protocol.sentences import UNTRAINED, counted, listed
 
 _NAMES: Final = {"balanced_accuracy": "balanced accuracy", "auroc": "AUROC"}
@@ -188,22 +188,28 @@ def _suspicion(card: Card, labels: Labels) -> str:
         return "the model does not say which of its classes are benign, so every picture asks for a look"
     if not _has_suspicious(labels):
         return "the model knows none"
-    chosen = card.suspicion
+    chosen, whose = card.suspicion, "this rule"
+    in_force = threshold_in_force(None if chosen is None else chosen.threshold)
     if chosen is None or chosen.threshold is None:
         few = "" if chosen is None else f", for there were {counted(chosen.suspicious, 'picture')} of them"
+        rule = f"no threshold was chosen{few}; by default they ask for a look from {in_force:.0%} together"
+    elif in_force < chosen.threshold:  # of a bundle from before docs/decisions/0072
+        whose = "the card's threshold"
         rule = (
-            f"no threshold was chosen{few}; by default they ask for a look from {DEFAULT_SUSPICIOUS_FROM:.0%} together"
+            f"they ask for a look from {in_force:.1%} together, for no threshold in force is above a third. The card "
+            f"states {chosen.threshold:.1%}, chosen so that at least 95% of the site's tune pictures of them ask, and "
+            f"figures of that one. From {in_force:.1%} no fewer pictures ask"
         )
     else:
         rule = (
-            f"they ask for a look from {chosen.threshold:.1%} together, a threshold chosen so that at least 95% of the "
+            f"they ask for a look from {in_force:.1%} together, a threshold chosen so that at least 95% of the "
             "site's tune pictures of them do; expect fewer of other pictures"
         )
     if chosen is None:
         return rule
     asked = _reached(chosen.sensitivity, chosen.suspicious, f"of {_counted_classes(labels)}", "sensitivity")
     spared = _reached(chosen.specificity, chosen.benign, "of benign classes", "specificity")
-    told = f"{rule}. On the tune pictures this rule asks for a look at {asked}, and asks for none at {spared}"
+    told = f"{rule}. On the tune pictures {whose} asks for a look at {asked}, and asks for none at {spared}"
     return told + _where_nothing_was_chosen(card)
 
 

@@ -34,8 +34,8 @@ _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _MAX_TRAVELS = 16
 MAX_SENTENCE = 1000  # characters
 REPLY_REFUSED = "the reply of round"  # how `stuck` begins where aggregation refused this member's reply
-
 CORRECTABLE = "; another contribution may replace it, once in this round"  # how that ends where this is so
+GATE_REFUSED = "was refused by the operator's gate"  # of a round; what `stuck` may say behind it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,10 @@ class TaskReply:
     @property
     def refusal(self) -> str:
         """Why this member's reply, of this round or the one before, was refused: the first part of `stuck`, or ""."""
-        return self.stuck.split(f"; round {self.round} is stuck")[0] if self.stuck.startswith(REPLY_REFUSED) else ""
+        if not self.stuck.startswith(REPLY_REFUSED):
+            return ""
+        behind = (f"; round {self.round} is stuck", f"; round {self.round - 1} {GATE_REFUSED}")
+        return min((self.stuck.split(one)[0] for one in behind), key=len)
 
     @property
     def refused(self) -> bool:

@@ -10,8 +10,8 @@ and the probabilities beside it are no finding. The rules, in the order in which
 5. `untaught_word`: such a word is in the table, and no question that the model learned from had it.
 6. `unread_word`: such a word stands behind the last one that the network reads.
 7. `negation`: the question negates. A network weighs words and knows no logic, so it may answer the opposite question.
-8. `size`: the picture has fewer pixels than the network reads. No other rule of the gate is asked: those are about
-   photographs of skin, and were measured on them (docs/decisions/0046).
+8. `size`, `shape`, `transparent`: rules of the picture gate (`quality.faults_of_any_picture`). No other one of it is
+   asked: those are about photographs of skin, and were measured on them (docs/decisions/0046).
 9. `light`: brightness or colour of the picture is unlike that of nearly all pictures that the model learned from
    (`light.LightRange` of the card): a photograph is no radiograph. A card without a range never refuses for it.
 10. `unsure`: the entropy of the probabilities is above the card's threshold, which was chosen on `tune` questions;
@@ -50,7 +50,7 @@ from edgefl_protocol.rules.questions import (
 
 REFUSALS: Final = (
     "no_known_word", "no_subject", "several_questions", "unknown_word", "untaught_word", "unread_word", "negation",
-    "size", "light", "unsure", "unseen_answer", "model_expired",
+    "size", "shape", "transparent", "light", "unsure", "unseen_answer", "model_expired",
 )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def make_answer(
     question: ReadQuestion,
     *,
     name: str | None,
-    small: bool,
+    faults: Collection[str],
     expired: bool | None,
     model: ModelInfo,
     milliseconds: float,
@@ -262,7 +262,7 @@ def make_answer(
     Args:
         outputs: one row of each output, `probabilities` (K,) and, where there is one, `map` (N,); None where the
             network was not run, for want of a known word.
-        small: whether the picture has fewer pixels than the network reads.
+        faults: reasons that `quality.faults_of_any_picture` gives for the picture.
         expired: whether the model is past its date; None for a model without one.
         transparent: whether parts of the picture were.
         light: of the picture; None where nobody measured it.
@@ -278,7 +278,7 @@ def make_answer(
         "untaught_word": bool(question.never_taught),
         "unread_word": question.known and bool(question.cut_off),
         "negation": question.known and bool(question.negations),
-        "size": small,
+        **{fault: fault in faults for fault in ("size", "shape", "transparent")},
         "light": rules.unlike(light) is not None,
         "unsure": entropy is not None and rules.too_unsure(entropy, float(probabilities.max())),
         "unseen_answer": best is not None and not rules.seen[best],

@@ -23,6 +23,8 @@ _REASONS = {
     "no_subject": "the question names nothing that an answer could hang on",
     "several_questions": "these are several questions, and the model would give them one answer",
     "size": "the picture has fewer pixels than the model reads",
+    "shape": "the picture is much longer one way than the other, and the model reads a square",
+    "transparent": "more than a tenth of the picture is transparent",
     "unseen_answer": "the most probable answer is one that it never met in its own questions",
     "model_expired": "the model is past its expiry date",
 }

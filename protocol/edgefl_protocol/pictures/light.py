@@ -5,7 +5,8 @@ green or dark (docs/decisions/0057), and with darker corners. Four numbers, whic
 or a lens moves:
 
     brightness       75th percentile of the luminance of pixels that are lit and not clipped, 1 to 255: mostly skin,
-                     and a few white pixels, such as a glint or burnt-in text, move nothing
+                     and a few white pixels, such as a glint or burnt-in text, move nothing. Where no such pixel is
+                     left, it is 255 of a picture that is mostly clipped, and 1 of a dark one
     red_by_green     ratio of two channels' Minkowski means (`imaging.light_of`): high where the light is reddish
     blue_by_green    the same: high where it is bluish
     corners          median luminance of the corners by the 75th percentile of the middle: low where a lens, a lamp or
@@ -123,10 +124,12 @@ class LightRange:
 def measure_light(image: Pixels) -> Light:
     """Measure the light of an upright picture, (H, W, 3)."""
     luminance = image.astype(np.float32) @ LUMINANCE
-    skin = luminance[(luminance >= LIT_FROM) & ~(image >= CLIPPED_FROM).all(axis=2)]
+    clipped = (image >= CLIPPED_FROM).all(axis=2)
+    skin = luminance[(luminance >= LIT_FROM) & ~clipped]
+    without = _MOST if clipped.mean() > 0.5 else _LEAST
     red, green, blue = np.maximum(light_of(image), _LEAST)
     return Light(
-        brightness=min(float(np.quantile(skin, 0.75)), _MOST) if skin.size else _LEAST,
+        brightness=min(float(np.quantile(skin, 0.75)), _MOST) if skin.size else without,
         red_by_green=float(red / green),
         blue_by_green=float(blue / green),
         corners=_corners(luminance),

@@ -131,11 +131,12 @@ class Quality:
             unlit_above: share of unlit pixels above which a picture is referred, of the model in use.
             white: share of the picture that is the white laid under what was transparent.
         """
+        whole = faults_of_any_picture((self.height_px, self.width_px), least_px, white)
         found = {
             "blur": self.sharpness is not None and self.sharpness < LEAST_SHARPNESS,
             "exposure": self.exposure is not None,
-            "size": min(self.height_px, self.width_px) < least_px,
-            "shape": max(self.height_px, self.width_px) > MOST_OBLONG * min(self.height_px, self.width_px),
+            "size": "size" in whole,
+            "shape": "shape" in whole,
             "not_skin": self.skin < LEAST_SKIN,
             "dark_corners": self.lit >= LEAST_LIT
             and (
@@ -144,9 +145,21 @@ class Quality:
                 or self.even_side
                 or ((self.dark_side or self.black_corner > MOST_BLACK_CORNER) and unlit_above <= MOST_UNLIT)
             ),
-            "transparent": white > MOST_WHITE,
+            "transparent": "transparent" in whole,
         }
         return tuple(reason for reason, holds in found.items() if holds)
+
+
+def faults_of_any_picture(shape: tuple[int, ...], least_px: int, white: float) -> tuple[str, ...]:
+    """List the reasons `size`, `shape` and `transparent`, which ask for no skin: they hold of a radiograph, too.
+
+    Args:
+        shape: of the picture, (H, W, …).
+        least_px: of the model, as for `Quality.reasons`; so is `white`.
+    """
+    shorter, longer = sorted(shape[:2])
+    found = {"size": shorter < least_px, "shape": longer > MOST_OBLONG * shorter, "transparent": white > MOST_WHITE}
+    return tuple(reason for reason, holds in found.items() if holds)
 
 
 def measure_quality(image: Pixels, colour: Colour = "none") -> Quality:

@@ -37,6 +37,16 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
 
+def names_host(url: str) -> bool:
+    """Tell whether a coordinator's address names a host, and a port, if any, that can be read."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # a bracket without its other one, or no number of a port
+        return False
+    return bool(parts.hostname)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Invite:
     """What the operator hands to one newcomer.
@@ -73,13 +83,11 @@ class Invite:
         for name, value, form in (*forms, *pins):
             if type(value) is not str or not form.fullmatch(value):
                 raise InviteError(f"invite field {name} does not have the form {form.pattern}")
-        try:
-            _ = urlsplit(self.url).port
-        except ValueError:  # a bracket without its other one, or no number of a port
+        if not names_host(self.url):
             raise InviteError(
                 f"the invite's url {self.url} has no host and port that can be read; the operator corrects public_url "
                 "and makes a new invite"
-            ) from None
+            )
         if self.certificate is not None:
             self._check_certificate(self.certificate)
         if type(self.token) is not bytes or len(self.token) != TOKEN_BYTES:

@@ -14,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_client.cli import cli
+from edgefl_client.commands.failures import exit_code
 from edgefl_coordinator.cli import main as coordinator
+from edgefl_protocol.errors import StorageError
 
 PROGRAMS = {"edgefl": (cli, "EDGEFL_HOME"), "edgefl-coordinator": (coordinator, "EDGEFL_COORDINATOR_HOME")}
 UNITS = Path(__file__).parents[3] / "examples/systemd"
@@ -127,6 +129,13 @@ def test_a_missing_folder_ends_the_watch_for_good(tmp_path):
     done = CliRunner().invoke(cli, ["watch", str(tmp_path / "camera"), "--home", str(tmp_path)])
     watch = parsed(UNITS / "edgefl-watch.service")["Service"]
     assert done.exit_code == int(watch["RestartPreventExitStatus"])
+
+
+def test_a_watch_whose_values_are_out_of_use_is_started_again():
+    """systemd.service(5), Restart=on-failure: after any status but 0 and those of RestartPreventExitStatus=."""
+    watch = parsed(UNITS / "edgefl-watch.service")["Service"]
+    ended = exit_code(StorageError("the values are no longer in use", "other_values"))
+    assert watch["Restart"] == "on-failure" and str(ended) not in ("0", *watch["RestartPreventExitStatus"].split())
 
 
 def test_the_timer_starts_the_sync():

@@ -1,7 +1,8 @@
 """Commands at work while the trust in their bundle ends: they end as `edgefl score` does, before the next picture.
 
-Source: docs/security.md 2.6.5 and check 24, "a revoked signer counts nowhere, also not for the bundle in use";
-docs/guides/device.md, "Watch a folder that a camera fills"; docs/reference/scores.md, exit codes.
+Nothing on the device keeps a revocation from it. Source: docs/security.md 2.6.5 and check 24, "a revoked signer counts
+nowhere, also not for the bundle in use"; docs/guides/device.md, "Watch a folder that a camera fills";
+docs/reference/scores.md, exit codes.
 """
 
 import json
@@ -13,13 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.edge_client.commands.test_bad_input import offered
 
 from edgefl_client.commands import score_text
 from edgefl_client.home import Home
 from edgefl_client.scoring import watched_folder
+from edgefl_client.sharing import sync
 from edgefl_client.trust.trusted_keys import remove_trusted
-from edgefl_protocol import SigningKey
+from edgefl_protocol import Payload, SigningKey
 from edgefl_protocol.envelopes.keys import PublicSigningKey
+from edgefl_protocol.errors import StorageError
 
 OTHER = SigningKey(b"o" * 32)
 PICTURES = 5
@@ -121,6 +125,40 @@ def test_a_watch_ends_once_sync_brings_a_revocation(run, device, live, lab, watc
     (device / "carried.edgefl").write_bytes(lab.bundle_bytes())
     named = ("--model", device / "carried.edgefl", "--trust", lab.SIGNER.public.hex())
     assert run("watch", "drop", "--once", *named)[0] == 3
+
+
+def full(*_: object) -> None:
+    raise StorageError("cannot write the broadcast: the disk is full", "disk_full")
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "words"),
+    [
+        ("policy", 3, "cannot read the policy"),
+        ("memory", 1, "half of its memory"),
+        ("disk", 1, "the disk is full"),
+        ("outbox", 1, "is damaged"),
+    ],
+)
+def test_nothing_here_keeps_bundle_and_revocation_away(run, device, live, lab, monkeypatch, stop, code, words):
+    """docs/guides/federation.md: both come with the next `sync`. It ended before it asked for them."""
+    assert run("pull")[0] == 0
+    live.broadcasts[1] = offered(2**20) if stop == "memory" else Payload({}, {"round": 1})
+    monkeypatch.setattr("edgefl_exchange.member.memory_bytes", lambda: 2**20)
+    if stop == "policy":
+        (run.home / "policy.toml").write_text("format = 1\n[limits]\nrounds_per_dya = 3\n")
+    elif stop == "disk":
+        monkeypatch.setattr(sync, "keep_broadcast", full)
+    elif stop == "outbox":
+        (run.home / "outbox.sqlite3").write_bytes(b"no database" * 999)
+    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
+    found, _, err = run("sync")
+    assert found == code and words in err and err.count("edgefl: ") == 1
+    assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 2
+    live.revoked = [lab.SIGNER.key_id]
+    live.bundles.clear()
+    assert run("sync")[0] in (1, 3)
+    assert "revoked" in said_by_score(run, device, 3)
 
 
 def test_a_watch_goes_on_while_its_signer_counts(run, ward, lab, watching):

@@ -9,7 +9,7 @@ from edgefl_client.learning.picture_rows import LabelsError, PreparedRows, fit_r
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.sharing.feature_encoding import _FitPictures
 from edgefl_protocol.pictures.light import Light
-from edgefl_protocol.pictures.preprocess import Preprocess
+from edgefl_protocol.pictures.preprocess import Preprocess, TaughtPictures
 from edgefl_protocol.pictures.quality import MOST_UNLIT
 
 CLASSES = ("MEL", "NV", "BCC")
@@ -68,3 +68,17 @@ def test_what_is_transparent_neither_teaches_nor_gives_a_feature(tmp_path, alpha
         pictures = _FitPictures([tmp_path / "a.png"], preprocess, reader, 1, MOST_UNLIT)
         assert (len(fit_rows(prepared).labels) == 1, len(list(pictures)) == 1) == (fit, fit)
     assert fit or set(pictures.left_out) >= {"transparent"}
+
+
+@pytest.mark.parametrize(("side", "fit"), [(84, True), (83, False)])
+def test_a_picture_as_large_as_the_taught_ones_teaches_and_gives_a_feature(tmp_path, side, fit):
+    """docs/decisions/0073: `size` asks for the longest side of the taught pictures alone, as `edgefl score` does."""
+    Image.fromarray(photo(side, side)).save(tmp_path / "a.png")
+    table = tmp_path / "labels.csv"
+    table.write_text("image,label\na.png,NV\n")
+    preprocess = Preprocess(size=112, taught=TaughtPictures(side=84))
+    with PictureReader() as reader:
+        prepared = read_rows(read_labels(table, CLASSES), preprocess)
+        pictures = _FitPictures([tmp_path / "a.png"], preprocess, reader, 1, MOST_UNLIT)
+        assert (not prepared.unfit, len(list(pictures)) == 1) == (fit, fit)
+    assert pictures.left_out == ({} if fit else {"size": 1})

@@ -161,7 +161,8 @@ def test_an_empty_battery_reads_no_picture(bundle, labels, home, tmp_path):
     assert told == [] and not (home.learning / "table.json").exists()
 
 
-@pytest.mark.parametrize("each", [4, pytest.param(2, marks=pytest.mark.slow)])  # a file takes two: itself, its folder
+# A file takes two: itself, its folder.
+@pytest.mark.parametrize("each", [pytest.param(4, marks=pytest.mark.smaller), pytest.param(2, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(bundle, labels, tmp_path, monkeypatch, each):
     """docs/security.md check 59, on the device: one sentence, and with space again the round ends with the same bits,
     whichever file found the disk full (every second one, or each); no half file stays."""

@@ -12,6 +12,7 @@ from edgefl_client.commands.learning_text import learned_text
 from edgefl_client.doctor.home_checks import check_personal
 from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.home import Home
+from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
@@ -169,6 +170,21 @@ def test_status_tells_which_values_are_in_use(labels, school, lab, home):
         f"weights: the bundle's; personal ones of round 1, learned from 14 pictures belong to the bundle "
         f"{first.sha256[:12]}"
     )
+
+
+def test_another_bundle_replaces_no_values_that_are_in_use(labels, school, lab, home):
+    """docs/reference/device-learning.md: a round with `--model` ended the use of the values, and said nothing of it."""
+    first, other = (load_bundle(data, [lab.SIGNER.public], lab.NOW_MS)
+                    for data in (school.learning_bytes(), school.learning_bytes({"line": "other"})))  # fmt: skip
+    install(home, school.learning_bytes(), first)
+    assert run_train(home, first, labels, TrainOptions(threads=1, epochs=60))["gate"]["passed"]
+    before = {path.name: path.read_bytes() for path in home.learning.iterdir()}
+    with pytest.raises(LearningError, match="edgefl use, or remove these values") as refused:
+        run_train(home, other, labels, TrainOptions(threads=1, epochs=60, restart=True))
+    assert refused.value.code == "other_bundle"
+    assert {path.name: path.read_bytes() for path in home.learning.iterdir()} == before
+    install(home, school.learning_bytes({"line": "other"}), other)  # now the values score no more
+    assert run_train(home, other, labels, TrainOptions(threads=1, epochs=1))["round"] == 1
 
 
 def test_suspicious_classes_that_learned_values_never_predict_are_told_everywhere(

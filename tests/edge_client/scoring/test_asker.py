@@ -46,13 +46,30 @@ def test_bytes_pictures_and_pixels_are_answered_alike(lab):
 
 
 def test_no_rule_about_photographs_of_skin_is_asked(lab):
-    """A radiograph is grey, dark and smooth: of the gate only the size counts (docs/decisions/0044)."""
+    """A radiograph is grey, dark and smooth: only rules for any picture are asked (docs/decisions/0046)."""
     asker = Asker(loaded(unsure_above=1.6), threads=1)
     dark = np.full((60, 60, 3), 3, np.uint8)
     assert not asker.ask(dark, "which organ?").refused and not asker.ask(GREY, "which organ?").refused
     small = asker.ask(GREY[: SIZE - 1], "which organ?")
     assert small.refuse_reasons == ("size",)
     assert not asker.ask(GREY[:SIZE, :SIZE], "which organ?").refused
+
+
+@pytest.mark.parametrize(("width", "refused"), [(180, ()), (181, ("shape",))])
+def test_a_strip_gets_no_answer(width, refused):
+    """docs/reference/picture-gate.md, `shape`: more than three to one, and the network reads a square."""
+    strip = np.resize(GREY, (60, width, 3))
+    found = Asker(loaded(unsure_above=1.6), threads=1).ask(strip, "which organ?")
+    assert found.refuse_reasons == refused and (found.answer is None) is bool(refused) and "shape" in found.rules_tried
+
+
+@pytest.mark.parametrize(("opaque", "refused"), [(54, ()), (53, ("transparent",)), (0, ("transparent",))])
+def test_a_picture_of_which_much_is_transparent_gets_no_answer(lab, opaque, refused):
+    """docs/reference/picture-gate.md, `transparent`: more than a tenth is the white laid under it, of 60 lines six."""
+    picture = np.dstack([GREY, np.zeros(GREY.shape[:2], np.uint8)])
+    picture[:opaque, :, 3] = 255
+    found = Asker(loaded(unsure_above=1.6), threads=1).ask(lab.encoded(picture), "which organ?")
+    assert found.refuse_reasons == refused and found.transparent and (found.answer is None) is bool(refused)
 
 
 def test_a_photograph_of_skin_is_no_radiograph():

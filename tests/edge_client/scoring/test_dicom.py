@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-from tests.edge_client.scoring.picture_files import code_of, saved, scene
+from tests.edge_client.scoring.picture_files import SHAPE, code_of, saved, scene
 
 from edgefl_client.scoring.decoders import decode_safely
 from edgefl_client.scoring.pictures import FORMATS, PictureReader
@@ -105,6 +105,79 @@ def test_a_jpeg_inside_whose_colours_nobody_tells_is_refused(reader):
             assert np.abs(reader.decode(data).pixels.astype(int) - scene()).mean() < 4
         else:
             assert code_of(reader, data) == "unsupported_format"
+
+
+def as_shown(stored: float, center: float, width: float, slope: float = 1, intercept: float = 0) -> float:
+    """DICOM PS3.3, C.11.2.1.2.1, as it stands there, from 0 to 255, of what C.11.1 makes of a stored value."""
+    x = stored * slope + intercept
+    if x <= center - 0.5 - (width - 1) / 2:
+        return 0.0
+    if x > center - 0.5 + (width - 1) / 2:
+        return 255.0
+    return ((x - (center - 0.5)) / (width - 1) + 0.5) * 255
+
+
+@pytest.mark.parametrize(
+    ("tags", "window"),
+    [
+        ({"WindowCenter": 500, "WindowWidth": 1000}, (500, 1000)),
+        ({"WindowCenter": [2400, 40], "WindowWidth": [1600, 400]}, (2400, 1600)),  # a viewer shows the first
+        (
+            {"WindowCenter": -100, "WindowWidth": 700, "RescaleSlope": 0.5, "RescaleIntercept": -900},
+            (-100, 700, 0.5, -900),
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
+def test_grey_is_shown_through_the_files_window(reader, tags, window, kind):
+    """Twelve bits of which a window takes a part, as in radiographs: without it they are nearly black."""
+    stored = np.linspace(0, 4095, SHAPE[0] * SHAPE[1]).reshape(SHAPE).astype(np.uint16)
+    found = reader.decode(dicom(stored, kind, BitsStored=12, HighBit=11, **tags)).pixels.astype(int)
+    shown = np.vectorize(lambda value: as_shown(value, *window))(stored)
+    assert np.abs(found - (255 - shown if kind == "MONOCHROME1" else shown)[:, :, None]).max() <= 0.5
+    assert set(np.unique(found)) >= {0, 128, 255}
+
+
+def test_the_exact_window_is_the_other_formula(reader):
+    """DICOM PS3.3, C.11.2.1.3.2: ((x - c) / w + 0.5): of a window of 10 about 100 the ends are 95 and 105."""
+    stored = np.array([[94, 95, 96, 100, 104, 105, 106]] * 7, np.uint8)
+    data = dicom(stored, "MONOCHROME2", WindowCenter=100, WindowWidth=10, VOILUTFunction="LINEAR_EXACT")
+    found = reader.decode(data).pixels[0, :, 1].astype(int)
+    assert np.abs(found - [0, 0, 25.5, 127.5, 229.5, 255, 255]).max() <= 0.5
+
+
+def test_the_window_of_a_jpeg_inside_counts_too(reader):
+    pytest.importorskip("pydicom", reason=DICOM_EXTRA)
+    from pydicom.encaps import encapsulate
+
+    inside = saved(scene()[:, :, 0], "JPEG", quality=95)
+    frame = encapsulate([inside + b"\x00" * (len(inside) % 2)])
+    window = {"WindowCenter": 128, "WindowWidth": 64}
+    data = dicom(scene()[:, :, 0], "MONOCHROME2", syntax="1.2.840.10008.1.2.4.50", PixelData=frame, **window)
+    wanted = np.vectorize(lambda value: as_shown(value, 128, 64))(np.asarray(Image.open(io.BytesIO(inside))))
+    assert np.abs(reader.decode(data).pixels[:, :, 2] - wanted).max() <= 0.5
+
+
+def test_grey_that_is_to_be_shown_in_another_way_is_refused(reader):
+    """DICOM PS3.3, C.8.11.3: INVERSE is for MONOCHROME1, whose zero is white; beside MONOCHROME2 nobody knows."""
+    pydicom = pytest.importorskip("pydicom", reason=DICOM_EXTRA)
+    grey, table = scene()[:, :, 0], pydicom.Dataset()
+    table.LUTDescriptor, table.LUTData = [256, 0, 8], bytes(range(255, -1, -1))
+    window = {"WindowCenter": 128, "WindowWidth": 256}
+    for tags in (
+        {"PresentationLUTShape": "INVERSE"},
+        {**window, "VOILUTFunction": "SIGMOID"},
+        {**window, "WindowWidth": 0},
+        {"RescaleSlope": -1, "RescaleIntercept": 255},
+        {"VOILUTSequence": [table]},
+        {"ModalityLUTSequence": [table]},
+    ):
+        with pytest.raises(ImageError, match="export the picture as the viewer shows it") as refused:
+            reader.decode(dicom(grey, "MONOCHROME2", **tags))
+        assert refused.value.code == "unsupported_format"
+    inverse = reader.decode(dicom(grey, "MONOCHROME1", PresentationLUTShape="INVERSE")).pixels
+    np.testing.assert_array_equal(inverse[:, :, 0], 255 - grey)
+    np.testing.assert_array_equal(reader.decode(dicom(grey, "MONOCHROME2", **window)).pixels[:, :, 0], grey)
 
 
 def test_dicom_bits_in_other_places_are_refused(reader):

@@ -42,6 +42,16 @@ def test_it_asks_and_says_how_the_light_differs(make_bundle, lab, usual, colour,
     ) is bool(words)
 
 
+@pytest.mark.parametrize(
+    ("levels", "side"), [((255, 255), "brighter"), ((250, 250), "brighter"), ((0, 0), "darker"), ((0, 255), "darker")]
+)
+def test_a_picture_without_a_pixel_to_measure_is_bright_where_most_of_it_is_white(usual, levels, side):
+    """What is clipped or unlit is left out: a white picture was called darker. Of lines turn about, half are white."""
+    image = np.empty((60, 40, 3), np.uint8)
+    image[::2], image[1::2] = levels
+    assert replace(usual, corners=None).unlike(measure_light(image)) == side
+
+
 def test_a_card_without_a_range_asks_about_no_light(plain_bundle, lab):
     score = Scorer(plain_bundle, threads=1).score(lab.photo(colour=(140, 105, 98)))
     assert score.light is None and "light" not in (*score.rules_tried, *score.refer_reasons)

@@ -83,14 +83,21 @@ def test_tiff_modes(reader):
 
 
 def grey_tiff(samples: np.ndarray, photometric: int, compressed: bool = False) -> bytes:
-    """A grey TIFF by hand (TIFF 6.0, sections 3 and 4): one strip, little endian, plain or by deflate."""
-    height, width = samples.shape
+    """A grey TIFF of 8 or 16 bits."""
     stored = samples.astype(f"<u{samples.dtype.itemsize}").tobytes()
+    return tiff_of(samples.shape, stored, 8 * samples.dtype.itemsize, photometric, compressed=compressed)
+
+
+def tiff_of(
+    shape: tuple[int, ...], stored: bytes, bits: int, photometric: int = 1, kind: int = 1, compressed: bool = False
+) -> bytes:
+    """A grey TIFF by hand (TIFF 6.0, sections 3, 4 and 19): one strip, little endian, plain or by deflate."""
+    height, width = shape
     pixels = zlib.compress(stored) if compressed else stored
     entries = [
-        (256, 3, 1, width), (257, 3, 1, height), (258, 3, 1, 8 * samples.dtype.itemsize),
-        (259, 3, 1, 8 if compressed else 1), (262, 3, 1, photometric), (273, 4, 1, 8 + 2 + 12 * 9 + 4), (277, 3, 1, 1),
-        (278, 3, 1, height), (279, 4, 1, len(pixels)),
+        (256, 3, 1, width), (257, 3, 1, height), (258, 3, 1, bits), (259, 3, 1, 8 if compressed else 1),
+        (262, 3, 1, photometric), (273, 4, 1, 8 + 2 + 12 * 10 + 4), (277, 3, 1, 1), (278, 3, 1, height),
+        (279, 4, 1, len(pixels)), (339, 3, 1, kind),
     ]  # fmt: skip
     body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     return b"II*\x00" + struct.pack("<IH", 8, len(entries)) + body + bytes(4) + pixels
@@ -105,6 +112,32 @@ def test_tiff_whose_zero_is_white_is_no_negative(reader, bits, compressed):
     for photometric, expected in ((1, grey), (0, 255 - grey)):
         found = reader.decode(grey_tiff(samples, photometric, compressed))
         np.testing.assert_array_equal(found.pixels, np.repeat(expected[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "stored"),
+    [
+        (12, 1, bytes([0xFF, 0xFF, 0xFF] * 48)),  # two samples in three bytes: white, and was nearly black
+        (32, 1, np.full((8, 12), 2**18, "<u4").tobytes()),  # nearly black, and was white
+        (8, 2, np.full((8, 12), -1, "i1").tobytes()),  # signed, and was wrapped into white
+        (16, 2, np.full((8, 12), -1, "<i2").tobytes()),
+        (32, 3, np.full((8, 12), 0.5, "<f4").tobytes()),
+    ],
+)
+def test_tiff_of_other_samples_is_refused(reader, bits, kind, stored):
+    """TIFF 6.0, sections 3 and 19, BitsPerSample and SampleFormat (1: unsigned, 2: signed, 3: floating)."""
+    with pytest.raises(ImageError, match="1, 2, 4, 8 or 16 bits; save it with 8 bits") as refused:
+        reader.decode(tiff_of((8, 12), stored, bits, kind=kind))
+    assert refused.value.code == "unsupported_format"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_tiff_of_few_bits_is_scaled_to_eight(reader, bits):
+    """TIFF 6.0, section 4: samples of a row lie in whole bytes, the first in the highest bits."""
+    samples = np.arange(8 * 16).reshape(8, 16) % 2**bits
+    stored = np.packbits((samples[:, :, None] >> np.arange(bits)[::-1]) & 1).tobytes()
+    expected = samples * (255 // (2**bits - 1))
+    np.testing.assert_array_equal(reader.decode(tiff_of((8, 16), stored, bits)).pixels[:, :, 0], expected)
 
 
 def test_tiff_that_is_refused(reader):

@@ -25,6 +25,7 @@ from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.imaging import decode
+from edgefl_protocol.pictures.preprocess import TaughtPictures
 from edgefl_protocol.rules.travels import travels_of
 
 WEIGHT = np.random.default_rng(4).normal(size=(128, 3)).astype(np.float32)
@@ -33,9 +34,9 @@ NETWORK = {
 }  # fmt: skip
 
 
-def bundle_of(lab: Any, plan: FedCLFPlan | None, version: int) -> bytes:
+def bundle_of(lab: Any, plan: FedCLFPlan | None, version: int, taught: TaughtPictures | None = None) -> bytes:
     """A bundle with an encoder; without a plan, one that scores only."""
-    held = read_archive(lab.bundle_bytes()).items()
+    held = read_archive(lab.bundle_bytes(taught=taught)).items()
     members = {name: content for name, content in held if not name.startswith(("manifest", "signatures"))}
     if plan is not None:
         members |= {GRAPH: step_graph(plan), ENCODER: encoder_graph(plan), RECORD: plan.to_bytes()}
@@ -180,6 +181,17 @@ def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
     assert "2 pictures give no feature (the picture is blurred: 1;" in err
     (clf / "2.png").write_bytes(b"rubbish")
     assert "at least 4 pictures must be good enough" in one_sentence(run("contribute", "--features", clf), 1)
+
+
+def test_a_picture_as_large_as_the_taught_ones_gives_a_feature(run, clf, lab, live):
+    """docs/decisions/0073: the network reads 24 px and learned from pictures of 20: `size` asks for 20 alone."""
+    live.bundles["main", "all", 2] = bundle_of(lab, contrast_plan(), 2, TaughtPictures(side=20))
+    assert run("sync", "--no-learn")[0] == 0
+    for number in range(6):
+        side = 20 if number else 19
+        (clf / f"{number}.png").write_bytes(lab.encoded(lab.photo(side, side, (150 + 10 * number, 120, 90))))
+    found = dry(run, clf)
+    assert found["features"] == 5 and found["left_out"] == {"images": 1, "reasons": {"size": 1}}
 
 
 def tell_more(live, monkeypatch):

@@ -299,7 +299,9 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("bundles", [1_000, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "bundles", [pytest.param(1_000, marks=pytest.mark.smaller), pytest.param(5_000, marks=pytest.mark.slow)]
+)
 def test_mutated_bundles(good: Any, bundles: int) -> None:
     """docs/security.md check 27: 1,000 and 5,000 changed bundles, 0 loaded, every refusal a BundleError.
 

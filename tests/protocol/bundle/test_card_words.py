@@ -128,6 +128,18 @@ def test_the_two_lines_name_figures_interval_chance_pictures_and_site():
     assert "this rule asks for a look at 0 of 8 pictures (sensitivity 0.0%) of " in told
 
 
+def test_an_older_bundles_threshold_is_told_as_the_third_that_is_in_force():
+    """docs/decisions/0072: a device asks from a third in any case, which refers no fewer than what was chosen."""
+    older = replace(CARD, suspicion=replace(CHOSEN, threshold=0.9))
+    said = quality_lines(older, LABELS)[1]
+    assert referral_rules(LABELS, older).suspicious_in_force == pytest.approx(1 / 3)
+    assert said.startswith("suspicious classes: they ask for a look from 33.3% together, for no threshold in force is")
+    assert "The card states 90.0%, chosen" in said and "and figures of that one. From 33.3% no fewer pictures" in said
+    assert "the card's threshold asks for a look at 24 of 25 pictures (sensitivity 96.0%)" in said
+    assert "this rule" not in said and "from 90.0%" not in said
+    assert all(len(sentence.split()) <= 45 for sentence in said.split(". "))
+
+
 def test_what_the_rule_did_where_nothing_was_chosen_is_told_beside_it():
     """On the rows that chose it the rule reaches what was aimed at; a user took 96 % for what to expect."""
     counted = {"pictures": 50, "passed": 8, "benign_passed": 30}

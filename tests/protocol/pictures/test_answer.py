@@ -32,7 +32,7 @@ def answer(probabilities=(0.2, 0.7, 0.1), question=KNOWN, **changes):
         learned_from=changes.pop("learned_from", ()),
         light=changes.pop("usual", None),
     )
-    given = {"name": "a.png", "small": False, "expired": None, "model": MODEL, "milliseconds": 1.0} | changes
+    given = {"name": "a.png", "faults": (), "expired": None, "model": MODEL, "milliseconds": 1.0} | changes
     outputs = None if probabilities is None else {"probabilities": np.array(probabilities, np.float32)}
     return make_answer(outputs, rules, question, **given)
 
@@ -79,6 +79,7 @@ GREY = LightRange(brightness=(100.0, 200.0), red_by_green=(0.98, 1.02), blue_by_
 RADIOGRAPH = Light(brightness=150.0, red_by_green=1.0, blue_by_green=1.0, corners=1.0)
 SKIN = Light(brightness=150.0, red_by_green=1.3, blue_by_green=0.9, corners=1.0)
 WORD_RULES = ("no_known_word", "no_subject", "several_questions", "unknown_word", "unread_word", "negation")
+PICTURE_RULES = ("size", "shape", "transparent")
 UNTAUGHT = read_question("Is there air?", VOCABULARY, {"is"})  # no question that was learned from had air
 REFUSED = {
     "no_known_word": ({"probabilities": None, "question": read_question("pneumothorax?", VOCABULARY)}, "knows no word"),
@@ -97,7 +98,9 @@ REFUSED = {
         {"question": read_question("Is there no air?", Questions(("is", "there", "no", "air"), 4))},
         "negates (no)",
     ),
-    "size": ({"small": True}, "fewer pixels than the model reads"),
+    "size": ({"faults": ("size",)}, "fewer pixels than the model reads"),
+    "shape": ({"faults": ("shape",)}, "much longer one way than the other, and the model reads a square"),
+    "transparent": ({"faults": ("transparent",)}, "more than a tenth of the picture is transparent"),
     "light": ({"usual": GREY, "light": SKIN}, "the picture is redder than nearly all that the model learned from"),
     "unsure": ({"unsure_above": 0.8}, "too unsure (uncertainty 0.730 of 1; the rule refuses above 0.728)"),
     "unseen_answer": ({"seen": (True, False, True)}, "never met in its own questions"),
@@ -130,11 +133,11 @@ def test_a_picture_unlike_those_learned_from_gets_no_answer(usual, light, refuse
 
 def test_rules_without_a_threshold_or_date_are_not_tried():
     assert answer(unsure_above=None, expired=False).rules_tried == (
-        *WORD_RULES, "size", "unsure", "unseen_answer", "model_expired",
+        *WORD_RULES, *PICTURE_RULES, "unsure", "unseen_answer", "model_expired",
     )  # fmt: skip
-    assert answer().rules_tried == (*WORD_RULES, "size", "unsure", "unseen_answer")
+    assert answer().rules_tried == (*WORD_RULES, *PICTURE_RULES, "unsure", "unseen_answer")
     nothing = answer(None, read_question("x", VOCABULARY))
-    assert nothing.rules_tried == (*WORD_RULES, "size") and nothing.probabilities == {}
+    assert nothing.rules_tried == (*WORD_RULES, *PICTURE_RULES) and nothing.probabilities == {}
 
 
 @pytest.mark.parametrize("unsure_above", [None, np.log(3)])

@@ -159,19 +159,33 @@ def test_a_reply_that_comes_too_late_is_dropped_with_a_sentence(device: Learner)
         device.coordinator._task = real
     (late,) = found["sent"]
     assert (late["outcome"], late["code"], late["round"]) == ("late", "round_over", 1)
-    assert "round 1 was over before its reply could be sent" in late["message"]
+    assert "round 1 was over before its reply was taken" in late["message"]
     assert device.coordinator.effects == [] and device.standing is None and found["waiting"] == 0
     assert device.report()["learning"]["round"] == 2 and counted_round(device.home, "skin") == 2
 
 
-def test_a_refused_reply_is_not_learned_again(device: Learner) -> None:
-    """What the coordinator can never take is told once and not tried at every tick of a timer."""
-    device.coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="wrong shape")
+def test_a_refused_reply_is_sent_again_and_not_learned_again(device: Learner) -> None:
+    """docs/decisions/0077: each sync offers it while its round lasts, for the operator may mend what it was refused
+    for; with the next round it is dropped."""
+    device.coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="n_train is above 10000")
+    first = device.report()
+    assert first["sent"][0]["outcome"] == "refused" and first["waiting"] == 1
+    again = device.report()
+    assert [(one["outcome"], one["message"]) for one in again["sent"]] == [("refused", "n_train is above 10000")]
+    assert again["learning"]["code"] == "queued" and "the next sync sends it again" in again["learning"]["message"]
+    device.coordinator.refuse.clear()
+    taken = device.report()
+    assert [one["outcome"] for one in taken["sent"]] == ["accepted"] and taken["learning"]["code"] == "replied"
+    assert device.standing == f"1 {first['learning']['state_sha256']}"
+    device.open_round(2)
+    device.coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="n_train is above 10000")
     assert device.report()["sent"][0]["outcome"] == "refused"
     device.coordinator.refuse.clear()
-    found = device.report()
-    assert (found["learning"]["code"], found["sent"]) == ("refused", [])
-    assert "wrong shape" in found["learning"]["message"] and device.standing is None
+    device.open_round(3)
+    after = device.report()
+    assert [(one["outcome"], one["round"]) for one in after["sent"]] == [("late", 2), ("accepted", 3)]
+    standing = load_standing(device.home.learning / "live.payload")
+    assert standing is not None and int(standing.state["optimizer.step"]) == 2 * STEPS  # of rounds 1 and 3
 
 
 def test_what_was_learned_can_be_looked_at_before_it_leaves(device: Learner) -> None:

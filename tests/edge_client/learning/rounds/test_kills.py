@@ -54,7 +54,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, device: Learner, number: int) -> Ca
     return lambda: seen[0]
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [pytest.param(6, marks=pytest.mark.smaller), pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_before_a_write_or_a_request(template: Learner, tmp_path: Path, every: int) -> None:
     """docs/security.md check 56, at some points and at each: nothing is lost, nothing is sent twice, no step is learned
     twice."""
