@@ -20,6 +20,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.errors import MapsError
 from edgefl_protocol.fields import Plain
+from edgefl_protocol.records.invite import names_host
 from edgefl_protocol.rules.bounds import MOST_EPOCHS, MOST_SEED
 from edgefl_protocol.rules.maps import MAX_MAPS, sent_maps_in
 from edgefl_protocol.tensors import MAX_TENSORS
@@ -196,6 +197,11 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             raise ValueError(f"federation {self.federation!r} must be 1 to 32 lower-case letters, digits or '-'")
         if not self.public_url.startswith("https://"):
             raise ValueError(f"public_url {self.public_url!r} must begin with https://")
+        if not names_host(self.public_url):
+            raise ValueError(
+                f"public_url {self.public_url!r} has no host and port that can be read: write it as https://HOST or "
+                "https://HOST:PORT, an IPv6 address in brackets"
+            )
         if self.database and not self.database.startswith(("postgresql://", "postgres://")):
             raise ValueError("database must begin with postgresql://, or be empty for the file in the folder")
         if self.payloads and not self.payloads.startswith("s3://"):
@@ -294,8 +300,17 @@ def agreed(settings: CoordinatorSettings) -> dict[str, Any]:
 
 
 def _holds_password(url: str) -> bool:
-    """Find the usual places of one; the driver, which is not needed to read settings, finds all before it connects."""
-    parts = urlsplit(url)
+    """Find the usual places of one; the driver, which is not needed to read settings, finds all before it connects.
+
+    A `ValueError` where the URL cannot be read.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ValueError(
+            "database has no host that can be read: write it as postgresql://USER@HOST/NAME, an IPv6 address in "
+            "brackets"
+        ) from error
     return parts.password is not None or "password" in parse_qs(parts.query, keep_blank_values=True)
 
 

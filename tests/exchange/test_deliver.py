@@ -122,18 +122,38 @@ def test_what_was_learned_waits_while_its_round_is_closed(member, coordinator, t
         assert (done.outcome, done.round, outbox.count()) == ("accepted", 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "message", "told"),
-    [
-        ("accepted", None, ("count", 3)), ("late", "round 3 is closed", ("drop", 3, None)),
-        ("refused", "a map is too long", ("drop", 3, "a map is too long")),
-    ],
-)  # fmt: skip
-def test_a_round_counts_exactly_if_its_reply_was_accepted(outcome: str, message: str | None, told: Any) -> None:
-    """docs/decisions/0028 and 0038: else it is dropped, and one that can never be taken is noted with its reason."""
+def test_what_was_learned_is_offered_again_after_a_refusal(member, coordinator, tmp_path, net):
+    """docs/decisions/0077: the operator may mend the reason at any time in the round; nobody depends on it until then.
+    Over is over: then it is dropped, and not sent once more."""
+    told = []
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+
+        def meet() -> list[tuple[str, str | None]]:
+            sent = member.deliver(outbox, member.task(), settled=lambda _, one: told.append((one.outcome, one.round)))
+            return [(one.outcome, one.code) for one in sent]
+
+        for number in (1, 2):
+            coordinator.round = number
+            outbox.put_learned("skin", number, net.reply_of(number).to_bytes(), 0)
+            coordinator.refuse["reply"] = Refusal(code="too_large", message="the federation is full")
+            assert meet() == meet() == [("refused", "too_large")] and outbox.count() == 1
+            coordinator.state = "closed"
+            assert meet() == []
+            coordinator.state = "open"
+            if number == 1:
+                coordinator.refuse.clear()
+                assert meet() == [("accepted", None)]
+        coordinator.round = 3
+        assert meet() == [("late", "round_over")] and outbox.count() == 0
+    assert told == [("accepted", 1), ("late", 2)] and [effect[1] for effect in coordinator.effects] == [1]
+
+
+@pytest.mark.parametrize(("outcome", "told"), [("accepted", ("count", 3)), ("late", ("drop", 3))])
+def test_a_round_counts_exactly_if_its_reply_was_accepted(outcome: str, told: Any) -> None:
+    """docs/decisions/0028 and 0038: else it is dropped."""
     heard = list[Any]()
-    delivery = Delivery(idem="a" * 32, round=3, outcome=outcome, message=message, bytes=1)
-    settle(delivery, lambda number: heard.append(("count", number)), lambda *given: heard.append(("drop", *given)))
+    delivery = Delivery(idem="a" * 32, round=3, outcome=outcome, bytes=1)
+    settle(delivery, lambda number: heard.append(("count", number)), lambda number: heard.append(("drop", number)))
     assert heard == [told]
 
 

@@ -107,7 +107,9 @@ print(json.dumps({"effects": values(), "queued": queued, "last": last}))
 """
 
 
-@pytest.mark.parametrize("kills", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(30, marks=pytest.mark.smaller), pytest.param(200, marks=pytest.mark.slow)]
+)
 def test_killed_while_queueing_and_sending_nothing_is_lost_and_nothing_comes_twice(tmp_path, kills):
     """docs/security.md check 56: 30 and 200 kills -9: 0 lost items, 0 duplicates at the coordinator."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OPENBLAS_NUM_THREADS": "1"}

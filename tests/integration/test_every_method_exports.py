@@ -31,14 +31,15 @@ CNN, VIT = "cnn:test_resnet", "vit:64x2/12"
 MODELS = sorted(  # of pictures: those of questions are in `test_questions.py`
     name for name, kind in METHODS.items() if not declared(kind).encoder and not declared(kind).questions_only
 )
+LARGER = ("finetune", "mode=local", "cnn:mobilenetv3_small_050")  # its smaller form: the same on CNN
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
     ("local", "loss=ce", VIT),
     ("local", "prompts=none", CNN),
     ("head", None, CNN),
     ("fedavg", "share=g", VIT),
     ("fedproto", "predict=nearest", VIT),
-    ("finetune", "mode=local", VIT),
-    ("finetune", "mode=local", "cnn:mobilenetv3_small_050"),
+    ("finetune", "mode=local", CNN),
+    LARGER,
 )
 
 
@@ -92,9 +93,14 @@ EVERY = [*((name, None, VIT) for name in MODELS), *VARIANTS]
 SOON = {("head", None, CNN)}
 
 
+def tier(case: tuple[str, str | None, str]) -> list[pytest.MarkDecorator]:
+    later = [pytest.mark.slow, pytest.mark.nightly] if case == LARGER else [pytest.mark.slow]
+    return [] if case in SOON else later
+
+
 @pytest.mark.parametrize(
     ("method", "setting", "backbone"),
-    [pytest.param(*case, marks=[] if case in SOON else [pytest.mark.slow]) for case in EVERY],
+    [pytest.param(*case, marks=tier(case)) for case in EVERY],
 )
 def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbone, signer, photos, tmp_path):
     run = train(method, tmp_path / "run", setting, backbone)

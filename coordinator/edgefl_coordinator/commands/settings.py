@@ -10,6 +10,7 @@ _LATER = {
     "rounds.deadline_s": "; it counts from the next deadline, and the open round keeps its own",
     "public_url": "; it counts for new invites",
     "ca": "; it counts for new invites",
+    "proxy_ends_tls": "; connections are bounded by address as before until `serve` is restarted",
 }
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
@@ -268,7 +268,7 @@ class S3Payloads:
 
 def _read(url: str) -> tuple[str, str, str, str]:
     """Return bucket, prefix, region and endpoint of a URL; the endpoint may also stand in the environment."""
-    parts = urlsplit(url)
+    parts = _parts(url, f"payloads must be {_SPELLED}")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     prefix = parts.path.strip("/")
     if parts.scheme != "s3" or not parts.netloc.replace("-", "").replace(".", "").isalnum() or not prefix:
@@ -276,7 +276,7 @@ def _read(url: str) -> tuple[str, str, str, str]:
     if unknown := query.keys() - {"region", "endpoint"}:
         raise OperatorError(f"payloads has no part {min(unknown)}: write {_SPELLED}", USAGE)
     endpoint = query.get("endpoint") or next((os.environ[one] for one in _ENDPOINTS if os.environ.get(one)), "")
-    called = urlsplit(endpoint)
+    called = _parts(endpoint, "the endpoint of the payloads has no host that can be read: write it as https://HOST")
     if "@" in called.netloc:
         raise OperatorError(
             "the endpoint of the payloads holds a password: credentials stand in the environment", USAGE
@@ -288,6 +288,14 @@ def _read(url: str) -> tuple[str, str, str, str]:
     ):
         raise OperatorError("the endpoint of the payloads must begin with https://, unless it is this machine", USAGE)
     return parts.netloc, prefix, query.get("region", ""), endpoint
+
+
+def _parts(url: str, otherwise: str) -> SplitResult:
+    """Take a URL apart; an `OperatorError` that says `otherwise` where it cannot be read."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise OperatorError(otherwise, USAGE) from error
 
 
 def _place(path: str) -> tuple[int, int]:

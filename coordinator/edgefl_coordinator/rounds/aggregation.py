@@ -3,7 +3,7 @@
 Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
 is done twice (after a crash) changes it once and to the same bytes. A reply that cannot be aggregated is refused by
 name and the round goes on with the others, or opens again where too few are left; the same replies are not tried twice.
-So is one whose stored bytes are missing or damaged, which its sender may send again. What was made by rules, of members
+So is one whose stored bytes are missing or damaged, which its sender sends again. What was made by rules, of members
 or with grants that count no more is not stored: the job is done anew (`_still_counts`).
 A job that the machine fails (memory, disk, time) is told in the audit log and tried again; one that was stopped with
 the server is not a failure. The replies stay. Source: docs/security.md, reliability (aggregation exactly once) and
@@ -27,8 +27,7 @@ from edgefl_coordinator.members import grants, membership, uploads
 from edgefl_coordinator.rounds import findings, refused, shut_out, stored_broadcasts, stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.operator_gate import command_of
-from edgefl_coordinator.rounds.states import starts_by_itself
-from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest
+from edgefl_coordinator.rounds.task_status import STATE_SHA256, final_digest, start_is_due
 from edgefl_coordinator.settings import CoordinatorSettings
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator, counted_settings
@@ -77,7 +76,7 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     try:
         folder.mkdir(mode=0o700)
         if lost := lay_out(store, folder, due.job):
-            done_again(lambda: _refuse_lost(coordinator, due.job.number, lost))
+            done_again(lambda: _drop_lost(coordinator, due.job.number, lost))
             return True
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
@@ -117,14 +116,16 @@ def lay_out(store: Store, folder: Path, job: Job) -> dict[str, str]:
     return lost
 
 
-def _refuse_lost(coordinator: Coordinator, number: int, lost: dict[str, str]) -> None:
-    """Refuse the replies whose blobs are lost, unless others have taken their place; the round goes on without them."""
+def _drop_lost(coordinator: Coordinator, number: int, lost: dict[str, str]) -> None:
+    """Drop the replies whose blobs are lost, unless others have taken their place; the round goes on without them."""
+    past: list[str] = []
     with coordinator.store.transaction() as connection:
         current = stored_rounds.current_round(connection)
         if current is not None and (current.number, current.state) == (number, "aggregating"):
             held = stored_rounds.replies_of(connection, number)
-            reasons = {name: refused.LOST for name, blob in lost.items() if held.get(name) == blob}
-            refused.refuse_replies(connection, coordinator.clock(), number, reasons)
+            gone = {name: blob for name, blob in lost.items() if held.get(name) == blob}
+            past = stored_rounds.lose_replies(connection, coordinator.clock(), number, gone)
+    coordinator.store.drop_blobs(past)
 
 
 def _machine_failed(error: OSError) -> StorageError:
@@ -142,9 +143,7 @@ def next_job(coordinator: Coordinator) -> Due | None:
         current = stored_rounds.advance(connection, settings.rounds, now_ms)
         latest = stored_rounds.latest_state(connection)
         if latest is None:
-            approved = membership.count_approved(connection)
-            wanted = bool(stored_rounds.fact(connection, "start_wanted")) and approved > 0
-            if wanted or starts_by_itself(approved, settings.rounds):
+            if start_is_due(connection, settings.rounds):
                 return _due(coordinator, connection, "start", 0, membership.approved(connection))
             return None
         (number, state), changes = latest, membership.changes(connection)

@@ -3,7 +3,8 @@
 Guarantees: a refused reply counts for nothing; it is kept while its round is open, so that it can be judged again after
 the operator changed what is allowed, and nobody has to learn or send it again; its sender is told round and reason. One
 refused for its form may be replaced once by another (`stored_rounds.accept_reply`); never one that lies too far off:
-whoever may try again learns how far is allowed. Source: docs/security.md 4 and check 46.
+whoever may try again learns how far is allowed. One that is lost is kept no more: its sender sends it again, as if it
+had not. Source: docs/security.md 4 and check 46.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from edgefl_coordinator.store.tables import members as member_table
 from edgefl_coordinator.store.tables import refused_replies, replies
 from edgefl_protocol.messages.task_reply import CORRECTABLE, REPLY_REFUSED
 
-LOST = "what the coordinator stored of it is missing or damaged"  # its sender may send the same again
+LOST = "what the coordinator stored of it is missing or damaged"
 _MAX_REASON = 500  # characters of a reason that a member is told
 REASON = select(refused_replies.c.reason).where(
     refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
@@ -95,7 +96,13 @@ def told_to(
 
     Until it has replied in the current round, the same of the round before. `correctable`: another may replace it.
     """
-    if (why := reason_of(connection, skid, number)) is not None:
+    why = reason_of(connection, skid, number)
+    if why == LOST and state == "open":
+        return (
+            f"the coordinator lost this member's reply of round {number}: the next edgefl sync or edgefl-train join "
+            "learns and sends it again; what edgefl contribute sent has to be contributed again"
+        )
+    if why is not None:
         kept = "; it is judged again if the operator grants more images or changes what is allowed"
         return _sentence(number, why) + ((kept + CORRECTABLE * correctable) if state == "open" else "")
     if not replied and (why := reason_of(connection, skid, number - 1)) is not None:

@@ -2,8 +2,8 @@
 
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a reply that aggregation
-refused counts for nothing, and its sender replies again in that round at most once, with another content unless it was
-lost (`refused`). Source: docs/security.md, reliability and exchange policy (checks 46, 64).
+refused counts for nothing, and its sender replies again in that round at most once, with another content; one that is
+lost may be sent again as it was (`refused`). Source: docs/security.md, reliability and exchange policy (checks 46, 64).
 """
 
 import json
@@ -19,7 +19,7 @@ from edgefl_coordinator.rounds import refused as refusals
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside, is_of_form
 from edgefl_coordinator.rounds.states import Close, Round, accepts, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
-from edgefl_coordinator.store import audit, counts
+from edgefl_coordinator.store import audit, counts, inbox
 from edgefl_coordinator.store.statements import FACT, KEEP_FIRST_FACT, Statement
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
@@ -134,7 +134,7 @@ def check_reply_due(
     sound, why, phase = _DUE.first(connection, number=number, skid=member.skid) or (None, None, None)
     if sound is not None:
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
-    if why is not None and not correctable(connection, member.skid, number):
+    if why not in (None, refusals.LOST) and not correctable(connection, member.skid, number):
         raise _refused(number, why)
     return OpenRound(found, phase or "", why)
 
@@ -155,7 +155,8 @@ def _make_room(
     if why != refusals.LOST and connection.scalar(select(replies.c.sha256).where(mine)) == sha256:
         raise _refused(number, why)
     refusals.forget(connection, now_ms, member, number)
-    set_fact(connection, _CORRECTED.format(number, member.skid), True)
+    if why != refusals.LOST:  # that was no fault of its sender's
+        set_fact(connection, _CORRECTED.format(number, member.skid), True)
     return _drop(connection, mine)
 
 
@@ -166,6 +167,18 @@ def _refused(number: int, why: str) -> RefusedError:
 def has_replied(connection: Connection, skid: str, number: int) -> bool:
     """Tell whether this member's reply of this round is stored, and was not refused."""
     return _SOUND.value(connection, number=number, skid=skid) is not None
+
+
+def lose_replies(connection: Connection, now_ms: int, number: int, lost: Mapping[str, str]) -> list[str]:
+    """Drop the replies, name → blob, that cannot be read any more; return the blobs to delete after the commit.
+
+    Their senders may send the same again, under the same key.
+    """
+    refusals.refuse_replies(connection, now_ms, number, dict.fromkeys(lost, refusals.LOST))
+    theirs = (replies.c.number == number) & replies.c.blob.in_(lost.values())
+    for row in connection.execute(select(replies.c.skid, replies.c.idem).where(theirs)).all():
+        inbox.forget_answer(connection, row.skid, row.idem)
+    return _drop(connection, theirs)
 
 
 def drop_open_reply(connection: Connection, skid: str) -> list[str]:
@@ -264,10 +277,10 @@ def open_round(connection: Connection, now_ms: int, number: int, phase: str, dea
 
 
 def answered(connection: Connection, number: int) -> tuple[set[str], set[str]]:
-    """Return the key ids whose reply of a round is stored, and those whose reply was refused."""
+    """Return the key ids whose reply of a round is stored, and those whose reply was refused, but not lost."""
     stored = connection.scalars(select(replies.c.skid).where(replies.c.number == number, refusals.is_sound()))
-    refused = connection.scalars(select(refused_replies.c.skid).where(refused_replies.c.number == number))
-    return set(stored), set(refused)
+    here = (refused_replies.c.number == number) & (refused_replies.c.reason != refusals.LOST)
+    return set(stored), set(connection.scalars(select(refused_replies.c.skid).where(here)))
 
 
 def opened_ms(connection: Connection, number: int) -> int:

@@ -10,12 +10,12 @@ from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import findings, newest_replies, refused, stored_broadcasts, stored_rounds
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.rounds.stuck import FederationStanding, RoundFacts, standing, stuck_sentence
-from edgefl_coordinator.settings import CoordinatorSettings, TaskSettings
+from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings, TaskSettings
 from edgefl_coordinator.store import audit, publishing
 from edgefl_coordinator.store.audit_chain import RESTORED
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
-from edgefl_protocol.messages.task_reply import MAX_SENTENCE, TaskReply
+from edgefl_protocol.messages.task_reply import GATE_REFUSED, MAX_SENTENCE, TaskReply
 
 _FAILED, _MENDED = "job_failed", ("state", "round_reopened", "broadcasts_made")  # events of the audit log
 _STOPPED = "stop"
@@ -53,7 +53,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
         quorum_min=rounds.quorum_min,
         quorum_target=rounds.quorum_target,
         max_reply_bytes=settings.limits.reply_bytes,
-        replied=replied or refused.reason_of(connection, member.skid, number) is not None,
+        replied=replied or refused.reason_of(connection, member.skid, number) not in (None, refused.LOST),
         settings=task.settings,
         train_rounds=rounds.count,
         epochs=task.epochs,
@@ -69,14 +69,11 @@ def _refused_by_gate(connection: Connection, number: int, state: str) -> str:
     """Tell members that the round before was refused, or the last one; "" where it was not. Why, the operator knows."""
     found = findings.refused_rounds(connection)
     if state == "done":
-        last = f"round {number}, the last, was refused by the operator's gate: what was learned before it counts"
+        last = f"round {number}, the last, {GATE_REFUSED}: what was learned before it counts"
         return last if number in found else ""
     if number - 1 not in found:
         return ""
-    return (
-        f"round {number - 1} was refused by the operator's gate: its replies count for nothing, and round {number} "
-        "begins where it began"
-    )
+    return f"round {number - 1} {GATE_REFUSED}: its replies count for nothing, and round {number} begins where it began"
 
 
 def _stuck(coordinator: Coordinator, connection: Connection, number: int, now_ms: int) -> str:
@@ -122,11 +119,10 @@ def _facts(connection: Connection, settings: CoordinatorSettings, served: bool) 
     rules = settings.rounds
     current, state = stored_rounds.current_round(connection), round_state(connection)
     approved = membership.approved_roles(connection)
-    failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection) else None
+    failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection, rules) else None
     pending = tuple(membership.names(connection, "pending"))
     if current is None:
-        wanted = bool(stored_rounds.fact(connection, "start_wanted"))
-        started = wanted or starts_by_itself(len(approved), rules)
+        started = start_is_due(connection, rules)
         return RoundFacts(
             members=len(approved), pending=pending, started=started, failing_ms=failing_ms, served=served
         )  # fmt: skip
@@ -214,13 +210,28 @@ def phases(connection: Connection) -> list[str]:
     return [str(item) for item in found] if isinstance(found, list) else []
 
 
-def failing_job(connection: Connection) -> dict[str, str | int] | None:
-    """Return kind, round, error and time of the job that failed last, None once one has succeeded since."""
+def failing_job(connection: Connection, rules: RoundSettings) -> dict[str, str | int] | None:
+    """Return kind, round, error and time of the job that failed last.
+
+    None once one has succeeded since, or it is due no more, as where the member was shut out that it was for.
+    """
     found = audit.newest_of(connection, (_FAILED, *_MENDED))
     if found is None or found[0] != _FAILED:
         return None
     _, subject, at_ms, detail = found
-    return {"kind": str(detail["kind"]), "round": int(subject), "error": str(detail["error"]), "at_ms": at_ms}
+    kind, number = str(detail["kind"]), int(subject)
+    if kind == "start" and not start_is_due(connection, rules):
+        return None
+    if kind == "broadcast" and not stored_broadcasts.without_broadcast(connection, number):
+        return None
+    return {"kind": kind, "round": number, "error": str(detail["error"]), "at_ms": at_ms}
+
+
+def start_is_due(connection: Connection, rules: RoundSettings) -> bool:
+    """Tell, before the start, whether the members that are approved may begin."""
+    approved = membership.count_approved(connection)
+    wanted = bool(stored_rounds.fact(connection, "start_wanted")) and approved > 0
+    return wanted or starts_by_itself(approved, rules)
 
 
 def round_state(connection: Connection) -> str:

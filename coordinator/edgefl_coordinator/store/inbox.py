@@ -2,8 +2,8 @@
 
 Guarantees: the window of a sender is judged and kept in one transaction that is committed before or with the effect, so
 neither a restart nor a second worker can admit an envelope twice. A repeated `idem` with the same payload gets the
-first answer; with another payload it is refused. Source: docs/security.md, replay window and idempotency (checks 17 to
-19); RFC 6479.
+first answer; with another payload it is refused. Only where its effect is lost it may be done again. Source:
+docs/security.md, replay window and idempotency (checks 17 to 19); RFC 6479.
 """
 
 from sqlalchemy import Connection, bindparam, delete, insert, select
@@ -30,6 +30,9 @@ _ANSWER = Statement(
     )
 )
 _KEEP_ANSWER = Statement(insert(idempotency))
+_FORGET_ANSWER = Statement(
+    delete(idempotency).where(idempotency.c.skid == bindparam("skid"), idempotency.c.idem == bindparam("idem"))
+)
 
 
 def forget(connection: Connection, now_ms: int) -> None:
@@ -81,3 +84,8 @@ def keep_answer(connection: Connection, now_ms: int, skid: str, idem: str, paylo
     """Store the first answer to a work item, with the effect."""
     row = {"skid": skid, "idem": idem, "payload_sha256": payload_sha256, "answer": answer, "created_ms": now_ms}
     _KEEP_ANSWER.send(connection, **row)
+
+
+def forget_answer(connection: Connection, skid: str, idem: str) -> None:
+    """Let a work item be done again: its effect is lost."""
+    _FORGET_ANSWER.run(connection, skid=skid, idem=idem)

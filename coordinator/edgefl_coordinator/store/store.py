@@ -39,6 +39,7 @@ from edgefl_coordinator.store.statements import FACT, KEEP_FACT, KEEP_FIRST_FACT
 from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import has_room, read_pieces, read_private
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.lock_file import is_held
 from edgefl_protocol.pae import pae
 
 if TYPE_CHECKING:
@@ -257,8 +258,9 @@ class Store:
         self.drop_blobs(orphans)
         removed = len(orphans)
         for path in self.home.jobs.iterdir():
-            shutil.rmtree(path)
-            removed += 1
+            if not is_held(path, shared=True):  # a snapshot is, while a backup is written from it
+                shutil.rmtree(path)
+                removed += 1
         for path in self.home.root.glob(".*.tmp"):
             path.unlink()
             removed += 1

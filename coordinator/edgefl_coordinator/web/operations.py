@@ -180,7 +180,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "bounded": findings.bounded_in(connection, judged),
             "noticed": findings.noticed_in(connection, judged),
             "gate_refused": [{"round": one, "said": said} for one, said in findings.refused_rounds(connection).items()],
-            "failing": task_status.failing_job(connection),
+            "failing": task_status.failing_job(connection, settings.rounds),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
             "standing": _standing(coordinator, connection, number, full),
@@ -215,7 +215,7 @@ def _standing(coordinator: Coordinator, connection: Connection, number: int, ful
         connection, coordinator.settings, coordinator.clock(), served=coordinator.serving, disowned_ms=disowned_ms,
         full=str(full or ""),
     )  # fmt: skip
-    failing = task_status.failing_job(connection)
+    failing = task_status.failing_job(connection, coordinator.settings.rounds)
     if failing and found.cause == "job_failed":  # members are not told the error
         found = dataclasses.replace(found, mend=f"resolve this: {failing['error']}")
     sentence = stuck_sentence(found, number) or "; ".join(filter(None, (found.why, found.mend)))

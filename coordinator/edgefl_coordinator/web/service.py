@@ -9,7 +9,9 @@ docs/decisions/0058.
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
 import socket
 import threading
@@ -28,11 +30,12 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admin import serve_admin
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.deadline import deadline_protocol
-from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, raise_descriptors
+from edgefl_coordinator.web.door import Door, DoorLoop, ListeningSocket, port_is_taken, raise_descriptors
 from edgefl_coordinator.web.log_lines import EventLog
 from edgefl_coordinator.web.setting_changes import check_edits, note_edits
 from edgefl_coordinator.web.tls import server_context
 from edgefl_protocol.errors import EdgeflError, StorageError
+from edgefl_protocol.lock_file import is_held, share
 
 log = logging.getLogger("edgefl_coordinator")
 
@@ -62,16 +65,16 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     bound_arenas()
     limits, database = settings.limits, coordinator.store.database
     door = Door(limits.connections, limits.connections if settings.proxy_ends_tls else limits.one_address)
-    listening = _listen(settings.host, settings.port, door, shared=database.shared)
-    server = _Server(_config(coordinator), ready, listening.getsockname()[1])
-    leader = _Leader(coordinator, run_worker)
-    if database.lead():
-        leader.begin()
-    else:
-        log.info("another process leads; this one answers members, and leads when that one ends")
-    look_past_what_stands()
-    with contextlib.closing(listening), asyncio.Runner(loop_factory=DoorLoop) as runner:
-        runner.run(_run(coordinator, server, listening, leader))
+    with _listening(coordinator, door) as listening:
+        server = _Server(_config(coordinator), ready, listening.getsockname()[1])
+        leader = _Leader(coordinator, run_worker)
+        if database.lead():
+            leader.begin()
+        else:
+            log.info("another process leads; this one answers members, and leads when that one ends")
+        look_past_what_stands()
+        with asyncio.Runner(loop_factory=DoorLoop) as runner:
+            runner.run(_run(coordinator, server, listening, leader))
 
 
 class _Leader:
@@ -296,11 +299,33 @@ def _config(coordinator: Coordinator) -> uvicorn.Config:
     return config
 
 
+@contextlib.contextmanager
+def _listening(coordinator: Coordinator, door: Door) -> Iterator[socket.socket]:
+    """Listen, on a shared database beside other processes of this folder; an `OperatorError` where others listen.
+
+    Each holds the folder as long as it listens. The system would deal connections to a stranger as well, such as
+    another federation of the same user, or a copy of this one.
+    """
+    settings, root = coordinator.settings, coordinator.store.home.root
+    shared, where = coordinator.store.database.shared, (settings.host, settings.port)
+    with contextlib.ExitStack() as until_done:
+        if shared and port_is_taken(*where) and not is_held(root, shared=True, unknown=True):
+            raise _cannot_listen(*where, os.strerror(errno.EADDRINUSE))
+        if shared:
+            with contextlib.suppress(OSError):  # a file system that knows no locks
+                until_done.enter_context(share(root))
+        yield until_done.enter_context(contextlib.closing(_listen(*where, door, shared=shared)))
+
+
 def _listen(host: str, port: int, door: Door, *, shared: bool = False) -> socket.socket:
     try:
         return ListeningSocket.open(host, port, _BACKLOG, door, shared=shared)
     except OSError as error:
-        raise OperatorError(
-            f"cannot listen on {host} port {port}: {error.strerror}; for another port: edgefl-coordinator set port "
-            "PORT public_url https://HOST:PORT, with the --home of this coordinator; then make invites anew"
-        ) from error
+        raise _cannot_listen(host, port, error.strerror) from error
+
+
+def _cannot_listen(host: str, port: int, why: str | None) -> OperatorError:
+    return OperatorError(
+        f"cannot listen on {host} port {port}: {why}; for another port: edgefl-coordinator set port PORT public_url "
+        "https://HOST:PORT, with the --home of this coordinator; then make invites anew"
+    )

@@ -31,7 +31,7 @@ def test_a_tiny_run_on_postgresql(postgres) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.both_databases
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)], indirect=True)
 def test_a_tiny_run_with_kills(database) -> None:
     """Servers die while replies come: the benchmark itself looks that each is in the store and in the log once."""
     kind, processes = ("postgresql", "2") if database() else ("sqlite", "1")

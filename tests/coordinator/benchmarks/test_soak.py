@@ -14,7 +14,9 @@ from edgefl_coordinator.store.tables import replies
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(("database", "processes"), [("sqlite", 1), ("postgresql", 2)])
+@pytest.mark.parametrize(
+    ("database", "processes"), [("sqlite", 1), pytest.param("postgresql", 2, marks=pytest.mark.nightly)]
+)
 def test_twenty_members_through_kills_and_a_bad_network(database: str, processes: int) -> None:
     """Checks 62 and 68, in small: 20 s; servers, members and PostgreSQL killed, connections delayed, cut, silent and
     refused: what was put and accepted is in the store once, what was aggregated are these rows, and rounds only go

@@ -314,6 +314,7 @@ def test_init_takes_no_folder_with_something_else(tools, tmp_path) -> None:
 EARLY = [
     (["--federation", "Skin Cancer"],                 "federation 'Skin Cancer' must be 1 to 32 lower-case letters"),
     (["--url", "http://fl.example.org"],              "must begin with https://"),
+    (["--url", "https://[::1"],                       "no host and port that can be read: write it as https://HOST"),
     (["--members", "2"],                              "with 2 members the contribution of each could be told apart: "
                                                       "you need at least 3, or --allow-small-cohort"),
     (["--members", "5", "--quorum-min", "2"],         "with a quorum of 2 the contribution of each"),

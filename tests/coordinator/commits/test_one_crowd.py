@@ -224,10 +224,7 @@ class Side:
         return Counter(map(tuple, rows)), Counter((row.event, row.subject, row.detail) for row in log[joined + 1 :])
 
 
-@pytest.mark.parametrize(
-    "programs",
-    [6, pytest.param(30, marks=pytest.mark.slow), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.nightly])],
-)
+@pytest.mark.parametrize("programs", [6, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_a_crowd_answers_as_one_after_the_other_is_answered(make_coordinator, tools, programs) -> None:
     """Any mix of requests, the third reply of which closes the round: the same answers to each, the same replies in the
     store, the same rows in the log.

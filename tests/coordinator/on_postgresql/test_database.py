@@ -145,7 +145,7 @@ def test_a_database_that_goes_away_and_comes_back(federated, running, clock, too
 
 
 @slow
-@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.nightly)])
 def test_a_database_that_is_killed_while_members_send(federated, another, running, tools, kills) -> None:
     """docs/security.md, reliability: what either process acknowledged is there after the database recovered, once."""
     crowd = [tools.quick_member(federated, f"clinic-{number:03}") for number in range(8 * kills)]

@@ -58,7 +58,7 @@ def test_two_accept_an_envelope_once(federated, another, tools) -> None:
 
 
 @slow
-@pytest.mark.parametrize("items", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("items", [20, pytest.param(200, marks=pytest.mark.nightly)])
 def test_work_items_sent_twice_at_once_to_four(federated, clock, tools, items) -> None:
     """Check 18: each in two envelopes to two of the four: exactly as many accepted, and both hear the first answer."""
     crowd = [tools.quick_member(federated, f"clinic-{number:03}") for number in range(items)]

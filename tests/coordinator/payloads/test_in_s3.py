@@ -200,6 +200,8 @@ def test_a_prefix_is_of_one_coordinator(gateway, make_coordinator) -> None:
 
 WRONG = {
     "s3://edgefl": "must be s3://BUCKET/PREFIX",
+    "s3://[edgefl/x": "must be s3://BUCKET/PREFIX",
+    "s3://edgefl/x?endpoint=https://[::1": "no host that can be read: write it as https://HOST",
     "https://edgefl/x": "must be s3://BUCKET/PREFIX",
     "s3://key:secret@edgefl/x": "must be s3://BUCKET/PREFIX",
     "s3://edgefl/x?secret=y": "has no part secret",

@@ -1,4 +1,4 @@
-"""A stored reply that can no longer be read: the round goes on without it, and its sender may send it again.
+"""A stored reply that can no longer be read: the round goes on without it, or its sender sends it again.
 
 Source: docs/security.md, reliability and check 46.
 """
@@ -10,12 +10,16 @@ import pytest
 
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
-from edgefl_coordinator.store.tables import refused_replies, replies, rounds, states
+from edgefl_coordinator.store.tables import refused_replies, replies, states
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange.outbox import learned_key
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages.requests import TaskReply
 
 pytestmark = pytest.mark.both_places
+
+LEARNED = learned_key("skin", 1)  # the same each time that a site or device learns the round
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def sent(federation: Any, pair: list[Any], lab: Any) -> list[Any]:
     made = [lab.Blob(lab.reply_of(number).to_bytes()) for number in (1, 2)]
     for member, blob in zip(pair, made, strict=True):
         blob.put_all(member)
-        assert isinstance(blob.reply(member), Payload)
+        assert isinstance(blob.reply(member, idem=LEARNED), Payload)
     return made
 
 
@@ -34,6 +38,12 @@ def lose(coordinator: Any, name: str, how: str) -> None:
         payloads.delete([name])
     else:
         payloads.put(name, b"something else")
+
+
+def newest(coordinator: Any, lab: Any, member: Any) -> str:
+    """The blob of a member's reply."""
+    (row,) = [one for one in lab.rows(coordinator, replies) if one.skid == member.signing.key_id]
+    return str(row.blob)
 
 
 def averages(lab: Any, coordinator: Any, seeds: list[int]) -> bool:
@@ -46,15 +56,20 @@ def averages(lab: Any, coordinator: Any, seeds: list[int]) -> bool:
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 def test_the_round_goes_on_with_the_others(federation, pair, sent, lab, how) -> None:
-    """It is refused by name; what was stored of the other counts."""
-    lose(federation, lab.rows(federation, replies)[0].blob, how)
+    """It is refused by name; what was stored of the other counts, and its sender hears so."""
+    lost = newest(federation, lab, pair[0])
+    lose(federation, lost, how)
     assert step(federation, lab.averaging_worker) and len(lab.rows(federation, refused_replies)) == 1
+    assert lost not in lab.files(federation)
     assert step(federation, lab.averaging_worker) and averages(lab, federation, [2])
+    told = TaskReply.from_payload(pair[0].call("task", Payload()))
+    assert told.refusal.endswith("is missing or damaged; the round went on without it") and not told.replied
 
 
-def test_its_sender_may_send_the_same_again(federation, pair, sent, lab) -> None:
-    """Where too few are left the round opens again, and its sender hears that another contribution may take its place:
-    what it learns may be the same."""
+@pytest.mark.parametrize("seed", [1, 3])
+def test_its_sender_sends_it_again(federation, pair, sent, lab, seed) -> None:
+    """Where too few are left the round opens again. The member is asked for what it learns, the same or other, under
+    the key of the round, and as often as it is lost."""
 
     def needs_two(folder: Path, timeout_s: float) -> None:
         job = read_job(folder)
@@ -63,14 +78,20 @@ def test_its_sender_may_send_the_same_again(federation, pair, sent, lab) -> None
         else:
             lab.averaging_worker(folder, timeout_s)
 
-    lose(federation, lab.rows(federation, replies)[0].blob, "damaged")
-    assert step(federation, needs_two) and step(federation, needs_two)
-    assert lab.rows(federation, rounds)[0].state == "open"
-    assert TaskReply.from_payload(pair[0].call("task", Payload())).correctable
-    again = lab.Blob(lab.reply_of(1).to_bytes())
-    again.put_all(pair[0])
-    assert isinstance(again.reply(pair[0], idem="work-item-00000002"), Payload)
-    assert step(federation, needs_two) and averages(lab, federation, [1, 2])
+    federation.serving = True
+    for _ in range(2):
+        lose(federation, newest(federation, lab, pair[0]), "damaged")
+        assert step(federation, needs_two) and step(federation, needs_two)
+        told = TaskReply.from_payload(pair[0].call("task", Payload()))
+        assert (told.state, told.replied, told.refusal) == ("open", False, "")
+        assert told.stuck.startswith("the coordinator lost this member's reply of round 1: the next edgefl sync")
+        assert OPERATIONS["status"](federation, {})["standing"]["kind"] == "waits"
+        again = lab.Blob(lab.reply_of(seed).to_bytes())
+        again.put_all(pair[0])
+        assert isinstance(again.reply(pair[0], idem=LEARNED), Payload)
+        told = TaskReply.from_payload(pair[0].call("task", Payload()))
+        assert (told.state, told.replied, told.stuck) == ("closed", True, "")
+    assert step(federation, needs_two) and averages(lab, federation, [seed, 2])
 
 
 def test_where_all_is_away_no_reply_is_called_lost(federation, pair, sent, lab) -> None:

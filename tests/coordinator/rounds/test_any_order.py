@@ -199,7 +199,11 @@ class AnyOrder(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     "programs",
-    [8, pytest.param(40, marks=pytest.mark.slow), pytest.param(500, marks=[pytest.mark.slow, pytest.mark.nightly])],
+    [
+        pytest.param(8, marks=pytest.mark.smaller),
+        pytest.param(40, marks=pytest.mark.slow),
+        pytest.param(500, marks=[pytest.mark.slow, pytest.mark.nightly]),
+    ],
 )
 def test_in_any_order(tools: Any, clock: Any, programs: int) -> None:
     """Check 61: 8, 40 and 500 programs of up to 40 steps."""

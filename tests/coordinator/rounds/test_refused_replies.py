@@ -56,8 +56,16 @@ def worker(folder: Path, timeout_s: float) -> None:
     write_result(folder, JobResult(data, PHASES, made if data else {}, verdict.refused, verdict.problem))
 
 
-def begun(make_coordinator: Any, tools: Any, clock: Any, odd: Payload) -> Any:
+def begun(make_coordinator: Any, tools: Any, clock: Any, odd: Payload, gate: Any = "") -> Any:
     """Three servers of 52 images and a fourth that replied otherwise and was refused; all four are needed."""
+
+    def first_round(folder: Path, timeout_s: float) -> None:
+        if gate:
+            job, data = read_job(folder), Payload({"head.bias": SENT}).to_bytes()
+            write_result(folder, JobResult(data, PHASES, dict.fromkeys(job.sites, data), gate=gate))
+        else:
+            worker(folder, timeout_s)
+
     coordinator = make_coordinator(
         task={"shares_maps": False},
         rounds={"quorum_min": 4, "quorum_target": 4, "min_cohort": 2, "count": 2},
@@ -70,7 +78,7 @@ def begun(make_coordinator: Any, tools: Any, clock: Any, odd: Payload) -> Any:
     clock.now_ms += 5000
     for member in members:
         assert isinstance(member.reply(1, payload=odd if member is members[3] else reply()), Payload)
-    assert step(coordinator, worker)
+    assert step(coordinator, first_round)
     return coordinator, members
 
 
@@ -219,6 +227,23 @@ def test_a_reply_is_corrected_once_in_a_round(misshapen) -> None:
     told = task_of(members[3])
     assert told.refused and not told.correctable and "(5,)" in told.refusal
     assert members[3].reply(1, payload=reply(), idem="the-third-attempt").code == "bad_contribution"
+
+
+def test_it_is_corrected_behind_a_round_that_the_gate_refused(make_coordinator, tools, clock) -> None:
+    """Its sender also hears of that round, and is told all the same that another may replace its own: docs/security.md
+    4."""
+    coordinator, members = begun(make_coordinator, tools, clock, reply(), gate="refused")
+    tools.approved_member(coordinator, "late")  # who may still reply, so nothing is stuck yet
+    for member in members:
+        assert isinstance(member.reply(2, payload=MISSHAPEN if member is members[3] else reply()), Payload)
+    assert step(coordinator, worker)
+    told = task_of(members[3])
+    assert "is stuck" not in told.stuck and told.stuck.endswith(
+        "its replies count for nothing, and round 2 begins where it began"
+    )
+    assert told.refused and told.correctable and told.refusal.startswith("the reply of round 2 was refused: ")
+    clock.now_ms += 60_000  # it is called stuck, too
+    assert "round 2 is stuck since" in task_of(members[3]).stuck and task_of(members[3]).refusal == told.refusal
 
 
 def test_a_reply_that_lies_too_far_off_is_not_corrected(federation) -> None:

@@ -250,6 +250,46 @@ def test_broadcasts_for_a_newcomer_end_a_failure(make_coordinator, tools) -> Non
     assert task_of(three[0]).stuck == "" and OPERATIONS["status"](coordinator, {})["failing"] is None
 
 
+def test_a_job_that_is_due_no_more_hides_nothing(make_coordinator, clock, tools) -> None:
+    """The newcomer whose broadcast failed is shut out: nothing is tried again, and what is missing is told."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
+    coordinator.serving = True
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    tools.approved_member(coordinator, "clinic-d")
+
+    def broken(*_: object) -> None:
+        raise OperatorError("no space")
+
+    with pytest.raises(OperatorError):
+        step(coordinator, broken)
+    assert OPERATIONS["status"](coordinator, {})["standing"]["cause"] == "job_failed"
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-d"})
+    assert not step(coordinator, broken)
+    clock.now_ms += 60_000
+    status = OPERATIONS["status"](coordinator, {})
+    assert (status["standing"]["cause"], status["failing"]) == ("no_reply", None)
+    assert "could not do the round's job" not in task_of(three[0]).stuck
+
+
+def test_a_start_that_is_due_no_more_is_not_tried_again(make_coordinator, tools) -> None:
+    """It failed, and one of those who were to begin is shut out: members are awaited, and nothing fails."""
+    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2, "start": "automatic"})
+    coordinator.serving = True
+    for letter in "abc":
+        tools.approved_member(coordinator, f"clinic-{letter}")
+
+    def broken(*_: object) -> None:
+        raise OperatorError("no space")
+
+    with pytest.raises(OperatorError):
+        step(coordinator, broken)
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-c"})
+    assert not step(coordinator, broken)
+    status = OPERATIONS["status"](coordinator, {})
+    assert (status["standing"]["cause"], status["failing"]) == ("too_few_members", None)
+
+
 def test_an_unserved_coordinator_says_so(make_coordinator, tools) -> None:
     """Nothing moves while no `serve` runs, whatever the round would need."""
     coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})

@@ -20,7 +20,10 @@ def everything(coordinator: Any) -> dict[str, list[tuple[Any, ...]]]:
         return {name: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {name}"))] for name in names}
 
 
-@pytest.mark.parametrize("every", [832, pytest.param(64, marks=pytest.mark.slow)])  # 832 = 13 * 64: within a page too
+# 832 = 13 * 64: within a page too.
+@pytest.mark.parametrize(
+    "every", [pytest.param(832, marks=pytest.mark.smaller), pytest.param(64, marks=pytest.mark.slow)]
+)
 def test_the_store_cut_at_many_bytes(coordinator, tools, clock, every) -> None:
     """docs/security.md check 60, at every 64th byte and at some of them: every row as it was, or one typed sentence."""
     members = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]

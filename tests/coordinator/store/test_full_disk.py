@@ -129,7 +129,7 @@ def made(make_coordinator, tools) -> Callable[[str, int], Round]:
     return make
 
 
-@pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [pytest.param(4, marks=pytest.mark.smaller), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("full", "values"), [(files_full, 20_000), (pages_full, 15_000)])
 def test_a_disk_that_fills_up_at_any_write_of_a_round(made, full: Full, values: int, each: int) -> None:
     """Check 59, replies in files and in rows: at each, or each fourth: typed, whole, and the round goes on."""

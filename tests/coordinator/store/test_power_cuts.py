@@ -17,6 +17,8 @@ from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.store import BLOB_COLUMNS, SMALL_BYTES, Store
 from edgefl_coordinator.store.tables import replies, states, uploads
 
+NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
+
 HOME = f"""{BEGIN}
 from edgefl_coordinator.founding.folder import make_home
 from edgefl_coordinator.settings import CoordinatorHome
@@ -138,17 +140,17 @@ def replied(told: list[str]) -> set[str]:
     return {line.split()[1] for line in told if line.startswith("reply ")}
 
 
-@pytest.mark.parametrize("cuts", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [5, pytest.param(100, marks=NIGHTLY)])
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 def test_no_acknowledged_upload_is_lost(folder, cuts, journal) -> None:
-    """Check 58: 100 power cuts on a disk that drops what was not flushed; 0 acknowledged uploads are lost."""
+    """Check 58: 5 and 100 power cuts on a disk that drops what was not flushed; 0 acknowledged uploads are lost."""
     for told, left in cut_after_each(FlushedDisk(folder), UPLOADS, cuts, folder, journal):
         assert (left / "store.sqlite-wal").exists() == (journal == "wal")
         with back(left) as (_, connection):
             assert len(connection.scalars(select(replies.c.blob)).all()) == len(told)
 
 
-@pytest.mark.parametrize("cuts", [12, pytest.param(102, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [12, pytest.param(102, marks=NIGHTLY)])
 def test_what_lies_in_files_is_whole(folder, cuts) -> None:
     """Check 58 above 64 KiB: a reply, each piece of a blob, the blob's reply, and what the round made of both."""
     for told, left in cut_after_each(FlushedDisk(folder), IN_FILES, cuts, folder):
@@ -166,7 +168,7 @@ def test_what_lies_in_files_is_whole(folder, cuts) -> None:
                 assert max(connection.scalars(select(states.c.number))) == int(last[0])
 
 
-@pytest.mark.parametrize("cuts", [8, pytest.param(104, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [8, pytest.param(104, marks=NIGHTLY)])
 def test_what_shares_a_commit_is_kept_with_it(folder, cuts) -> None:
     """Check 58 for requests that come at once: whoever was answered first is kept, whoever else was under way."""
     untold = []

@@ -30,7 +30,9 @@ def codes(answers) -> set[str]:
     return {answer.code if isinstance(answer, Refusal) else "accepted" for answer in answers}
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "times", [pytest.param(20, marks=pytest.mark.smaller), pytest.param(200, marks=pytest.mark.slow)]
+)
 def test_exact_replays(make_coordinator, clock, tools, times) -> None:
     """Check 17: the same bytes 100 and 1,000 times, at once, in turn, at another worker, after a restart, near
     expiry."""
@@ -132,7 +134,9 @@ def test_a_message_id_counts_once_whatever_its_number(coordinator, tools) -> Non
     assert isinstance(two.send("task", two.envelope("task", Payload(), **mid)), Payload)
 
 
-@pytest.mark.parametrize("items", [24, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "items", [pytest.param(24, marks=pytest.mark.smaller), pytest.param(200, marks=pytest.mark.slow)]
+)
 def test_concurrent_double_submissions(make_coordinator, tools, items) -> None:
     """Check 18: 24 and 200 work items, each sent twice at once (same idem, new envelope), are each accepted once."""
     coordinator = make_coordinator(rounds={"quorum_target": 1000})
@@ -208,11 +212,15 @@ def test_a_member_restored_from_an_image(coordinator, tools) -> None:
     assert member.send("task", member.envelope("task", Payload(), seq=2**33)).code == "seq_jump"
 
 
-NUMBERS = [list(range(3, 23)), list(range(22, 2, -1))]
-ALL_NUMBERS = [pytest.param(list(order), marks=pytest.mark.slow) for order in (range(3, 103), range(102, 2, -1))]
-
-
-@pytest.mark.parametrize("order", [*NUMBERS, *ALL_NUMBERS], ids=["up", "down", "100 up", "100 down"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(range(3, 23), id="up", marks=pytest.mark.smaller),
+        pytest.param(range(22, 2, -1), id="down", marks=pytest.mark.smaller),
+        pytest.param(range(3, 103), id="100 up", marks=pytest.mark.slow),
+        pytest.param(range(102, 2, -1), id="100 down", marks=pytest.mark.slow),
+    ],
+)
 def test_shuffled_numbers_inside_the_window(coordinator, tools, order) -> None:
     """Check 16 against the store: numbers in any order inside the window are admitted exactly once. Another message
     under one of them is told to jump."""

@@ -30,6 +30,7 @@ from edgefl_coordinator.store.audit_chain import read_head
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web import service, tls
+from edgefl_coordinator.web.door import Door
 from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED
 from edgefl_protocol import Payload, generate_signing_key
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest, TaskReply
@@ -134,6 +135,24 @@ def test_what_was_changed_by_hand_is_not_served(coordinator, tools) -> None:
         service.serve(coordinator, pytest.fail)
 
 
+def test_only_processes_of_one_folder_share_a_port(make_coordinator, monkeypatch) -> None:
+    """docs/guides/postgresql.md 3: on a shared database. Neither another federation nor a copy of this one gets any of
+    its connections, which the system would deal to it."""
+    ours, stranger = make_coordinator("ours", port=0), make_coordinator("stranger", port=0)
+    for one in (ours, stranger):
+        monkeypatch.setattr(one.store.database, "shared", True)
+    with service._listening(ours, Door(9, 9)) as first:
+        where = first.getsockname()
+        for one in (ours, stranger):
+            one.settings = msgspec.structs.replace(one.settings, port=where[1])
+        with service._listening(ours, Door(9, 9)) as second:
+            assert second.getsockname() == where
+        with pytest.raises(OperatorError, match="Address already in use"), service._listening(stranger, Door(9, 9)):
+            pass
+    with service._listening(stranger, Door(9, 9)) as later:
+        assert later.getsockname() == where
+
+
 class LaxSsl:
     """The module `ssl` of a system whose contexts would still speak TLS 1.0."""
 
@@ -225,7 +244,9 @@ def test_floods_cost_nothing(standing, chunk) -> None:
 
 # A server killed between accept and handshake leaves http.client with a socket that it dropped without closing.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(2, marks=pytest.mark.smaller), pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_kills_in_a_round(prepared, serve, tools, kills) -> None:
     """Check 55: kill −9 while members upload, 2 times and 20 times: no acknowledged upload lost or counted twice,
     nothing stale is left, and it listens again after less than 5 s of the processor (other work would lengthen others).

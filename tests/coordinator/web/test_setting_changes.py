@@ -110,6 +110,7 @@ REFUSED = [
     ({"task__backbone.name": "x"},                       "there is no setting task.backbone.name; "),
     ({"elsewhere__x": "9"},                              "these can be changed: ca, certificate, "),
     ({"public_url": "http://fl.example.org"},            "must begin with https"),
+    ({"public_url": "https://[::1"},                     "no host and port that can be read: write it as https://HOST"),
     ({"rounds__quorum_target": "4", "host": "", "nonsense": "1"}, "there is no setting nonsense"),
 ]
 # fmt: on
@@ -154,6 +155,7 @@ def test_at_the_command_line(make_coordinator) -> None:
         f"certificate is now {moved}; it takes effect when `serve` is restarted",
     ]
     assert run("rounds.allow_small_cohort", "true").stdout == "rounds.allow_small_cohort is now true\n"
+    assert run("proxy_ends_tls", "true").stdout.endswith("by address as before until `serve` is restarted\n")
     kept = "the open round keeps its own"
     assert (
         run("rounds.deadline_s", "60").stdout

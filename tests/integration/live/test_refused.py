@@ -1,6 +1,5 @@
-"""A reply that aggregation refuses, at a site that `edgefl-train join` runs: over TLS on the loopback interface.
-
-Source: docs/reference/coordinator.md, a reply that was refused.
+"""A reply that is refused, by aggregation or at the door, at a site that `edgefl-train join` runs: over TLS on the
+loopback interface. Source: docs/reference/coordinator.md, a reply that was refused; docs/decisions/0077.
 """
 
 from dataclasses import replace
@@ -10,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from tests.integration.live.coordinator import Live
-from tests.integration.live.test_sites import SITES, call, enrol, fedevprompt, to_the_end
+from tests.integration.live.test_sites import SITES, Killed, call, enrol, fedevprompt, to_the_end
 
+from edgefl_coordinator.founding.task import task_of_method
 from edgefl_coordinator.rounds import worker
 from edgefl_coordinator.rounds.judging import RoundVerdict
+from edgefl_coordinator.store.tables import rounds
 from edgefl_trainer.engine.local_engine import InProcessSite
+from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.live import join
 
 pytestmark = [
@@ -64,3 +66,46 @@ def test_a_refused_site_hears_why_and_does_not_learn_the_round_again(tmp_path: P
     assert learned == [*SITES, *SITES]
     for name in SITES:
         assert ended[name]["summary"]["sites"][name]["took_part"] == {"rounds": 2, "of": 2}
+
+
+def test_a_reply_refused_at_the_door_is_taken_once_the_operator_mended_the_reason(tmp_path: Path, monkeypatch) -> None:
+    """Neither the site nor its next `join` ever offered it again: the round stayed open. It is learned once, for noise
+    that is drawn anew would be another release."""
+    torch.set_num_threads(1)
+    wholly, learned, said = InProcessSite.local_round, list[str](), list[str]()
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        learned.append(self.site.name)
+        return wholly(self, *arguments)
+
+    monkeypatch.setattr(InProcessSite, "local_round", counted)
+    task = task_of_method("fedavg", "tiny", preset="tiny", assignments=[], image_px=36, seed=0)[0]
+    table = {"name": "nevus", "classes": ["nevus", "other"], "seed": 0, **task, "max_samples": 1}
+    made = Live(tmp_path / "coordinator", table, 1)
+    with made.serving() as there:
+        for name in SITES:
+            enrol(there, tmp_path, name)
+        there.move_on()
+        for _ in range(2):
+            with pytest.raises(TrainingError, match=r"n_train is \d+; .* the same command sends it again"):
+                join(call(tmp_path / "site-1", "site-1"))
+        there.operate("set", changes={"task.max_samples": "1000"})
+        assert [one["outcome"] for one in join(call(tmp_path / "site-1", "site-1"))["sent"]] == ["accepted"]
+        there.operate("set", changes={"task.max_samples": "1"})
+
+        def sleep(_: float) -> None:
+            if len(said) > 5:
+                raise Killed
+            there.operate("set", changes={"task.max_samples": "1000"})
+            with there.coordinator.store.transaction() as connection:
+                connection.execute(rounds.update().values(deadline_ms=rounds.c.deadline_ms + 60_000))  # extended
+
+        stays = replace(call(tmp_path / "site-2", "site-2"), once=False, say=said.append, sleep=sleep)
+        with pytest.raises(Killed):
+            join(stays)
+        assert there.operate("status")["state"] == "closed"  # with both replies
+    made.coordinator.store.close()
+    assert learned == list(SITES)
+    refused, *_, taken = [line for line in said if "reply of round 1" in line]
+    assert "n_train is 22; " in refused and "once the round's deadline is extended" in refused
+    assert taken.endswith("is there") and len(said) < 8

@@ -55,9 +55,12 @@ def database(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost", "database"), [(0, "sqlite"), (2, "sqlite"), (2, "postgresql")], indirect=["database"])
+@pytest.mark.parametrize(
+    ("lost", "database"), [(0, "sqlite"), (2, "sqlite"), (3, "sqlite"), (2, "postgresql")], indirect=["database"]
+)
 def test_a_restored_federation_goes_on_to_its_end(lost: int, database: Callable[[], str], tmp_path: Path) -> None:
-    """One site replied before the backup; then so many rounds were done that the backup does not know."""
+    """One site replied before the backup; then so many rounds were done that the backup does not know. The third is the
+    last hand-out: then the sites have their results, and learn again all the same."""
     torch.set_num_threads(1)
     chosen: dict[str, Any] = {"data": (DATA,), "preset": "tiny", "backbone": "tiny", "image_px": 36, "device": "cpu"}
     local = engine.run(resolve("fedevprompt", chosen, None, []), tmp_path / "local", resume=False)

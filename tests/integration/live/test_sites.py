@@ -337,10 +337,10 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
     assert [one["outcome"] for one in join(call(tmp_path / "site-1", "site-1"))["sent"]] == ["accepted"]
     meant = SiteMembership.meet
 
-    def closes(self: Any, reply: Any, settled: Any) -> Any:
+    def closes(self: Any, reply: Any, *rest: Any) -> Any:
         if reply is not None and reply.round == 1:
             there.pass_deadline()  # while this site learns
-        return meant(self, reply, settled)
+        return meant(self, reply, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SiteMembership, "meet", closes)

@@ -48,6 +48,26 @@ def test_a_coordinator_restored_from_a_backup_takes_its_sites_back(answered, tmp
     assert [(line["phase_index"], line["value"]) for line in lines] == [(0, 1), (1, 2), (2, 30)]
 
 
+def test_a_round_done_again_in_vain_leaves_the_accepted_state(answered, tmp_path: Path) -> None:
+    """docs/decisions/0030 and 0056: a coordinator restored from a backup opens the last round again. What is learned
+    then counts once its reply is accepted; until then, and where it is late, the site is as its last accepted reply."""
+    answered(1, 1)
+    exchanges, checkpoints = answered(2, 2), Checkpoints(tmp_path / "checkpoints")
+    again = SiteResult(State({"head.bias": np.full(2, 99, np.float32)}), Payload({}, {}), {"phase_index": 1})
+    late = Delivery(idem="a" * 32, round=2, outcome="late", bytes=1)
+    for _ in range(2):  # done again twice
+        for _ in range(2):  # killed before its reply was kept
+            checkpoints.save_site(1, exchanges.name, again)
+            assert exchanges.state.arrays["head.bias"][0] == 2
+        for _ in range(2):  # told again after a crash in between
+            exchanges.settled(late)
+            assert (exchanges.done, exchanges.state.arrays["head.bias"][0]) == (2, 2)
+    answered(2, 30, times=2)
+    exchanges.settled(late)  # of an outbox that was restored: what counts is not dropped
+    assert exchanges.state.arrays["head.bias"][0] == 30
+    assert len(list((tmp_path / "checkpoints").rglob(f"{exchanges.name}.*"))) == 1
+
+
 def test_a_live_site_counts_each_draw_of_its_noise_and_stops_at_its_budget(tmp_path: Path, monkeypatch) -> None:
     """Check 52: noise is secret and new each time, so a reply that is learned again is another release; past the budget
     of `join --privacy-budget` nothing is learned."""

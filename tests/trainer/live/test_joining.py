@@ -1,18 +1,23 @@
 """Waiting for a coordinator ends where it knows the site no more. Source: docs/reference/runs.md, a live federation."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.exchange.tls_server import QUICK, post
+from tests.told import told_task
 
 from edgefl_exchange.errors import Unavailable
 from edgefl_exchange.https import HttpsTransport
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.errors import FederationRefused
-from edgefl_trainer.live.joining import Join, _patiently, _rounds_text, _tell_judged
+from edgefl_trainer.live import joining
+from edgefl_trainer.live.joining import Join, _patiently, _rounds_text, _tell_judged, join
 
 
 def asking(statuses: list[int | None], waits: list[float], **more: Any) -> Any:
@@ -73,6 +78,58 @@ def test_a_page_of_plain_http_ends_no_run() -> None:
 def test_once_asks_once() -> None:
     with pytest.raises(Unavailable):
         asking([401], [], once=True)
+
+
+class GoneOn(BaseException):
+    """The site went on with its federation."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"),
+    [
+        ({"state": "open", "round": 5}, True),
+        ({"state": "closed", "round": 5}, True),
+        ({"state": "done", "state_sha256": "b" * 64}, True),  # its end was another one, without this site
+        ({"state": "done", "state_sha256": "a" * 64}, False),
+        (None, False),
+    ],
+)
+def test_a_finished_site_asks_once_whether_its_federation_goes_on(
+    answer: dict[str, Any] | None, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/guides/backup.md: rounds after the backup are done again, the last one too. It never asked."""
+    said: list[str] = []
+
+    class Seat:
+        """A member of a coordinator that answers so."""
+
+        joined, home = True, tmp_path
+
+        def __init__(self, *_: object) -> None: ...
+
+        def enrolled(self, *_: object) -> SimpleNamespace:
+            return SimpleNamespace(name="site-1", federation="skin", role="site", fingerprint="F", state="approved")
+
+        def task(self) -> Any:
+            if answer is None:
+                raise Unavailable("nobody answers")
+            return told_task(**answer)
+
+    def prepare(*_: object) -> None:
+        raise GoneOn
+
+    monkeypatch.setattr(joining, "SiteMembership", Seat)
+    monkeypatch.setattr(joining, "load_membership", lambda _: Seat().enrolled())
+    monkeypatch.setattr(joining, "prepare", prepare)
+    (tmp_path / joining.MEMBER).mkdir()
+    (tmp_path / "summary.json").write_text(json.dumps({"state_sha256": "a" * 64}))
+    call = Join(folder=tmp_path, options=None, say=said.append)  # type: ignore[arg-type]
+    if goes_on:
+        with pytest.raises(GoneOn):
+            join(call)
+        return
+    assert join(call)["summary"] == {"state_sha256": "a" * 64}
+    assert any("nobody could be asked whether its federation goes on" in line for line in said) is (answer is None)
 
 
 @pytest.mark.parametrize(

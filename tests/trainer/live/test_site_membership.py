@@ -11,10 +11,13 @@ import pytest
 from tests.exchange.in_memory import HOUR_MS, FakeCoordinator
 from tests.exchange.tls_server import certificate
 
+from edgefl_exchange.delivery import Delivery
+from edgefl_protocol import Payload
+from edgefl_protocol.messages.requests import Refusal
 from edgefl_protocol.records.invite import encode_invite
 from edgefl_trainer.errors import FederationRefused, RunError
 from edgefl_trainer.live import site_membership
-from edgefl_trainer.live.site_membership import SiteMembership
+from edgefl_trainer.live.site_membership import Reply, SiteMembership
 
 
 @pytest.fixture
@@ -95,3 +98,30 @@ def test_another_certificate_needs_the_invite(
     seat.task()
     assert ways[-1] == (seat.home / "ca.pem", None)
     assert (seat.home / "ca.pem").read_text().strip() == second.read_text().strip()
+
+
+def test_a_refused_reply_waits_for_another_deadline(behind: FakeCoordinator, tmp_path: Path) -> None:
+    """docs/decisions/0077: a site that stays sends it again once the coordinator has extended the round, not at each
+    of its looks; one that begins anew sends it at once."""
+    seat, heard = SiteMembership(tmp_path), list[Delivery]()
+    seat.enrolled(given(behind, hours=24), None, None)
+    behind.approve("site-1")
+    behind.refuse["reply"] = Refusal(code="bad_contribution", message="n_train is above 10000")
+    told, (one,) = seat.meet(Reply(1, Payload({}, {}).to_bytes()), heard.append, {})
+    assert (one.outcome, one.message) == ("refused", "n_train is above 10000")
+    behind.refuse.clear()
+    assert seat.meet(None, heard.append, {1: told.deadline_ms})[1] == [] and not behind.effects
+    behind.now_ms += HOUR_MS  # and with it the deadline
+    (taken,) = seat.meet(None, heard.append, {1: told.deadline_ms})[1]
+    assert taken.outcome == "accepted" and heard == [taken] and len(behind.effects) == 1
+
+
+def test_a_refused_reply_is_sent_at_once_by_a_new_join(behind: FakeCoordinator, tmp_path: Path) -> None:
+    """docs/reference/runs.md, a live federation: the operator who mended the reason asks the site to start it anew."""
+    seat = SiteMembership(tmp_path)
+    seat.enrolled(given(behind, hours=24), None, None)
+    behind.approve("site-1")
+    behind.refuse["reply"] = Refusal(code="bad_contribution", message="n_train is above 10000")
+    seat.meet(Reply(1, Payload({}, {}).to_bytes()), lambda _: None, {})
+    behind.refuse.clear()
+    assert [one.outcome for one in seat.meet(None, lambda _: None, {})[1]] == ["accepted"]

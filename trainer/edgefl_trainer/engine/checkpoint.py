@@ -3,6 +3,7 @@
     checkpoints/latest.json                  which phase is finished and where each state lies; replaced atomically
     checkpoints/phase-0003/server.safetensors
     checkpoints/phase-0003/NAME.state.safetensors    a site's state after the phase
+    checkpoints/phase-0003/NAME.accepted.safetensors    the same of a GPU site that does this phase again (`save_site`)
     checkpoints/phase-0003/NAME.reply.safetensors    its reply, kept until the phase is finished
     checkpoints/phase-0003/NAME.broadcast.safetensors    where rounds are chosen: what its model needs with the state
     checkpoints/phase-0003/encoder.safetensors    with `select = "tune"`: the best encoder of a method that learns one
@@ -17,7 +18,7 @@ finished site lies beside its reply, so a resumed run prints and logs what the u
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,15 @@ class Checkpoints:
             return None  # the same work gives the same bits: nothing is lost but its time
 
     def save_site(self, phase: int, name: str, result: SiteResult) -> None:
-        """Keep a site's work of a phase that goes on."""
+        """Keep a site's work of a phase that goes on.
+
+        A GPU site does a phase again where its coordinator was restored from a backup. Whether that will count is not
+        known yet, so the state that `latest.json` names stays.
+        """
         folder = self._phase(phase)
         make_folder(folder)
+        if (folder / f"{name}.state.safetensors").exists():
+            self._set_aside(folder, name)
         write_atomic(folder / f"{name}.state.safetensors", result.state.payload().to_bytes())
         write_atomic(folder / f"{name}.reply.safetensors", result.reply.to_bytes())
         write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
@@ -170,8 +177,10 @@ class Checkpoints:
         """Forget a site's work of a phase that did not count; the state before it stays."""
         folder = self._phase(phase)
         (folder / f"{name}.metrics.json").unlink(missing_ok=True)  # first: without it the rest is no work
-        for kind in ("state", "reply"):
-            (folder / f"{name}.{kind}.safetensors").unlink(missing_ok=True)
+        counted = self.progress().sites.values()
+        for file in (f"{name}.state.safetensors", f"{name}.reply.safetensors"):
+            if f"{folder.name}/{file}" not in counted:
+                (folder / file).unlink(missing_ok=True)
 
     def finish_phase(
         self,
@@ -199,10 +208,21 @@ class Checkpoints:
             kept_encoder = BestEncoder(encoder.round, encoder.figure, f"{folder.name}/encoder.safetensors")
             write_atomic(self._folder / kept_encoder.file, encoder.broadcast.to_bytes())
         latest = RunProgress(phase + 1, f"{folder.name}/server.safetensors", files, best, same, kept_encoder)
-        write_atomic(self._folder / "latest.json", json.dumps(asdict(latest), indent=2, sort_keys=True).encode())
+        self._write_progress(latest)
         named = {file for entry in (*best.values(), *same.values()) for file in (entry.state, entry.broadcast)}
         named |= {kept_encoder.file} if kept_encoder else set()
         self._sweep({latest.server, *files.values(), *named})
+
+    def _set_aside(self, folder: Path, name: str) -> None:
+        """Keep a site's newest state under another name, where it lies in this folder."""
+        latest, file = self.progress(), f"{folder.name}/{name}.state.safetensors"
+        if latest.sites.get(name) == file:
+            aside = f"{folder.name}/{name}.accepted.safetensors"
+            write_atomic(self._folder / aside, read_bounded(self._folder / file, MAX_STATE_BYTES))
+            self._write_progress(replace(latest, sites={**latest.sites, name: aside}))
+
+    def _write_progress(self, latest: RunProgress) -> None:
+        write_atomic(self._folder / "latest.json", json.dumps(asdict(latest), indent=2, sort_keys=True).encode())
 
     def _named(self, folder: Path, files: Mapping[str, str], chosen: Mapping[str, Candidate]) -> dict[str, Best]:
         """Write the broadcasts of chosen sites; return what names their models' files."""

@@ -2,23 +2,22 @@
 
     broadcast → the method's site half → state, reply and line of metrics in `checkpoints/`     learned
     reply → outbox → coordinator                                                               SiteMembership.meet
-    accepted: state → `checkpoints/latest.json`, line → `metrics.jsonl`; else both are dropped  settled
+    accepted: state → `checkpoints/latest.json`, line → `metrics.jsonl`                        settled
+    the round is over without it: both are dropped                                             settled
 
 Guarantees: a kill at any moment loses at most a round of learning that was not finished; a finished one is neither
-learned again nor sent under another key. Where a reply is not accepted, the site's state goes back to that of
-its newest accepted reply, as in the local engine. Exchanges are numbered as the
-coordinator's rounds, from 1; one that was missed is skipped. Source: docs/security.md, reliability, checks 56 and 57;
-docs/decisions/0030.
+learned again nor sent under another key. A refused one stays while its round lasts, and is offered again. Where a reply
+is not accepted, the site's state goes back to that of its newest accepted reply, as in the local engine. Exchanges are
+numbered as the coordinator's rounds, from 1; one that was missed is skipped. Source: docs/security.md, reliability,
+checks 56 and 57; docs/decisions/0030, 0077.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl_exchange.delivery import Delivery, settle
 from edgefl_protocol import Payload
-from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import Display, RunPace
@@ -26,10 +25,8 @@ from edgefl_trainer.engine.folder import read_metrics, write_metrics
 from edgefl_trainer.engine.local_engine import InProcessSite, placed
 from edgefl_trainer.engine.privacy.ledger import Ledgers
 from edgefl_trainer.engine.selection import tune_judge
-from edgefl_trainer.errors import RunError, TrainingError
+from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.live.site_work import SiteWork
-
-REFUSED = "refused.json"
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,8 @@ class Exchanges:
         """
         settle(delivery, self.count, self.drop)
 
-    def drop(self, number: int, refused: str | None = None) -> None:
-        """Forget a reply that does not count; `refused` says why it was refused for good."""
-        if refused is not None:
-            record = {"round": number, "message": refused}
-            write_atomic(self.folder / REFUSED, json.dumps(record).encode())
+    def drop(self, number: int) -> None:
+        """Forget a reply that does not count."""
         self._checkpoints.drop_site(number - 1, self.name)
 
     def count(self, number: int) -> None:
@@ -102,14 +96,6 @@ class Exchanges:
             lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) < number - 1]
             write_metrics(self.folder, [*lines, found.metrics])
             self._checkpoints.finish_phase(number - 1, State(), {self.name: found})
-
-    def refused(self, number: int) -> bool:
-        """Tell whether the reply of an exchange was refused for good, so that it is not learned again."""
-        path = self.folder / REFUSED
-        try:
-            return bool(json.loads(path.read_bytes())["round"] == number) if path.exists() else False
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}): remove it and try again.", "damaged") from error
 
     def judged(self, broadcast: Payload) -> Mapping[str, Scalar]:
         """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.

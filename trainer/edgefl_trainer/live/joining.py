@@ -1,8 +1,8 @@
 """From an invite to the last hand-out: enrol, wait for approval, learn every exchange, write the results.
 
 Guarantees: nothing is decided by an answer that anybody could forge, so a coordinator that is gone is waited for, with
-doubling waits and one line; what a signed answer refuses ends the command, and so does a coordinator that keeps saying
-it does not know the site's keys. The same command, given again at any time
+doubling waits and one line; what a signed answer refuses ends the command, but for a reply, which is offered again; so
+does a coordinator that keeps saying it does not know the site's keys. The same command, given again at any time
 and after any kill, goes on where it stopped. Source: docs/design.md 10; docs/security.md, order of checks and 5.
 """
 
@@ -17,12 +17,14 @@ from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable, UnknownKeys
 from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
 from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import (
+    SUMMARY,
     begun_settings,
     check_claim,
     check_free,
@@ -82,7 +84,8 @@ def join(call: Join) -> dict[str, Any]:
         check_site(call.options)
     membership = _patiently(call, lambda: seat.enrolled(call.invite, call.ca, call.proxy))
     call.say(f"{membership.name} in the federation {membership.federation}, fingerprint {membership.fingerprint}")
-    if (finished := finished_summary(call.folder)) is not None:
+    finished = finished_summary(call.folder)
+    if finished is not None and not _goes_on(call, seat, finished):
         return _facts(membership, None, finished)
     told = _approved(call, seat, membership)
     if told is None:
@@ -99,11 +102,22 @@ def join(call: Join) -> dict[str, Any]:
         call.say(f"the federation {membership.federation} is over: what it ended with is fetched")
     check_claim(call.folder, work.settings, resume=True)
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
+        (call.folder / SUMMARY).unlink(missing_ok=True)  # of an end that a restored coordinator does not know
         begun = work.federation.partition_sha256, work.backbone.spec.sha256, hyper_values(work.method)
         check_inputs(call.folder, *begun)
         began = begun_settings(call.folder) or work.settings
         write_environment(call.folder, work.settings.seed, work.site.device, began_on=began.device)
         return _take_part(call, seat, membership, work, told)
+
+
+def _goes_on(call: Join, seat: SiteMembership, finished: Mapping[str, Any]) -> bool:
+    """Ask once whether a federation that was over goes on, for its coordinator may have been restored since."""
+    try:
+        told = seat.task()
+    except EdgeflError as error:
+        call.say(f"this run is finished; nobody could be asked whether its federation goes on: {error}")
+        return False
+    return told.state != "done" or (told.state_sha256 or None) != finished["state_sha256"]
 
 
 def _rounds_text(phases: Sequence[Phase]) -> str:
@@ -137,14 +151,16 @@ def _take_part(
     wait = _Wait(call, LONGEST_WAIT_S)
     # Round → why it was stuck when its broadcast was refused: once that is mended, it is asked for anew.
     skipped: dict[int, str] = {}
+    refused: dict[int, int] = {}  # round → its deadline when its reply was refused, 0 where it was not
     sent: list[Delivery] = []
     reply: Reply | None = None
     while True:
         learned = reply
-        told, now_sent = _patiently(call, lambda given=learned: seat.meet(given, exchanges.settled))  # type: ignore[misc]
+        told, now_sent = _patiently(call, lambda given=learned: seat.meet(given, exchanges.settled, refused))  # type: ignore[misc]
         reply = None
         _check_same(begun, told)
-        _tell_sent(call.say, now_sent)
+        _tell_sent(call, now_sent)
+        refused.update({one.round: told.deadline_ms if one.outcome == "refused" else 0 for one in now_sent})
         if now_sent:  # the sentence came before the reply was sent, and counts without it
             told = replace(told, stuck="")
         if told.refusal:  # of the round before, whatever this site learns now
@@ -159,7 +175,7 @@ def _take_part(
                 call.say(f"{problem}; the same command fetches it")
                 return _facts(membership, told, None, sent)
             return _facts(membership, told, summary, sent)
-        if skipped.get(told.round) != told.stuck and _due(told, now_sent, exchanges):
+        if skipped.get(told.round) != told.stuck and not refused.get(told.round) and _due(told, now_sent):
             try:
                 reply = _learn(call, seat, exchanges, told)
                 wait.over()
@@ -178,10 +194,10 @@ def _take_part(
         wait.because(told.stuck or f"{where}: waiting for the others")
 
 
-def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> bool:
+def _due(told: TaskReply, sent: Sequence[Delivery]) -> bool:
     """Whether the open round waits for this site to learn."""
-    offered = any(one.round == told.round for one in sent)  # accepted, too late, refused or held
-    return told.state == "open" and not (told.replied or offered or exchanges.refused(told.round))
+    offered = any(one.round == told.round for one in sent)  # accepted or too late
+    return told.state == "open" and not (told.replied or offered)
 
 
 def _learn(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskReply) -> Reply:
@@ -215,13 +231,17 @@ def _tell_judged(say: Say, when: str, figures: Mapping[str, Scalar]) -> None:
             )
 
 
-def _tell_sent(say: Say, sent: Sequence[Delivery]) -> None:
-    """Say what became of replies; a `TrainingError` where one was refused for good."""
+def _tell_sent(call: Join, sent: Sequence[Delivery]) -> None:
+    """Say what became of replies; with `once`, a `TrainingError` where one was refused."""
     for one in sent:
         if one.outcome == "refused":
-            raise TrainingError(f"the coordinator refused the reply of round {one.round}: {one.message}")
-        word = "is there" if one.outcome == "accepted" else f"does not count: {one.message}"
-        say(f"the reply of round {one.round}, {one.bytes:,} bytes, {word}")
+            why = f"the coordinator refused the reply of round {one.round}: {one.message}; "
+            if call.once:
+                raise TrainingError(f"{why}while the round is open, the same command sends it again.")
+            call.say(f"{why}it is sent again once the round's deadline is extended, or when join is started anew")
+        else:
+            word = "is there" if one.outcome == "accepted" else f"does not count: {one.message}"
+            call.say(f"the reply of round {one.round}, {one.bytes:,} bytes, {word}")
 
 
 def _end(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskReply, federation: str) -> dict[str, Any]:

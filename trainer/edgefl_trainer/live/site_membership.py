@@ -7,7 +7,7 @@ idempotency.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,13 @@ from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
 from edgefl_exchange.outbox import Outbox, WorkItem
 from edgefl_exchange.tls import certificates
-from edgefl_protocol.errors import InviteError, StorageError
+from edgefl_protocol.errors import EdgeflError, InviteError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.records.invite import Invite, decode_invite
 from edgefl_trainer.errors import FederationRefused, RunError
 
 MEMBER = "member"
+_NOT_AGAIN = EdgeflError("the reply was refused, and nothing has changed since", "held")
 
 ReplySettled = Callable[[Delivery], None]
 
@@ -116,7 +117,9 @@ class SiteMembership:
         with self.member() as member:
             return member.task()
 
-    def meet(self, reply: Reply | None, settled: ReplySettled) -> tuple[TaskReply, list[Delivery]]:
+    def meet(
+        self, reply: Reply | None, settled: ReplySettled, refused: Mapping[int, int]
+    ) -> tuple[TaskReply, list[Delivery]]:
         """Meet the coordinator once: a new reply enters the outbox, the task is asked for, what waits is sent.
 
         Gives the task, and what became of each reply that was offered.
@@ -124,6 +127,8 @@ class SiteMembership:
         Args:
             reply: what was learned since the last meeting; given again, it is kept once.
             settled: told what became of a reply before the outbox forgets it; after a crash in between, again.
+            refused: round → its deadline, Unix milliseconds, when its reply was refused; that reply is not offered
+                again before the deadline is another.
 
         Raises:
             FederationRefused: the server is not the trusted one, or refuses for good.
@@ -138,7 +143,11 @@ class SiteMembership:
             def hear(item: WorkItem, delivery: Delivery) -> None:
                 settled(delivery)
 
-            return told, member.deliver(outbox, told, settled=hear)
+            def again(_item: WorkItem, number: int) -> EdgeflError | None:
+                return _NOT_AGAIN if refused.get(number) == told.deadline_ms else None
+
+            sent = member.deliver(outbox, told, again, hear)
+            return told, [one for one in sent if one.outcome != "held"]
 
     def rotate(self) -> None:
         """Change the keys where they are old; a failure, signed or not, leaves the old ones for the next time."""

@@ -100,9 +100,9 @@ def test_the_same_bits_as_on_whole_arrays(drawn) -> None:
 
 
 def peak(count: int, settings: Protection) -> int:
-    """Most bytes that a round of so many replies of 1 MiB takes beside them."""
+    """Most bytes that a round of so many replies of 256 KiB takes beside them."""
     rng = np.random.default_rng(0)
-    sent = Payload({f"{name}.w": np.zeros((2**8, 2**8), np.float32) for name in ("backbone", "head", "neck", "tail")})
+    sent = Payload({f"{name}.w": np.zeros((2**7, 2**7), np.float32) for name in ("backbone", "head", "neck", "tail")})
     replies = {
         f"site-{place:02}": Payload(
             {
@@ -130,9 +130,9 @@ def peak(count: int, settings: Protection) -> int:
 
 @pytest.mark.parametrize("rule", [*RULES, "multi-krum"])
 def test_memory_does_not_grow_with_the_replies(rule: str, monkeypatch) -> None:
-    """With the bounds that `init` writes three of four are cut: of 32 replies of 1 MiB as much as of 4."""
-    monkeypatch.setattr(updates, "_NUMBERS", 2**17)  # as it is, 32 MiB: nothing shows below
-    assert peak(32, protection(rule, **NEW)) < peak(4, protection(rule, **NEW)) + 2**20
+    """With the bounds that `init` writes three of four are cut: of 32 replies of 256 KiB as much as of 4."""
+    monkeypatch.setattr(updates, "_NUMBERS", 2**15)  # as it is, 32 MiB: nothing shows below
+    assert peak(32, protection(rule, **NEW)) < peak(4, protection(rule, **NEW)) + 2**18
 
 
 def test_what_is_made_is_checked_and_cannot_be_written() -> None:

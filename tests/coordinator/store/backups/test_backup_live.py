@@ -49,7 +49,7 @@ def typed(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.both_databases
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)], indirect=True)
 def test_a_round_goes_on_elsewhere(folder: Path, tools: Any, database: Any) -> None:
     """Two reply before the backup, one after it, one after the restoration; tasks are asked for all the time."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -12,6 +12,7 @@ from edgefl_coordinator.cli import main
 from edgefl_coordinator.commands.options import Operator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store.backups import snapshot
+from edgefl_coordinator.web.admin import run_operation
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import lock_file
 from edgefl_protocol.envelopes.key_files import signing_key_from_pem, signing_key_to_pem
@@ -57,6 +58,20 @@ def test_a_snapshot_that_is_read_is_not_old(coordinator, monkeypatch) -> None:
         on_nfs.setattr(lock_file.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(9, "Bad file descriptor")))
         assert later()
     assert not later()
+
+
+def test_whoever_opens_the_store_leaves_a_snapshot_that_is_read(make_coordinator) -> None:
+    """No server runs: a command of the operator, or a `serve` that starts, meets a backup that is being written."""
+    coordinator = make_coordinator()
+    home = coordinator.store.home
+    name = OPERATIONS["begin_backup"](coordinator, {})["snapshot"]
+    coordinator.store.close()
+    with snapshot.held(home, name) as folder:
+        before = snapshot.files_of(folder)
+        run_operation(home, "status", {})
+        assert snapshot.files_of(folder) == before
+    run_operation(home, "status", {})
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("when", ["_copied", "_take_files"])
