@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tests.forks import GARBAGE
 from tests.shared import forks, shared
 from tests.slow_modules import pytest_collection_modifyitems, pytest_ignore_collect
 
@@ -62,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of garbage collections: it lives to the end, and is much."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # Python's 700 is for small processes; nothing tested here depends on it
+    gc.set_threshold(*GARBAGE)
     gc.enable()
 
 

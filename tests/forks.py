@@ -38,6 +38,7 @@ LOADED = (
 TAKEN, ASKED = b"t", b"a"  # what a connection is for, its first byte
 STUDY = "edgefl_trainer.experiments."  # begins the module that makes a run of a study
 STREAMS = ("out", "err")  # files
+GARBAGE = (20_000, 20, 20)  # Python's 700 is for small processes; nothing tested here depends on it
 NUMBER = struct.Struct("q")  # in an answer: of the process, and at last its exit status
 
 
@@ -215,6 +216,7 @@ def serve(place: Path) -> NoReturn:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what was loaded stays: a fork that collects it would copy it
+    gc.set_threshold(*GARBAGE)
     place.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(os.path.relpath(place))

@@ -48,7 +48,14 @@ class Places:
         return found
 
 
-def tensors_in(found: object) -> list[torch.Tensor]:
+def tensors_in(found: Any) -> list[torch.Tensor]:
+    """All in there, in order. PyTorch's own walk, which is slow, is for what is no plain container."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    kind = type(found)
+    if kind is tuple or kind is list or kind is dict:
+        parts = found.values() if kind is dict else found
+        return [one for part in parts for one in tensors_in(part)]
     return [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
 
 

@@ -182,10 +182,8 @@ def digests(played: Played) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", tiers(FORMS, LATER))
-def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site, of_one, of_two):
-    task = make_task(rounds=2)
-    sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
-    assert digests(of_two) == digests(Played(*play(small(name), task, sites), []))
+def test_another_seed_gives_other_bits(name, make_task, make_site, of_one):
+    """That the same seed gives the same ones, `test_contract.py` asks of every half."""
     task = make_task(seed=1)
     other = Played(*play(small(name), task, {"a": make_site(task)}), [])
     for one, changed in zip(digests(of_one), digests(other), strict=True):
@@ -223,7 +221,15 @@ def test_the_frozen_network_stays_as_it_was(of_one):
 
 
 def over_the_wire(payload: Payload) -> Payload:
-    return Payload.from_bytes(payload.to_bytes())
+    """The payload that its bytes make, which is the same one: a half that is given either cannot tell."""
+    again = Payload.from_bytes(payload.to_bytes())
+    assert content(again) == content(payload)
+    return again
+
+
+def content(payload: Payload) -> tuple[object, ...]:
+    arrays = [(name, value.dtype, value.shape, value.tobytes()) for name, value in payload.arrays.items()]
+    return arrays, [(name, type(value), value) for name, value in payload.scalars.items()]
 
 
 def test_sites_may_miss_rounds_and_bytes_are_all_that_crosses(active, make_task, make_site):
@@ -232,11 +238,7 @@ def test_sites_may_miss_rounds_and_bytes_are_all_that_crosses(active, make_task,
     sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("abc")}
     seen: list[Exchange] = []
     absent = {1: "c", 2: "a"}
-    server, states = play(small(active), task, sites, absent=absent)
-    wired, of_sites = play(small(active), task, sites, absent=absent, carry=over_the_wire, watch=seen.append)
-    assert wired.digest() == server.digest()
-    assert dict(wired.values) == dict(server.values)
-    assert {s: state.digest() for s, state in of_sites.items()} == {s: state.digest() for s, state in states.items()}
+    server, states = play(small(active), task, sites, absent=absent, carry=over_the_wire, watch=seen.append)
     assert [sorted(e.replies) for e in seen if e.phase.kind == "train"] == [["a", "b"], ["b", "c"]]
     for state in (server, *states.values()):
         again = over_the_wire(Payload(state.arrays, state.values))

@@ -54,7 +54,7 @@ def runs_on_a_card(method, task, make_site, backbone):
         network = deepcopy(backbone).to(CARD)
         sites = {
             site: replace(made, backbone=network, device=CARD, autocast=torch.bfloat16)
-            for site, made in members(task, make_site, a=8, b=9).items()
+            for site, made in members(task, make_site, a=4, b=5).items()
         }
         server, states = play(method, task, sites)
         assert all(np.isfinite(array).all() for array in server.arrays.values())

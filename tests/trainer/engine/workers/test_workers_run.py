@@ -128,7 +128,10 @@ def test_ctrl_c_stops_all_and_says_how_to_go_on(started):
     assert started.ended()
 
 
-@pytest.mark.parametrize("moment", ["phase-0000/west.metrics.json", "phase-0001/east.metrics.json"])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("phase-0000/west.metrics.json", marks=pytest.mark.nightly), "phase-0001/east.metrics.json"],
+)
 def test_a_killed_run_goes_on_with_another_number_to_the_same_digest(moment, tmp_path, ward, kill_after):
     words = ("--data", ward, "--backbone", "tiny", *TINY, "--rounds", "2")
     whole = edgefl_train("run", "fedevprompt", *words, "--out", tmp_path / "whole", "--json").json()
