@@ -78,8 +78,9 @@ test-slow: WORKERS = 3
 test-slow: $(STAMP) ## Only what `make test` leaves out
 	$(PYTEST) -m "slow and not nightly" $(ARGS)
 
+# The larger form of what is `smaller` is among the slow ones.
 test-all: $(STAMP) ## Both; docs/results/README.md says how long each target takes
-	$(PYTEST) -m "not nightly" $(ARGS)
+	$(PYTEST) -m "not nightly and not smaller" $(ARGS)
 
 test-nightly: $(STAMP) ## Larger forms of what the others run, for a night and before a release
 	$(PYTEST) -m nightly $(ARGS)

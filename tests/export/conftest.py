@@ -124,19 +124,22 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory, run_folder: Path, shared: Shared) -> dict[str, Path]:
-    """A key, and a bundle of the run signed with it through the command line."""
+def built(run_folder: Path, shared: Shared) -> dict[str, Path]:
+    """A key, and a bundle of the run signed with it through the command line: once for all processes."""
     from click.testing import CliRunner
 
-    folder = tmp_path_factory.mktemp("built")
-    runner = CliRunner()
-    assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
+    def make(folder: Path) -> None:
+        runner = CliRunner()
+        assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
+        arguments = ["bundle", str(run_folder), "--site", "north", "--sign", str(folder / "keys")]
+        more = ["-o", str(folder / "north.edgefl"), "--created", "1790000000", "--json"]
+        with shared.traces():
+            result = runner.invoke(cli.main, [*arguments, *more])
+        assert result.exit_code == 0, result.stderr
+        (folder / "out.json").write_text(result.stdout)
+
+    folder = shared.made("export-built", make)
     file = folder / "north.edgefl"
-    arguments = ["bundle", str(run_folder), "--site", "north", "--sign", str(folder / "keys"), "-o", str(file)]
-    with shared.traces():
-        result = runner.invoke(cli.main, [*arguments, "--created", "1790000000", "--json"])
-    assert result.exit_code == 0, result.stderr
-    (folder / "out.json").write_text(result.stdout)
     return {"file": file, "keys": folder / "keys", "pub": folder / "keys" / "signing.pub", "out": folder / "out.json"}
 
 

@@ -161,6 +161,7 @@ def test_the_bundle_says_which_words_were_taught(answer_run, shared):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # smaller: test_the_8_bit_graph_is_counted_without_what_a_device_refuses, and tests of `quantise`
 def test_eight_bits_answer_as_float_does_and_are_counted_themselves(answer_run, answering, answer_graph, shared):
     """docs/design.md 7, export gates (int8). Only the vision transformer has 8 bits: all else is an argument."""
     pictures, words = parity_images(36, 128), parity_questions(len(WORDS.words), WORDS.length, 128)

@@ -18,14 +18,14 @@ CASES = {
     "first": (3, 8, 12, 5, 2, 2, 1),  # few channels: one convolution
     "usual": (16, 20, 9, 3, 1, 1, 1),  # a product for each place
     "strided": (16, 24, 10, 3, 2, 1, 1),  # an even side: the last column is reached by fewer places
-    "odd": (16, 8, 9, 3, 2, 1, 1),
-    "few": (20, 16, 4, 3, 1, 1, 1),  # over the whole batch at once
-    "few-strided": (16, 16, 4, 3, 2, 1, 1),
+    "odd": (8, 8, 9, 3, 2, 1, 1),
+    "few": (8, 16, 4, 3, 1, 1, 1),  # over the whole batch at once
+    "few-strided": (8, 16, 4, 3, 2, 1, 1),
     "one": (18, 16, 6, 1, 1, 0, 1),
     "one-strided": (18, 16, 7, 1, 2, 0, 1),
     "depthwise": (12, 12, 8, 3, 2, 1, 12),
-    "grouped": (16, 8, 6, 3, 1, 1, 4),
-    "wide": (16, 8, 8, 4, 4, 0, 1),  # windows that do not overlap
+    "grouped": (16, 8, 7, 2, 1, 0, 4),
+    "wide": (16, 8, 8, 2, 2, 0, 1),  # windows that do not overlap
 }
 
 
