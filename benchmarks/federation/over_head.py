@@ -42,10 +42,11 @@ SHARED = ("data", "partition", "task", "classes", "colour", "labels", "images_pe
 def heads_alone(runs: Sequence[FinishedRun]) -> list[Centres]:
     """Score each centre's reported rows with a regression on its network, of each run's own training rows.
 
-    All runs share data and network (`alike`), so the features are computed once.
+    All runs share data and network (`alike`). The features are computed anew only where the pictures that a seed
+    learned from are of other sizes or qualities, for its pictures are made like those.
     """
     found: list[Centres] = []
-    features = None
+    features = taught = None
     for run in runs:
         settings, px = run.settings, run.backbone.spec.image_px
         if settings.partition or settings.classes or settings.labels != 1:
@@ -56,8 +57,8 @@ def heads_alone(runs: Sequence[FinishedRun]) -> list[Centres]:
         federation = load_federation(
             settings.data, image_px=px, colour=colour, task=settings.task, seed=settings.seed, limit=limit
         )
-        if features is None:
-            features = _features(run, federation)
+        if features is None or federation.taught != taught:
+            features, taught = _features(run, federation), federation.taught
         probabilities = scores(features, federation, best_strength(features, federation))
         found.append(
             {name: scored_rows(probabilities[f"{name}.{name}"], federation, name) for name in federation.sites}
