@@ -16,12 +16,13 @@ _POLICY = REFUSED_FOR_GOOD | {"replaced_key", "pending", "small_cohort"}  # a de
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
 _MIXED = (SignedRefusal, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
-_OTHER_KIND = "other_kind"  # a bundle that another command is for: nobody refused it
+# A bundle that another command is for, and `--weights personal` where none are kept: other words are to be typed.
+_USAGE_CODES = frozenset({"other_kind", "no_personal"})
 
 
 def exit_code(error: EdgeflError) -> int:
     """Return the exit status of a command that ends with this error."""
-    if error.code == _OTHER_KIND:
+    if error.code in _USAGE_CODES:
         return USAGE
     if isinstance(error, _REFUSALS):
         return FAILED if error.code in _RUNTIME_CODES else REFUSED

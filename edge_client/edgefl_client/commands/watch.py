@@ -115,7 +115,8 @@ def watch(
             notes.drop()
         lost: dict[str, EdgeflError] = {}
         task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=lost.__setitem__)
-        values = None if weights == "bundle" else ValuesInUse(home, vouched.bundle, scorer.model.state_sha256)
+        needed, sha256 = weights == "personal", scorer.model.state_sha256
+        values = None if weights == "bundle" else ValuesInUse(home, vouched.bundle, sha256, required=needed)
         watcher = _Watcher(folder, task, vouched, values, notes, output, log, stop, notes.scored(), others, once, lost)
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     if once:

@@ -51,8 +51,8 @@ def run_train(
     Raises:
         Paused: the battery, or a word from outside, forbids to begin.
         LearningError: too few pictures or too little memory, no training step, another process, a loss that is not
-            finite, a method that learns in a federation only (`alone`), or personal values of the bundle in use that
-            those of another bundle would replace (`other_bundle`).
+            finite, a method that learns in a federation only (`alone`), or personal values of another bundle that a
+            bundle not in use would replace (`other_bundle`).
     """
     options.plan(bundle)  # before the work of reading
     learn, started = learner_of(bundle), options.limits.clock()
@@ -91,13 +91,13 @@ def run_train(
 
 
 def _refuse_to_replace(home: Home, bundle: Bundle) -> None:
-    """Refuse another bundle than the one in use where that has personal values: a home keeps those of one bundle."""
+    """Refuse to replace another bundle's personal values, unless `bundle` is the one in use: its owner moved on."""
     kept = kept_personal(home)
-    if kept is not None and kept.passed and kept.bundle_sha256 == current_sha256(home) != bundle.sha256:
+    if kept is not None and kept.passed and bundle.sha256 not in (kept.bundle_sha256, current_sha256(home)):
         raise LearningError(
-            "a round with another bundle would replace the personal values that the bundle in use scores with; learn "
-            "in another home folder with --home, put the other bundle into use first with edgefl use, or remove these "
-            "values with edgefl advanced personal remove",
+            "this home keeps personal values of another bundle, and a round with this one would replace them; learn in "
+            "another home folder with --home, put this bundle into use first with edgefl use, or remove these values "
+            "with edgefl advanced personal remove",
             "other_bundle",
         )
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from edgefl_client.home import Home
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Dealt
-from edgefl_client.scoring.personal import PersonalState, load_personal, save_personal
+from edgefl_client.scoring.personal import PersonalState, kept_personal, load_personal, save_personal
 from edgefl_client.scoring.untaught import untaught_facts
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.figures import taught_elsewhere
@@ -43,9 +43,14 @@ class Told:
 
 
 def keep_judged(home: Home, told: Told) -> None:
-    """Keep what passed its gate, for scoring."""
-    if told.judged is not None and told.judged.passed:
-        save_personal(home, told.judged)
+    """Keep what passed its gate, for scoring; say so where another bundle's values end with that."""
+    if told.judged is None or not told.judged.passed:
+        return
+    before = kept_personal(home)
+    if before is not None and before.passed and before.bundle_sha256 != told.judged.bundle_sha256:
+        whose = before.bundle_sha256[:12]
+        told.report({"warning": f"the new personal values replace those learned with the bundle {whose}"})
+    save_personal(home, told.judged)
 
 
 def round_facts(

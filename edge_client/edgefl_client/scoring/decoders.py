@@ -56,7 +56,7 @@ _TAGS = [
     "SOPClassUID", "NumberOfFrames", "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
     "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration", "PixelData", "RescaleSlope",
     "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape", "VOILUTSequence",
-    "ModalityLUTSequence",
+    "ModalityLUTSequence", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
 ]  # fmt: skip
 _PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1")  # implicit and explicit little endian
 _GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -181,11 +181,15 @@ def _shown_grey(file: Any, kind: str, bits: int) -> NDArray[np.uint8]:
     function = str(file.get("VOILUTFunction") or "LINEAR")
     windowed = center is not None and width is not None
     other = function not in ("LINEAR", "LINEAR_EXACT") if windowed else bool(file.get("VOILUTSequence"))
-    # INVERSE goes with MONOCHROME1, whose zero is white anyway (C.8.11.3); of MONOCHROME2 it says the contrary.
-    contrary = kind == "MONOCHROME2" and file.get("PresentationLUTShape") == "INVERSE"
+    # C.8.11.3: INVERSE goes with MONOCHROME1, whose zero is white anyway, and IDENTITY with MONOCHROME2.
+    own = "INVERSE" if kind == "MONOCHROME1" else "IDENTITY"
+    contrary = (file.get("PresentationLUTShape") or own) != own
+    # An "enhanced" object keeps window and rescale in these (C.7.6.16).
+    grouped = file.get("SharedFunctionalGroupsSequence") or file.get("PerFrameFunctionalGroupsSequence")
     half, one = (0.0, 0.0) if function == "LINEAR_EXACT" else (0.5, 1.0)
     stored = np.arange(2**bits)
-    if other or contrary or file.get("ModalityLUTSequence") or slope <= 0 or (windowed and width <= one):
+    unread = other or contrary or grouped or file.get("ModalityLUTSequence")
+    if unread or slope <= 0 or (windowed and width <= one):
         raise ImageError(
             "the DICOM file asks for its grey to be shown in a way that is not read here; export the picture as the "
             "viewer shows it",

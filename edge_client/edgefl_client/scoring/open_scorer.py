@@ -114,17 +114,8 @@ def _verified(home: "Home", model: Path | None, trusted: tuple[str, ...], needed
 
 def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":
     """Load the values learned here for this bundle; nothing of learning is loaded where nothing was learned."""
-    from edgefl_protocol.errors import StorageError
+    if not required and not home.learning.exists():
+        return None
+    from edgefl_client.scoring.personal import load_personal
 
-    found = None
-    if home.learning.exists():
-        from edgefl_client.scoring.personal import load_personal
-
-        found = load_personal(home, bundle)
-    if required and found is None:
-        raise StorageError(
-            "this device has no personal values for this bundle that passed their gate; learn some with edgefl "
-            "train, or score with --weights bundle",
-            "no_personal",
-        )
-    return found
+    return load_personal(home, bundle, required=required)

@@ -70,10 +70,20 @@ def save_personal(home: Home, state: PersonalState) -> None:
     write_checked(home.prepare(home.learning) / PERSONAL, Payload(state.weights, scalars))
 
 
-def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
-    """Load the personal values for a bundle, None where none passed the gate of today."""
+def load_personal(home: Home, bundle: Bundle, *, required: bool = False) -> PersonalState | None:
+    """Load the personal values for a bundle, None where none passed the gate of today.
+
+    Raises:
+        StorageError: they are damaged, or there are none that are `required` (`no_personal`).
+    """
     state = kept_personal(home)
     if state is None or state.bundle_sha256 != bundle.sha256 or not state.passed:
+        if required:
+            raise StorageError(
+                "this device keeps no personal values for this bundle that passed their gate, as --weights personal "
+                "needs; learn some with edgefl train, or leave that option out to score with the bundle's values",
+                "no_personal",
+            )
         return None
     shapes = {name: (value.dtype, value.shape) for name, value in bundle.weights.items()}
     found = {name: (value.dtype, value.shape) for name, value in state.weights.items()}
@@ -103,18 +113,20 @@ class ValuesInUse:
     home: Home
     bundle: Bundle
     sha256: str  # of these values, `digest`
+    required: bool  # whether personal ones alone may score
     _seen: tuple[int, ...] | None = field(default=None, init=False)  # the file of personal values at the last look
 
     def check(self) -> None:
         """Refuse to go on where other values score now; it costs a look at one file that did not change.
 
         Raises:
-            StorageError: so it is (`other_values`), or the personal values cannot be read.
+            StorageError: so it is (`other_values`; `no_personal` where another start would find none, either), or the
+                personal values cannot be read.
         """
         now = file_state(self.home.learning / PERSONAL)  # before it is read: what changes meanwhile is seen next time
         if now == self._seen:
             return
-        kept = load_personal(self.home, self.bundle)
+        kept = load_personal(self.home, self.bundle, required=self.required)
         if digest((self.bundle if kept is None else kept).weights) != self.sha256:
             raise StorageError(
                 "the values that this command scores with are no longer in use, because others were learned or these "

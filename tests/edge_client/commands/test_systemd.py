@@ -129,6 +129,7 @@ def test_a_missing_folder_ends_the_watch_for_good(tmp_path):
     done = CliRunner().invoke(cli, ["watch", str(tmp_path / "camera"), "--home", str(tmp_path)])
     watch = parsed(UNITS / "edgefl-watch.service")["Service"]
     assert done.exit_code == int(watch["RestartPreventExitStatus"])
+    assert done.exit_code == exit_code(StorageError("none are kept, as --weights personal needs", "no_personal"))
 
 
 def test_a_watch_whose_values_are_out_of_use_is_started_again():

@@ -21,6 +21,8 @@ from edgefl_client.learning.round_alone import POINT, STANDING, run_train
 from edgefl_client.learning.round_learner import PointFile
 from edgefl_client.scoring.personal import load_personal
 from edgefl_client.scoring.scorer import Scorer
+from edgefl_client.trust.models import install
+from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import digest
 
@@ -221,10 +223,12 @@ def test_other_pictures_begin_the_round_anew(bundle, labels, home, school, tmp_p
     assert run_train(home, bundle, other, TrainOptions(**ONE))["state"] == "done"
 
 
-def test_another_bundle_takes_nothing_over(bundle, labels, home, school):
+def test_another_bundle_takes_nothing_over(bundle, labels, home, school, lab):
     """Personal values belong to the bundle they were learned with, by its SHA-256."""
     run_train(home, bundle, labels, TrainOptions(**LONG))
-    other = school.learning_bundle(seed=4)
+    data = school.learning_bytes(seed=4)
+    other = load_bundle(data, [lab.SIGNER.public], lab.NOW_MS)
+    install(home, data, other)
     assert load_personal(home, other) is None and standing(home, other) is None
     assert run_train(home, other, labels, TrainOptions(**ONE))["round"] == 1
 

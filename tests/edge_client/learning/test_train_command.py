@@ -172,19 +172,25 @@ def test_status_tells_which_values_are_in_use(labels, school, lab, home):
     )
 
 
-def test_another_bundle_replaces_no_values_that_are_in_use(labels, school, lab, home):
+def test_only_the_bundle_in_use_replaces_the_values_of_another(labels, school, lab, home):
     """docs/reference/device-learning.md: a round with `--model` ended the use of the values, and said nothing of it."""
-    first, other = (load_bundle(data, [lab.SIGNER.public], lab.NOW_MS)
-                    for data in (school.learning_bytes(), school.learning_bytes({"line": "other"})))  # fmt: skip
-    install(home, school.learning_bytes(), first)
-    assert run_train(home, first, labels, TrainOptions(threads=1, epochs=60))["gate"]["passed"]
+    first, second, third = files = [school.learning_bytes({"line": line}) for line in ("first", "second", "third")]
+    bundles = {data: load_bundle(data, [lab.SIGNER.public], lab.NOW_MS) for data in files}
+    assert run_train(home, bundles[first], labels, TrainOptions(threads=1, epochs=60))["gate"]["passed"]
     before = {path.name: path.read_bytes() for path in home.learning.iterdir()}
-    with pytest.raises(LearningError, match="edgefl use, or remove these values") as refused:
-        run_train(home, other, labels, TrainOptions(threads=1, epochs=60, restart=True))
-    assert refused.value.code == "other_bundle"
-    assert {path.name: path.read_bytes() for path in home.learning.iterdir()} == before
-    install(home, school.learning_bytes({"line": "other"}), other)  # now the values score no more
-    assert run_train(home, other, labels, TrainOptions(threads=1, epochs=1))["round"] == 1
+    for in_use, learns in ((None, second), (first, second), (second, third)):  # `--model` alone; as before; moved on
+        if in_use is not None:
+            install(home, in_use, bundles[in_use])
+        with pytest.raises(LearningError, match="edgefl use, or remove these values") as refused:
+            run_train(home, bundles[learns], labels, TrainOptions(threads=1, epochs=60, restart=True))
+        assert refused.value.code == "other_bundle"
+        assert {path.name: path.read_bytes() for path in home.learning.iterdir()} == before
+    notes = []
+    options = TrainOptions(threads=1, epochs=60, report=lambda facts: notes.append(facts.get("warning")))
+    for _ in range(2):  # told once: then the values are its own
+        assert run_train(home, bundles[second], labels, options)["in_use"]["kind"] == "personal"
+    said = f"the new personal values replace those learned with the bundle {bundles[first].sha256[:12]}"
+    assert [note for note in notes if note] == [said]
 
 
 def test_suspicious_classes_that_learned_values_never_predict_are_told_everywhere(

@@ -159,13 +159,20 @@ def test_the_window_of_a_jpeg_inside_counts_too(reader):
 
 
 def test_grey_that_is_to_be_shown_in_another_way_is_refused(reader):
-    """DICOM PS3.3, C.8.11.3: INVERSE is for MONOCHROME1, whose zero is white; beside MONOCHROME2 nobody knows."""
+    """DICOM PS3.3, C.8.11.3: INVERSE is for MONOCHROME1, whose zero is white, and IDENTITY for MONOCHROME2; the other
+    way round nobody knows. C.7.6.16: an "enhanced" object keeps its window in functional groups."""
     pydicom = pytest.importorskip("pydicom", reason=DICOM_EXTRA)
     grey, table = scene()[:, :, 0], pydicom.Dataset()
     table.LUTDescriptor, table.LUTData = [256, 0, 8], bytes(range(255, -1, -1))
     window = {"WindowCenter": 128, "WindowWidth": 256}
+    group, inner = pydicom.Dataset(), pydicom.Dataset()
+    inner.WindowCenter, inner.WindowWidth = 32, 64
+    group.FrameVOILUTSequence = [inner]
     for tags in (
         {"PresentationLUTShape": "INVERSE"},
+        {"PresentationLUTShape": "IDENTITY", "PhotometricInterpretation": "MONOCHROME1"},
+        {"SharedFunctionalGroupsSequence": [group]},
+        {"PerFrameFunctionalGroupsSequence": [group]},
         {**window, "VOILUTFunction": "SIGMOID"},
         {**window, "WindowWidth": 0},
         {"RescaleSlope": -1, "RescaleIntercept": 255},
@@ -177,7 +184,8 @@ def test_grey_that_is_to_be_shown_in_another_way_is_refused(reader):
         assert refused.value.code == "unsupported_format"
     inverse = reader.decode(dicom(grey, "MONOCHROME1", PresentationLUTShape="INVERSE")).pixels
     np.testing.assert_array_equal(inverse[:, :, 0], 255 - grey)
-    np.testing.assert_array_equal(reader.decode(dicom(grey, "MONOCHROME2", **window)).pixels[:, :, 0], grey)
+    identity = dicom(grey, "MONOCHROME2", PresentationLUTShape="IDENTITY", **window)
+    np.testing.assert_array_equal(reader.decode(identity).pixels[:, :, 0], grey)
 
 
 def test_dicom_bits_in_other_places_are_refused(reader):

@@ -80,6 +80,17 @@ def test_no_further_picture_of_a_batch_is_scored(run, ward, lab, after, then, mo
     assert len({state["sha256"] for state in found}) == 1 + ends
 
 
+def test_it_asks_for_no_other_start_that_would_fail(run, ward, lab, after):
+    """`--weights personal` once nothing is kept: the next start ends by the same sentence, as wrongly called (2)."""
+    learn(run.home, lab, 0.5)
+    after(2, watched_folder, "write_line", lambda: forget(Home(run.home), everything=False))
+    ended, again = (run(*WORDS, "--once", "--weights", "personal") for _ in range(2))
+    assert (ended[0], again[0], len(states(ward / "scores.jsonl"))) == (2, 2, 2)
+    assert ended[2].splitlines()[-1] == again[2].splitlines()[-1]
+    assert "leave that option out to score with the bundle's values" in ended[2] and "start it again" not in ended[2]
+    assert run(*WORDS, "--once")[0] == 0
+
+
 def test_it_ends_also_with_nothing_to_score(run, ward, lab, after):
     """The first values learned for its bundle end it; those for another bundle change nothing."""
 

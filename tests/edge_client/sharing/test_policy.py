@@ -24,6 +24,7 @@ from edgefl_client.sharing.policy import (
 )
 from edgefl_client.sharing.spending import DAY_MS, MAX_ENTRIES, note_spent, permit, read_spent
 from edgefl_exchange.outbox import WorkItem
+from edgefl_protocol.envelopes.blob import BlobReference
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.rules.travels import KINDS, travels_of
@@ -230,12 +231,29 @@ def test_a_day_is_the_last_24_hours(tmp_path):
     assert read_spent(home, NOW_MS + DAY_MS + 10).bytes == 0
 
 
-def item(idem="b"):
-    payload = Payload({}, {"site_sha256": "0" * 64}).to_bytes()
+def item(idem="b", content="0", blob=None):
+    payload = Payload({}, {"site_sha256": content * 64}).to_bytes()
     return WorkItem(
         idem=idem, federation="skin", kind="reply", round=None, created_ms=0, attempts=0, size=len(payload),
-        content=lambda: payload,
+        content=lambda: payload, blob=blob,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_learned_again_under_its_key_counts_again(large, tmp_path):
+    """docs/security.md, exchange policy: both left. The key follows from the round, the content from the learning; the
+    same content, sent again, counts once. What was noted counts against the limit of the day."""
+    home = Home(tmp_path / "home")
+    first, second, third = (
+        item(content=one, blob=BlobReference(blob=one * 32, size=99, sha256=one * 64, key=bytes(32)) if large else None)
+        for one in "123"
+    )
+    size = first.size
+    twice = Policy(allowed={"maps": None}, limits=Limits(bytes_per_day=2 * size))
+    ask = permit(home, twice, lambda: NOW_MS)
+    for one, bytes_ in ((first, size), (first, size), (second, 2 * size), (second, 2 * size), (first, 2 * size)):
+        assert ask(one, 3) is None and read_spent(home, NOW_MS).bytes == bytes_
+    assert ask(third, 3).code == "day_too_large" and read_spent(home, NOW_MS).rounds == 1
 
 
 def test_a_clock_that_was_ahead_counts_for_a_day_and_not_for_years(tmp_path):
