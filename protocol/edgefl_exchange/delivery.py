@@ -27,7 +27,7 @@ HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupport
 TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
 # Refusals after which the blob is sent again from the beginning.
 BLOB_LOST = frozenset({"no_blob", "bad_blob"})
-OVER = "round_over"  # of what was learned in a round that was over before it was first sent
+OVER = "round_over"  # of what was learned in a round that was over before it was first sent, or that refused it
 _LOG = logging.getLogger("edgefl.exchange")
 
 
@@ -117,12 +117,7 @@ class Courier:
         if item.kind == LEARNED:
             over = self.task.round > round_number or self.task.state == "done"
             if item.attempts == 0 and over:  # nobody can have it
-                why = f"round {round_number} was over before its reply was taken; what was learned in it is dropped"
-                delivery = Delivery(
-                    idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=item.size
-                )
-                self._forget(item, delivery)
-                return delivery, item
+                return self._over(item, round_number), item
             if item.attempts == 0 and self.task.state != "open":  # closed; it may open again
                 return None, item
         if held := self._held(item, round_number):
@@ -145,10 +140,19 @@ class Courier:
             if outcome == "kept":
                 return delivery, dataclasses.replace(item, idem=self.outbox.release(item), round=None, attempts=0)
             if outcome == "refused" and item.kind == LEARNED:
+                if self.task.round != round_number or self.task.state == "done":  # it can be offered no more
+                    return self._over(item, round_number), item
                 self.outbox.take_back(item.idem)
                 return delivery, item
         self._forget(item, delivery)
         return delivery, item
+
+    def _over(self, item: WorkItem, round_number: int) -> Delivery:
+        """Drop what was learned in a round that takes it no more."""
+        why = f"round {round_number} was over before its reply was taken; what was learned in it is dropped"
+        delivery = Delivery(idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=item.size)
+        self._forget(item, delivery)
+        return delivery
 
     def _send(self, item: WorkItem, round_number: int) -> None:
         """Send one item: inline, or as a blob, of which only what the coordinator lacks is sent."""

@@ -148,6 +148,20 @@ def test_what_was_learned_is_offered_again_after_a_refusal(member, coordinator, 
     assert told == [("accepted", 1), ("late", 2)] and [effect[1] for effect in coordinator.effects] == [1]
 
 
+@pytest.mark.parametrize(("learned", "number", "state"), [(1, 2, "open"), (1, 1, "done"), (2, 1, "open")])
+def test_what_was_refused_after_its_round_is_dropped(member, coordinator, tmp_path, net, learned, number, state):
+    """docs/decisions/0077: while its round lasts, and no longer. The answer of the round was lost on the way, and the
+    form is checked before the round; the last round, and one before which a restored coordinator stands, too."""
+    told = []
+    coordinator.round, coordinator.state = number, state
+    coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="n_train is above 10")
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.promise(outbox.put_learned("skin", learned, net.reply_of(1).to_bytes(), 0), learned)  # sent once
+        (late,) = member.deliver(outbox, member.task(), settled=lambda _, one: told.append((one.outcome, one.round)))
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_over", 0)
+    assert told == [("late", learned)]
+
+
 @pytest.mark.parametrize(("outcome", "told"), [("accepted", ("count", 3)), ("late", ("drop", 3))])
 def test_a_round_counts_exactly_if_its_reply_was_accepted(outcome: str, told: Any) -> None:
     """docs/decisions/0028 and 0038: else it is dropped."""

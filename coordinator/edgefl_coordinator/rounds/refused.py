@@ -26,11 +26,17 @@ REASON = select(refused_replies.c.reason).where(
     refused_replies.c.number == bindparam("number"), refused_replies.c.skid == bindparam("skid")
 )
 _REASON = Statement(REASON)
+_OF_REPLY = (refused_replies.c.number == replies.c.number, refused_replies.c.skid == replies.c.skid)
 
 
 def is_sound() -> ColumnElement[bool]:
     """Return the condition that a row of `replies` was not refused."""
-    return ~exists().where(refused_replies.c.number == replies.c.number, refused_replies.c.skid == replies.c.skid)
+    return ~exists().where(*_OF_REPLY)
+
+
+def is_lost() -> ColumnElement[bool]:
+    """Return the condition that a row of `replies` cannot be read any more."""
+    return exists().where(*_OF_REPLY, refused_replies.c.reason == LOST)
 
 
 def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> None:
@@ -51,7 +57,7 @@ def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Ma
 def take_back(connection: Connection, now_ms: int, number: int) -> None:
     """Let the refused replies of a round that are still there count until they are judged again."""
     counts.drop(connection)
-    kept = exists().where(replies.c.number == refused_replies.c.number, replies.c.skid == refused_replies.c.skid)
+    kept = exists().where(*_OF_REPLY)
     count = connection.execute(delete(refused_replies).where(refused_replies.c.number == number, kept)).rowcount
     if count:
         audit.append(connection, now_ms, "judged_again", str(number), {"replies": count})

@@ -175,10 +175,23 @@ def lose_replies(connection: Connection, now_ms: int, number: int, lost: Mapping
     Their senders may send the same again, under the same key.
     """
     refusals.refuse_replies(connection, now_ms, number, dict.fromkeys(lost, refusals.LOST))
-    theirs = (replies.c.number == number) & replies.c.blob.in_(lost.values())
-    for row in connection.execute(select(replies.c.skid, replies.c.idem).where(theirs)).all():
+    return _drop_unanswered(connection, (replies.c.number == number) & replies.c.blob.in_(lost.values()))
+
+
+def drop_lost(connection: Connection) -> list[str]:
+    """Drop the lost replies of the round under way that an older version kept, as `lose_replies` does.
+
+    With their first answers, which would tell a member that sends one again that it counts.
+    """
+    under_way = replies.c.number.in_(select(rounds.c.number).where(rounds.c.state != "done"))
+    return _drop_unanswered(connection, under_way & refusals.is_lost())
+
+
+def _drop_unanswered(connection: Connection, which: ColumnElement[bool]) -> list[str]:
+    """Delete replies as if they had never come; return the names of their blobs."""
+    for row in connection.execute(select(replies.c.skid, replies.c.idem).where(which)).all():
         inbox.forget_answer(connection, row.skid, row.idem)
-    return _drop(connection, theirs)
+    return _drop(connection, which)
 
 
 def drop_open_reply(connection: Connection, skid: str) -> list[str]:

@@ -107,6 +107,8 @@ class _Leader:
             detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
             audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
             stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed
+            past = stored_rounds.drop_lost(connection)
+        coordinator.store.drop_blobs(past)
         coordinator_keys.tend_keys(coordinator)
         coordinator_keys.note_keys(coordinator)
         events.catch_up()  # before "listening", in the order of time
@@ -310,7 +312,9 @@ def _listening(coordinator: Coordinator, door: Door) -> Iterator[socket.socket]:
     shared, where = coordinator.store.database.shared, (settings.host, settings.port)
     with contextlib.ExitStack() as until_done:
         if shared and port_is_taken(*where) and not is_held(root, shared=True, unknown=True):
-            raise _cannot_listen(*where, os.strerror(errno.EADDRINUSE))
+            older = "stop each serve of this coordinator that runs an older version"
+            why = f"{os.strerror(errno.EADDRINUSE)}; {older}"
+            raise _cannot_listen(*where, why, "if another program has the port")
         if shared:
             with contextlib.suppress(OSError):  # a file system that knows no locks
                 until_done.enter_context(share(root))
@@ -324,8 +328,8 @@ def _listen(host: str, port: int, door: Door, *, shared: bool = False) -> socket
         raise _cannot_listen(host, port, error.strerror) from error
 
 
-def _cannot_listen(host: str, port: int, why: str | None) -> OperatorError:
+def _cannot_listen(host: str, port: int, why: str | None, when: str = "for another port") -> OperatorError:
     return OperatorError(
-        f"cannot listen on {host} port {port}: {why}; for another port: edgefl-coordinator set port PORT public_url "
+        f"cannot listen on {host} port {port}: {why}; {when}: edgefl-coordinator set port PORT public_url "
         "https://HOST:PORT, with the --home of this coordinator; then make invites anew"
     )

@@ -108,10 +108,10 @@ def end_synced(context: click.Context, done: "Synced") -> None:
     from edgefl_client.sharing.sync import HELD_BACK
 
     held = [one for one in done.report["sent"] if one["outcome"] == "held"]
-    for one in held:
-        click.echo(f"edgefl: {one['message']}", err=True)
+    problem = [] if done.problem is None else [str(done.problem)]
+    for said in dict.fromkeys([*(one["message"] for one in held), *problem]):  # a broken policy holds every item
+        click.echo(f"edgefl: {said}", err=True)
     if done.problem is not None:
-        click.echo(f"edgefl: {done.problem}", err=True)
         context.exit(exit_code(done.problem))
     if any(one["code"] not in PASSES | {HELD_BACK} for one in held):
         context.exit(REFUSED)

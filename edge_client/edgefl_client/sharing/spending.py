@@ -2,11 +2,12 @@
 
 * An entry is on the disk before the first byte leaves, so a crash can count something that did not leave, never miss
   something that did. The file is replaced atomically; a damaged one is an error, never "nothing was spent".
-* An entry is known by the key of its work item: a reply that is sent again under the same key counts once.
+* An entry is known by the key of its work item and its content: a reply that is sent again counts once, and one that
+  is learned again under the same key counts again.
 * Entries older than 24 hours are dropped. One dated in the future came from a wrong clock and ages from now on.
 * Only the holder of the member's keys writes, so two processes cannot lose each other's entries.
 
-No content is kept: key, federation, round, kinds, bytes, time, and the digest by which a small one is known again.
+No content is kept: key, federation, round, kinds, bytes, time, and the digest by which it is known again.
 Source: docs/security.md, reliability table.
 """
 
@@ -35,11 +36,11 @@ class Entry:
     travels: str  # kinds of content in it, with spaces between
     bytes: int  # of its payload
     at_ms: int  # when, Unix milliseconds
-    sha256: str = ""  # of its payload; empty for a large one, and in files of before
+    sha256: str = ""  # of its payload, of a large one as it is encrypted; empty in files of before
 
 
 def read_spent(
-    home: Home, now_ms: int, *, federation: str = "", round_number: int | None = None, idem: str = ""
+    home: Home, now_ms: int, *, federation: str = "", round_number: int | None = None, idem: str = "", sha256: str = ""
 ) -> Spent:
     """Add up what left in the last 24 hours, apart from one reply.
 
@@ -47,11 +48,14 @@ def read_spent(
         now_ms: Unix milliseconds, by the best clock there is.
         federation: of the reply in question; empty for none.
         round_number: its round, which is not counted among the others; None where it has none yet.
-        idem: key of its work item, which is not counted; empty for none.
+        idem: key of its work item; empty for none.
+        sha256: digest of its content, as in `Entry`: what left under this key with this content is not counted.
     """
     entries = [one for one in _entries(home) if one.at_ms > now_ms - DAY_MS]
     rounds = {(one.federation, one.round) for one in entries} - {(federation, round_number)}
-    return Spent(now_ms=now_ms, rounds=len(rounds), bytes=sum(one.bytes for one in entries if one.idem != idem))
+    return Spent(
+        now_ms=now_ms, rounds=len(rounds), bytes=sum(one.bytes for one in entries if not _is(one, idem, sha256))
+    )
 
 
 def sent_before(home: Home, federation: str, content: bytes) -> int | None:
@@ -71,12 +75,12 @@ def note_spent(
     size: int,
     sha256: str = "",
 ) -> None:
-    """Note durably, once per key, that a reply is about to leave; where that fails, it must not leave."""
+    """Note durably, once per key and content, that a reply is about to leave; where that fails, it must not leave."""
     entry = Entry(
         idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms,
         sha256=sha256,
     )  # fmt: skip
-    _write(home, [*(one for one in _entries(home) if one.idem != idem), entry], now_ms)
+    _write(home, [*(one for one in _entries(home) if not _is(one, idem, sha256)), entry], now_ms)
 
 
 def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
@@ -92,12 +96,15 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
         if any(one.at_ms > now_ms for one in entries):  # by a clock that was ahead: from now on they age
             _write(home, entries, now_ms)
         travels = travels_of(item.names)
-        spent = read_spent(home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem)
+        sha256 = hashlib.sha256(item.payload).hexdigest() if item.blob is None else item.blob.sha256
+        spent = read_spent(
+            home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem, sha256=sha256
+        )  # fmt: skip
         try:
             policy.check(travels, size, spent)
         except PolicyError as error:
             return error
-        recent = [one for one in entries if one.at_ms > now_ms - DAY_MS and one.idem != item.idem]
+        recent = [one for one in entries if one.at_ms > now_ms - DAY_MS and not _is(one, item.idem, sha256)]
         if len(recent) >= MAX_ENTRIES:
             return PolicyError(
                 f"{len(recent)} replies left this device in the last 24 hours, and more than {MAX_ENTRIES} are "
@@ -106,11 +113,16 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
             )
         note_spent(
             home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem, travels=travels,
-            size=size, sha256="" if item.blob is not None else hashlib.sha256(item.payload).hexdigest(),
+            size=size, sha256=sha256,
         )  # fmt: skip
         return None
 
     return ask
+
+
+def _is(entry: Entry, idem: str, sha256: str) -> bool:
+    """Tell whether an entry is of this very reply."""
+    return (entry.idem, entry.sha256) == (idem, sha256)
 
 
 def _write(home: Home, entries: Sequence[Entry], now_ms: int) -> None:

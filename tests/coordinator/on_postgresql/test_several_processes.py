@@ -128,7 +128,7 @@ def test_one_port_is_that_of_one_coordinator(prepared, serve, make_coordinator, 
     command = [*COMMAND, "serve", "--home", str(stranger.store.home.root)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 1
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; for another port: " in refused.stderr
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; stop each serve of " in refused.stderr
     postgres.drop(url)
 
 

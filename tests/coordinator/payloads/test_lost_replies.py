@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from edgefl_coordinator.rounds import refused, stored_rounds
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.store.tables import refused_replies, replies, states
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.service import _Leader
 from edgefl_exchange.outbox import learned_key
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
@@ -92,6 +94,22 @@ def test_its_sender_sends_it_again(federation, pair, sent, lab, seed) -> None:
         told = TaskReply.from_payload(pair[0].call("task", Payload()))
         assert (told.state, told.replied, told.stuck) == ("closed", True, "")
     assert step(federation, needs_two) and averages(lab, federation, [seed, 2])
+
+
+def test_what_an_older_version_left_of_a_lost_reply_is_dropped(federation, pair, sent, lab) -> None:
+    """It kept row and first answer where the round opened again: the member learned for ever, was told "accepted", and
+    nothing was stored."""
+    with federation.store.transaction() as connection:
+        now_ms = federation.clock()
+        stored_rounds.reopen_round(connection, now_ms, 1, {pair[0].name: refused.LOST}, "too few replies", 3600)
+    lost = newest(federation, lab, pair[0])
+    _Leader(federation, None).begin()
+    assert lost not in lab.files(federation)
+    assert not TaskReply.from_payload(pair[0].call("task", Payload())).replied
+    again = lab.Blob(lab.reply_of(3).to_bytes())
+    again.put_all(pair[0])
+    assert isinstance(again.reply(pair[0], idem=LEARNED), Payload)
+    assert step(federation, lab.averaging_worker) and averages(lab, federation, [3, 2])
 
 
 def test_where_all_is_away_no_reply_is_called_lost(federation, pair, sent, lab) -> None:

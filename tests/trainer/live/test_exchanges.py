@@ -68,6 +68,17 @@ def test_a_round_done_again_in_vain_leaves_the_accepted_state(answered, tmp_path
     assert len(list((tmp_path / "checkpoints").rglob(f"{exchanges.name}.*"))) == 1
 
 
+def test_earlier_results_stay_until_a_round_done_again_counts(answered, tmp_path: Path) -> None:
+    """docs/reference/runs.md, a live federation: until then nothing takes their place, and the model is good."""
+    exchanges, summary = answered(2, 2), tmp_path / "summary.json"
+    summary.write_text("{}")
+    Checkpoints(tmp_path / "checkpoints").save_site(0, exchanges.name, SiteResult(State(), Payload({}, {}), {}))
+    exchanges.settled(Delivery(idem="a" * 32, round=1, outcome="late", bytes=1))
+    assert summary.exists()
+    answered(1, 10)
+    assert not summary.exists()
+
+
 def test_a_live_site_counts_each_draw_of_its_noise_and_stops_at_its_budget(tmp_path: Path, monkeypatch) -> None:
     """Check 52: noise is secret and new each time, so a reply that is learned again is another release; past the budget
     of `join --privacy-budget` nothing is learned."""

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from tests.exchange.tls_server import QUICK, post
 from tests.told import told_task
+from tests.trainer.live.test_site_work import OPTIONS, told
 
 from edgefl_exchange.errors import Unavailable
 from edgefl_exchange.https import HttpsTransport
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import Phase
-from edgefl_trainer.errors import FederationRefused
+from edgefl_trainer.engine.folder import INPUTS, check_finished
+from edgefl_trainer.errors import FederationRefused, RunError
 from edgefl_trainer.live import joining
 from edgefl_trainer.live.joining import Join, _patiently, _rounds_text, _tell_judged, join
 
@@ -84,6 +87,30 @@ class GoneOn(BaseException):
     """The site went on with its federation."""
 
 
+def finished(folder: Path, told: TaskReply | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the folder of a site that is finished, whose coordinator tells this now; None where nobody answers."""
+
+    class Seat:
+        """The site's membership."""
+
+        joined, home = True, folder
+
+        def __init__(self, *_: object) -> None: ...
+
+        def enrolled(self, *_: object) -> SimpleNamespace:
+            return SimpleNamespace(name="site-1", federation="skin", role="site", fingerprint="F", state="approved")
+
+        def task(self) -> TaskReply:
+            if told is None:
+                raise Unavailable("nobody answers")
+            return told
+
+    monkeypatch.setattr(joining, "SiteMembership", Seat)
+    monkeypatch.setattr(joining, "load_membership", lambda _: Seat().enrolled())
+    (folder / joining.MEMBER).mkdir()
+    (folder / "summary.json").write_text(json.dumps({"state_sha256": "a" * 64}))
+
+
 @pytest.mark.parametrize(
     ("answer", "goes_on"),
     [
@@ -100,29 +127,11 @@ def test_a_finished_site_asks_once_whether_its_federation_goes_on(
     """docs/guides/backup.md: rounds after the backup are done again, the last one too. It never asked."""
     said: list[str] = []
 
-    class Seat:
-        """A member of a coordinator that answers so."""
-
-        joined, home = True, tmp_path
-
-        def __init__(self, *_: object) -> None: ...
-
-        def enrolled(self, *_: object) -> SimpleNamespace:
-            return SimpleNamespace(name="site-1", federation="skin", role="site", fingerprint="F", state="approved")
-
-        def task(self) -> Any:
-            if answer is None:
-                raise Unavailable("nobody answers")
-            return told_task(**answer)
-
     def prepare(*_: object) -> None:
         raise GoneOn
 
-    monkeypatch.setattr(joining, "SiteMembership", Seat)
-    monkeypatch.setattr(joining, "load_membership", lambda _: Seat().enrolled())
+    finished(tmp_path, answer and told_task(**answer), monkeypatch)
     monkeypatch.setattr(joining, "prepare", prepare)
-    (tmp_path / joining.MEMBER).mkdir()
-    (tmp_path / "summary.json").write_text(json.dumps({"state_sha256": "a" * 64}))
     call = Join(folder=tmp_path, options=None, say=said.append)  # type: ignore[arg-type]
     if goes_on:
         with pytest.raises(GoneOn):
@@ -130,6 +139,23 @@ def test_a_finished_site_asks_once_whether_its_federation_goes_on(
         return
     assert join(call)["summary"] == {"state_sha256": "a" * 64}
     assert any("nobody could be asked whether its federation goes on" in line for line in said) is (answer is None)
+
+
+def test_a_finished_site_that_cannot_go_on_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/reference/runs.md, a live federation: its table has more rows by now. They went before that was found, and
+    the good model could be used no more."""
+    said: list[str] = []
+    finished(tmp_path, told(state="open", round=2), monkeypatch)
+    (tmp_path / INPUTS).write_text(
+        json.dumps({"partition_sha256": "of fewer rows", "backbone_sha256": "", "hyper": {}})
+    )
+    with pytest.raises(RunError, match="rows of the data have changed"):
+        join(Join(folder=tmp_path, options=OPTIONS, say=said.append))
+    check_finished(tmp_path)
+    assert any("goes on: the results in" in line for line in said)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(RunError, match=r"finish it with `edgefl-train join … --out"):
+        check_finished(tmp_path)
 
 
 @pytest.mark.parametrize(

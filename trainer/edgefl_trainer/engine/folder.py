@@ -24,6 +24,7 @@ SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 INPUTS = "inputs.json"
+MEMBER = "member"  # folder: a site's keys and membership in a live federation
 FEDERATION = "federation.json"  # of the server of a federation of SuperNodes: no model and no figure is there
 STOPPED = "privacy/stopped.txt"  # why nothing more leaves a site of this run: it cannot go on
 MAX_INPUTS_BYTES = 1 << 16
@@ -145,7 +146,8 @@ def check_finished(folder: Path) -> None:
             f"the run in {folder} is still running in another process: wait until that ends, then type this again."
         )
     check_not_stopped(folder)
-    raise RunError(f"the run in {folder} is not finished: finish it with `edgefl-train run --resume --out {folder}`.")
+    again = "join …" if (folder / MEMBER).exists() else "run --resume"
+    raise RunError(f"the run in {folder} is not finished: finish it with `edgefl-train {again} --out {folder}`.")
 
 
 def check_not_stopped(folder: Path) -> None:

@@ -21,7 +21,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Scalar, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import Display, RunPace
-from edgefl_trainer.engine.folder import read_metrics, write_metrics
+from edgefl_trainer.engine.folder import SUMMARY, read_metrics, write_metrics
 from edgefl_trainer.engine.local_engine import InProcessSite, placed
 from edgefl_trainer.engine.privacy.ledger import Ledgers
 from edgefl_trainer.engine.selection import tune_judge
@@ -93,6 +93,7 @@ class Exchanges:
         found = self._checkpoints.load_site(number - 1, self.name)
         if found is not None:
             # A coordinator restored from a backup does rounds again: what followed them here is over, as it is there.
+            (self.folder / SUMMARY).unlink(missing_ok=True)
             lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) < number - 1]
             write_metrics(self.folder, [*lines, found.metrics])
             self._checkpoints.finish_phase(number - 1, State(), {self.name: found})

@@ -12,6 +12,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.checkpoint import SelectedRound
+from edgefl_trainer.engine.folder import SUMMARY
 from edgefl_trainer.engine.handout import received_encoder
 from edgefl_trainer.engine.judging.results import results_of
 from edgefl_trainer.engine.local_engine import FederationState, SelectedEncoder
@@ -31,6 +32,7 @@ def write_results(
     started = time.perf_counter()
     final, sites = _final(work, state, last), {work.site.name: work.site}
     privacy = privacy_cost(folder, work.method, final.sites, seeded=work.site.noise == "seeded")
+    (folder / SUMMARY).unlink(missing_ok=True)  # of an earlier end: while models are replaced, no run is finished
     results = results_of(folder, work.method, work.task, work.backbone, final, work.federation, sites, held_out={})
     head = {
         **what_was_asked(work.settings, work.method, None),

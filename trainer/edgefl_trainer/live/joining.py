@@ -24,7 +24,7 @@ from edgefl_protocol.sentences import counted
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.folder import (
-    SUMMARY,
+    MEMBER,
     begun_settings,
     check_claim,
     check_free,
@@ -40,7 +40,7 @@ from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.evaluate.metrics import JUDGED_ROWS
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.final_results import write_results
-from edgefl_trainer.live.site_membership import MEMBER, Reply, SiteMembership, refusals
+from edgefl_trainer.live.site_membership import Reply, SiteMembership, refusals
 from edgefl_trainer.live.site_work import SiteOptions, SiteWork, check_site, prepare
 from edgefl_trainer.method_halves import stamped
 
@@ -100,9 +100,13 @@ def join(call: Join) -> dict[str, Any]:
     )
     if told.state == "done":
         call.say(f"the federation {membership.federation} is over: what it ended with is fetched")
+    elif finished is not None:
+        call.say(
+            f"the federation {membership.federation} goes on: the results in {call.folder} stay until the coordinator "
+            "accepts another reply of this site, and are made anew at the end"
+        )
     check_claim(call.folder, work.settings, resume=True)
     with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
-        (call.folder / SUMMARY).unlink(missing_ok=True)  # of an end that a restored coordinator does not know
         begun = work.federation.partition_sha256, work.backbone.spec.sha256, hyper_values(work.method)
         check_inputs(call.folder, *begun)
         began = begun_settings(call.folder) or work.settings

@@ -31,9 +31,9 @@ from edgefl_exchange.tls import certificates
 from edgefl_protocol.errors import EdgeflError, InviteError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.records.invite import Invite, decode_invite
+from edgefl_trainer.engine.folder import MEMBER
 from edgefl_trainer.errors import FederationRefused, RunError
 
-MEMBER = "member"
 _NOT_AGAIN = EdgeflError("the reply was refused, and nothing has changed since", "held")
 
 ReplySettled = Callable[[Delivery], None]
