@@ -34,6 +34,8 @@ from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.evaluate.tables.text import markdown
 from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.cnn import Backbone
 
 HEAD = "head alone"
 SHARED = ("data", "partition", "task", "classes", "colour", "labels", "images_per_site", "seed")  # alike in all runs
@@ -48,17 +50,22 @@ def heads_alone(runs: Sequence[FinishedRun]) -> list[Centres]:
     found: list[Centres] = []
     features = taught = None
     for run in runs:
-        settings, px = run.settings, run.backbone.spec.image_px
+        settings, network = run.settings, network_of(run)
         if settings.partition or settings.classes or settings.labels != 1:
             raise ValueError(
                 f"{run.folder} has a partition, classes or a share of labels, which a head here does not follow"
             )
         limit, colour = settings.images_per_site or None, settings.colour
         federation = load_federation(
-            settings.data, image_px=px, colour=colour, task=settings.task, seed=settings.seed, limit=limit
+            settings.data,
+            image_px=network.spec.image_px,
+            colour=colour,
+            task=settings.task,
+            seed=settings.seed,
+            limit=limit,
         )
         if features is None or federation.taught != taught:
-            features, taught = _features(run, federation), federation.taught
+            features, taught = _features(network, federation), federation.taught
         probabilities = scores(features, federation, best_strength(features, federation))
         found.append(
             {name: scored_rows(probabilities[f"{name}.{name}"], federation, name) for name in federation.sites}
@@ -66,9 +73,20 @@ def heads_alone(runs: Sequence[FinishedRun]) -> list[Centres]:
     return found
 
 
-def _features(run: FinishedRun, federation: Federation) -> Features:
+def network_of(run: FinishedRun) -> Backbone:
+    """Load the frozen network of a run; that of a kept run, beside which it does not lie, by its name."""
+    settings = run.settings
+    if run.sites:
+        return run.backbone
+    network = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
+    if network.spec.sha256 != run.summary["backbone_sha256"]:
+        raise ValueError(f"{settings.backbone} is not the network that {run.folder} learned on")
+    return network
+
+
+def _features(network: Backbone, federation: Federation) -> Features:
     rows = Examples(federation.images, federation.labels, np.arange(len(federation.labels)))
-    readouts = frozen_features(run.backbone, rows, torch.device("cpu"))
+    readouts = frozen_features(network, rows, torch.device("cpu"))
     return np.asarray(readouts["mean"] if "mean" in readouts else readouts["pooled"])
 
 
@@ -84,7 +102,7 @@ def alike(runs: Sequence[FinishedRun]) -> None:
     """A `ValueError` where the runs are not made of the same rows and network."""
     same_rows(runs)
     for run in runs[1:]:
-        if run.backbone.spec.sha256 != runs[0].backbone.spec.sha256:
+        if run.summary["backbone_sha256"] != runs[0].summary["backbone_sha256"]:
             raise ValueError(f"{run.folder} and {runs[0].folder} stand on different networks")
 
 

@@ -228,6 +228,22 @@ def test_runs_stand_beside_a_head_on_their_own_network(finished, tmp_path):
     assert below.endswith(f"| {-100 * gaps[0]:+.1f}, {-100 * gaps[1]:+.1f} |") and "|  |  | +" in below
 
 
+def test_a_kept_run_stands_on_the_network_that_its_settings_name(judged, tmp_path):
+    """No network lies beside it, and another of the same name is refused."""
+    from benchmarks.federation import over_head
+
+    run, _ = judged
+    keep_run.keep(run, tmp_path / "kept", elsewhere=False)
+    kept = open_run(tmp_path / "kept")
+    assert over_head.network_of(kept).spec.sha256 == run.backbone.spec.sha256
+    over_head.alike([kept, kept])
+    other = replace(kept, summary={**kept.summary, "backbone_sha256": "0" * 64})
+    with pytest.raises(ValueError, match="is not the network"):
+        over_head.network_of(other)
+    with pytest.raises(ValueError, match="different networks"):
+        over_head.alike([kept, other])
+
+
 def test_runs_on_other_rows_or_networks_are_no_pair(finished):
     from benchmarks.federation import over_head
 
