@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 OF_A_PROCESS = 5  # members
 ALONE = 0.6  # of the time, after which the server is not killed
+LEAST = 5  # times measured, of which the first fifth does not count
 DRAIN_S = 180.0
 PROCESSES = Path(__file__).with_name("soak_processes.py")
 CNN = {
@@ -136,7 +137,7 @@ class Soak:
         """Kill `server`, `members` and `database` at random moments, so often on average; measure once a second."""
         begun = now = time.monotonic()
         due = {what: now + self._pause(usual_s) for what, usual_s in kill_s.items()}
-        while (now := time.monotonic()) < begun + seconds:
+        while (now := time.monotonic()) < begun + seconds or len(self.samples) < LEAST:  # a busy machine takes longer
             alone = now > begun + ALONE * seconds
             for what in due:
                 if now > due[what] and (what == "members" or not alone):
@@ -244,7 +245,7 @@ class Soak:
         """Slopes of what was measured while the servers were left alone, after the first fifth of that."""
         kept = self.samples[len(self.samples) // 5 :]
         if len(kept) < 4:
-            return {}
+            return {}  # it was never run
         seconds, mib, files, answers = (np.array(column) for column in zip(*kept, strict=True))
         half = len(kept) // 2
         early, late = (float(np.percentile(part, 95)) for part in (answers[:half], answers[half:]))

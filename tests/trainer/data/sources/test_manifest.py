@@ -135,7 +135,9 @@ def test_a_wrong_index_is_named_in_one_sentence(make_zip, cache: Path, change, w
         pytest.param({"index.csv": b"image,label,file,center\na,NV,images/none.png,east\n"}, ["images/"], id="missing"),
         pytest.param({"index.csv": b"image,label\n\xff\xfe,NV\n"}, ["UTF-8"], id="encoding"),
         pytest.param({"index.csv": b"image,label\na\n"}, ["line 2", "1 field,"], id="ragged"),
-        pytest.param({"index.csv": b""}, ["no column image"], id="empty-file"),
+        pytest.param(
+            {"index.csv": b""}, ["first line has to name the columns, at least image and label"], id="empty-file"
+        ),
         pytest.param({"index.csv": b"image,label,center,file\n"}, ["does not list"], id="no-rows"),
         pytest.param({"index.csv": b"image,image,label\n"}, ["twice"], id="double-column"),
         pytest.param({"index.csv": b"image,lable\na,NV\n"}, ["rename lable to label."], id="misspelt"),
