@@ -32,6 +32,7 @@ class Shared:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.tracing = False
         folder.mkdir(exist_ok=True)
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
@@ -47,7 +48,13 @@ class Shared:
 
     @contextmanager
     def traces(self) -> Iterator[None]:
-        """Within it, only what no process has traced yet is traced; an equal step or module gets the same graph."""
+        """Within it, only what no process has traced yet is traced; an equal step or module gets the same graph.
+
+        It may be entered within itself: a fixture of the whole run is made while a module's holds it.
+        """
+        if self.tracing:
+            yield
+            return
         modules = _export_modules()
         scoring, learning = (_defined(modules, name) for name in ("export_score_graph", "export_training_graph"))
         traced, stepped = scoring._trace, learning.export_training_graph
@@ -72,6 +79,7 @@ class Shared:
             for module in modules:
                 if getattr(module, "export_training_graph", None) is stepped:
                     patches.enter_context(mock.patch.object(module, "export_training_graph", training))
+            patches.enter_context(mock.patch.object(self, "tracing", True))
             yield
 
     def _bytes(self, kind: str, key: object, make: Callable[[], bytes]) -> bytes:
