@@ -29,6 +29,7 @@ from edgefl_exchange.errors import TlsRefused, Unavailable
 from edgefl_exchange.tls import tls_context
 from edgefl_exchange.transport import Answer, Request
 from edgefl_protocol.distribution import require
+from edgefl_protocol.records.invite import names_host
 
 require("requests", requests.__version__)
 
@@ -213,13 +214,10 @@ class HttpsTransport:
 
 def _is_https(url: str) -> bool:
     """Whether an address has the form https://host[:port][/path]."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:  # a bracket without its other one, or no number of a port
+    if not names_host(url):
         return False
-    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
-    return parts.scheme == "https" and bool(parts.hostname) and plain
+    parts = urlsplit(url)
+    return parts.scheme == "https" and not (parts.query or parts.fragment or "@" in parts.netloc)
 
 
 def _address(proxy: str | None) -> str:

@@ -232,19 +232,25 @@ def test_a_job_that_ended_with_the_server_did_not_fail(make_coordinator, tools) 
     assert step(coordinator, tools.toy_worker)
 
 
-def test_broadcasts_for_a_newcomer_end_a_failure(make_coordinator, tools) -> None:
-    """What failed was tried again and is done, though the round has not closed: nothing is stuck."""
+def broken(*_: object) -> None:
+    raise OperatorError("no space")
+
+
+def with_a_failed_newcomer(make_coordinator, tools):
+    """A coordinator in an open round and its three members; the broadcast for a fourth has failed."""
     coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
     coordinator.serving = True
     three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
     tools.start_rounds(coordinator)
     tools.approved_member(coordinator, "clinic-d")
-
-    def broken(*_: object) -> None:
-        raise OperatorError("no space")
-
     with pytest.raises(OperatorError):
         step(coordinator, broken)
+    return coordinator, three
+
+
+def test_broadcasts_for_a_newcomer_end_a_failure(make_coordinator, tools) -> None:
+    """What failed was tried again and is done, though the round has not closed: nothing is stuck."""
+    coordinator, three = with_a_failed_newcomer(make_coordinator, tools)
     assert task_of(three[0]).stuck
     assert step(coordinator, tools.toy_worker)
     assert task_of(three[0]).stuck == "" and OPERATIONS["status"](coordinator, {})["failing"] is None
@@ -252,17 +258,7 @@ def test_broadcasts_for_a_newcomer_end_a_failure(make_coordinator, tools) -> Non
 
 def test_a_job_that_is_due_no_more_hides_nothing(make_coordinator, clock, tools) -> None:
     """The newcomer whose broadcast failed is shut out: nothing is tried again, and what is missing is told."""
-    coordinator = make_coordinator(rounds={"quorum_min": 3, "quorum_target": 3, "min_cohort": 2})
-    coordinator.serving = True
-    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
-    tools.start_rounds(coordinator)
-    tools.approved_member(coordinator, "clinic-d")
-
-    def broken(*_: object) -> None:
-        raise OperatorError("no space")
-
-    with pytest.raises(OperatorError):
-        step(coordinator, broken)
+    coordinator, three = with_a_failed_newcomer(make_coordinator, tools)
     assert OPERATIONS["status"](coordinator, {})["standing"]["cause"] == "job_failed"
     OPERATIONS["revoke"](coordinator, {"name": "clinic-d"})
     assert not step(coordinator, broken)
